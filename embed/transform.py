@@ -101,6 +101,11 @@ class PublicTransform:
         plain = self.centre is None and not (self._rotates or self._scatter or self.known)
         return centred and white and plain
 
+    @property
+    def placed(self) -> bool:
+        """Whether it knows where the private rows or their classes lie."""
+        return self.centre is not None or self.known is not None
+
     def same_rows(self, other: "PublicTransform") -> bool:
         """Whether both map every row alike; the rows they were fitted on may differ."""
         without = {name: torch.empty(0) for name in SCATTER}
@@ -266,7 +271,7 @@ class PublicTransform:
         which say where classes are without it.
         """
         check.shape((self.dim - 1,), centre=centre)
-        if self.centre is not None or self.known is not None:
+        if self.placed:
             raise ValueError("transform must have neither a centre nor guesses of classes, has one")
         return replace(self, centre=centre.double())
 

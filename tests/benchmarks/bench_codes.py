@@ -101,7 +101,11 @@ def main() -> None:
                 row[name] = 100 * np.mean(
                     [
                         balanced(
-                            released(method, total, u, u.sizes, promise, draws(method, seed)), x, y
+                            released(method, total, u, u.sizes, promise, draws(method, seed))
+                            .fitted()
+                            .weights,
+                            x,
+                            y,
                         )
                         for (u, x, y), total in zip(tasks, sums[name], strict=True)
                         for seed in range(arguments.seeds)

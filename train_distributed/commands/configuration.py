@@ -81,7 +81,7 @@ class RunConfig:
         from train_distributed.one_shot.class_prior import with_shares
 
         given = with_shares(self.options, class_names)
-        options = known.options(self.method, given, placed=knowing)
+        options = known.options(self.method, given, placed=True)  # until the transform is there
         transform = self.transform_options
         if width is not None:
             clip = options.get("user_clip")

@@ -141,17 +141,16 @@ class Run:
             privacy=self.privacy,
             min_survivors=self.min_survivors,
         )
-        check.exactly_one(public=self.public, transform=self.transform)
-        given = None if self.transform is None else self._given(self.transform, settings)
-        placed = given is not None and (given.known or given.centre is not None)
         settings = settings.filled_in(
             known,
             class_names(private.declared_classes, classes),
             width=EmbeddingSet.open(self.public).dim if self.public else None,
-            knowing=settings.method == KNOWING and (self.knowledge.guesses or bool(placed)),
+            knowing=settings.method == KNOWING and self.knowledge.guesses,
             most_bytes=self.most_bytes,
         )
-        transform = given or self._fitted(private, settings)
+        transform = self._transform(private, settings)
+        options = known.options(settings.method, settings.options, placed=transform.placed)
+        settings = replace(settings, options=options)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.released.encoder import carry_encoder
 
@@ -213,34 +212,32 @@ class Run:
             )
         return chosen
 
-    def _fitted(self, private: "EmbeddingSet", settings: RunConfig) -> "PublicTransform":
-        from embed import EmbeddingSet
+    def _transform(self, private: "EmbeddingSet", settings: RunConfig) -> "PublicTransform":
+        from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
         from embed.guesses import added_to
 
-        assert self.public is not None
-        public = EmbeddingSet.open(self.public)
-        if settings.public_hash not in (None, public.content_hash()):
-            raise ValueError(f"public must be the set config was chosen on, got {self.public}")
-        refuse_leak(public, private)
-        fitted = settings.transform_options.fit(public)
-        if settings.method != KNOWING:
-            return fitted
-        names = private.declared_classes
-        if not names and self.num_classes is not None:  # declared here, by their numbers
-            names = tuple(map(str, range(self.num_classes)))
-        return added_to(self.knowledge, fitted, public, names)
-
-    def _given(self, path: Path, settings: RunConfig) -> "PublicTransform":
-        from embed import PublicTransform
-
+        check.exactly_one(public=self.public, transform=self.transform)
+        if self.transform is None:
+            assert self.public is not None
+            public = EmbeddingSet.open(self.public)
+            if settings.public_hash not in (None, public.content_hash()):
+                raise ValueError(f"public must be the set config was chosen on, got {self.public}")
+            refuse_leak(public, private)
+            fitted = settings.transform_options.fit(public)
+            if settings.method != KNOWING:
+                return fitted
+            names = private.declared_classes
+            if not names and self.num_classes is not None:  # declared here, by their numbers
+                names = tuple(map(str, range(self.num_classes)))
+            return added_to(self.knowledge, fitted, public, names)
         check.left_out("with transform", most_bytes=self.most_bytes, **self.knowledge.given())
         if settings.transform_options != TransformOptions():
             raise ValueError(
                 f"options of the transform must be left out with transform, which has its own, "
                 f"got {settings.transform_options}"
             )
-        return PublicTransform.load(path)
+        return PublicTransform.load(self.transform)
 
     def _noise(self, method: str) -> Noise | None:
         """Kind of noise; None: discrete, or the only kind that a method of many rounds has."""

@@ -48,6 +48,9 @@ class Select:
     """Concentration of the dirichlet partition: small values give users few classes."""
     moments: Literal["all", "none"] = "all"
     """`all`: also try methods that send second moments; `none`: class sums alone, fewer bytes."""
+    centre: Literal["private", "public"] | None = None
+    """Point about which rows are taken: `public` where users can be asked for one sum only
+    (default: `private`, but `public` with `--unit user` or knowledge of the classes)."""
     rounds: int = 0
     """Also try this number of further rounds, each one more secure sum (default: none)."""
     balance: Path | None = None
@@ -107,13 +110,19 @@ class Select:
         from train_distributed.simulation.rehearsal import Candidates
 
         public = EmbeddingSet.open(self.public)
-        candidates = Candidates.default(public.dim, moments=self.moments, rounds=self.rounds)
+        known = KnownBefore.of(self.knowledge, public)
+        apart = self.privacy.unit == "user" or self.knowledge.guesses
+        candidates = Candidates.default(
+            public.dim,
+            moments=self.moments,
+            rounds=self.rounds,
+            centre=self.centre or ("public" if apart else "private"),
+        )
         candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":
             candidates = clipped(candidates, public, sizes)
-        known = KnownBefore.of(self.knowledge, public)
         if self.new_classes and self.like is None:
             sizes = sizes.of_new_classes(len(np.unique(public.labels)))
             if self.balance is not None and sizes.num_classes < self.num_classes:
@@ -245,6 +254,8 @@ class Select:
             )
         check.at_least(1, tasks=self.tasks, seeds=self.seeds)
         check.within(f"[0, {MOST_ROUNDS}]", rounds=self.rounds)
+        if self.centre == "private" and (self.privacy.unit == "user" or self.knowledge.guesses):
+            raise ValueError("centre must be 'public' with unit user or knowledge, got 'private'")
         if self.rounds and self.privacy.unit == "user":
             raise ValueError(f"rounds must be 0 where users are clipped, got {self.rounds}")
         sizes = Sizes(

@@ -87,7 +87,7 @@ class ReleaseRequest:
         """
         method, source = self.method, self.source
         if isinstance(method, str):
-            placed = source.transform.known is not None or source.transform.centre is not None
+            placed = source.transform.placed
             options = self.facts.options(method, self.options, placed=placed)
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:

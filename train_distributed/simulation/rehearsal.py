@@ -14,6 +14,7 @@ from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.discriminant import Moments
+from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.known_before import KnownBefore
 from train_distributed.simulation.plan import Choice, Grid, MethodConfig, Result, place
@@ -84,11 +85,15 @@ class Candidates:
     transforms: Mapping[str, TransformOptions]
 
     @classmethod
-    def default(cls, dim: int, *, moments: Moments = "all", rounds: int = 0) -> "Candidates":
+    def default(
+        cls, dim: int, *, moments: Moments = "all", rounds: int = 0, centre: Centre = "public"
+    ) -> "Candidates":
         """The discriminant on every kind of public directions of (p,) embeddings; at most 36.
 
-        `rounds` are T further sums, an alternative to none; 0: one sum only.
+        `rounds` are T further sums, an alternative to none and to a private `centre`.
         """
+        base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
+        alone = base if centre == "public" else {**base, "centre": centre}
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), KINDS)
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
@@ -99,12 +104,11 @@ class Candidates:
         }
         settings = []
         for name, options in grid.items():
-            given: dict[str, Any] = {} if moments == "all" else {"moments": moments}
-            settings.append(MethodConfig("discriminant", "discriminant", name, given))
+            settings.append(MethodConfig("discriminant", "discriminant", name, alone))
             if (options.components or dim) < MANY or options.directions == "hedge":
                 continue
-            more = [{"alpha": HEAVY}] if moments == "all" else []
-            more += [{**given, "rounds": rounds}] if rounds else []
+            more = [{**alone, "alpha": HEAVY}] if moments == "all" else []
+            more += [{**base, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 

@@ -27,6 +27,7 @@ PUBLIC = {
     "ledger.head": SALTED,
     "class_prior": SUM,
     "temperature": SUM,
+    "common_share": SUM,
     "test_accuracy": CLEAR,
     "test_accuracy_per_class": CLEAR,
     "test_metrics": CLEAR,

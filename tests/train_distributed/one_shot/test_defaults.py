@@ -164,7 +164,9 @@ def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
         slow = head or method == "discriminant"  # of a rule with a root
         assert found.components(method, 512) in (range(least, 48) if slow else (least,))
         options = found.options(method, {})
-        assert all(0 < v < math.inf for name, v in options.items() if name != "prior")
+        assert all(
+            0 < v < math.inf for name, v in options.items() if name not in ("prior", "centre")
+        )
 
 
 def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:

@@ -110,7 +110,9 @@ def test_build_method_and_release_agree() -> None:
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more: dict[str, Any] = {} if entry.sums_rows else {"l2_reg": L2_REG, "prior": "empirical"}
+        more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "empirical"}
+        if entry.sums_rows:
+            more = {"centre": "public"}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         assert torch.equal(given.weights, named.weights)
 

@@ -37,17 +37,19 @@ def rows(users: int = 4, each: int = 25) -> EmbeddingSet:
 
 
 def planned(epsilon: float, delta: float, rounds: int) -> list[DiscreteGaussianMechanism]:
-    method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
+    """Of a sum and further rounds; of rounds 0, of a sum of rows about the centre of another."""
+    given = {"rounds": rounds} if rounds else {"centre": "private"}
+    method = build_method("discriminant", TRANSFORM, 3, given)
     every = rounds_of(method, SIZES, Privacy(epsilon, delta))
     sums = sums_of(every, SIZES, discrete=True, generator=None)
     return [summation.plan for _, summation in sums if isinstance(summation, IntegerSum)]
 
 
-@pytest.mark.parametrize("rounds", [1, 3, 16])
+@pytest.mark.parametrize("rounds", [0, 1, 3, 16])
 @pytest.mark.parametrize("epsilon", [0.4, 3.0])
 def test_all_sums_together_keep_the_promise_by_another_accountant(epsilon, rounds):
     plans = planned(epsilon, 1e-5, rounds)
-    assert len(plans) == 1 + rounds
+    assert len(plans) == 1 + (rounds or 1)
     accountant = PLDAccountant(value_discretization_interval=1e-4)
     for each in plans:
         accountant.compose(dp_accounting.GaussianDpEvent(each.noise_multiplier))
@@ -135,7 +137,7 @@ def test_a_release_of_rounds_reports_all_of_them():
     known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
     entry = Entry(**known, epsilon=2.0, delta=1e-5, **fields)
     assert entry.cost.at(1e-5) == pytest.approx(2.0, rel=1e-6)
-    single = release(rows(), "discriminant", Privacy(2.0, 1e-5)).report
+    single = release(rows(), "discriminant", Privacy(2.0, 1e-5), centre="public").report
     assert single["rounds"] == 1
     ratio = report["local_noise_std_per_round"][0] / single["local_noise_std"]
     assert ratio == pytest.approx(1 / math.sqrt(mu_shares(3)[0]), rel=1e-6)
@@ -195,7 +197,11 @@ def test_a_share_outside_its_range_is_refused():
 
 
 def test_one_sum_costs_what_it_did():
-    (single,) = planned(1.0, 1e-5, 0)
+    method = build_method("discriminant", TRANSFORM, 3, {})
+    every = rounds_of(method, SIZES, Privacy(1.0, 1e-5))
+    ((_, summed),) = sums_of(every, SIZES, discrete=True, generator=None)
+    assert isinstance(summed, IntegerSum)
+    single = summed.plan
     assert single.epsilon(1e-5) == pytest.approx(1.0, rel=1e-9)
     assert Cost.of([single.cost]).at(1e-5) == pytest.approx(single.epsilon(1e-5), rel=1e-9)
     assert replace(single, sensitivity=2 * single.sensitivity).cost.squared_mu == pytest.approx(

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.method import Fitted
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
@@ -76,18 +75,13 @@ def test_noise_has_the_standard_deviation_of_the_guarantee(held):
     promise = Privacy(0.5, 1e-5, 0.5)
     guarantee = Guarantee.of(held.sizes, method.statistic, promise)
     std = guarantee.float_std * math.sqrt(4)
-    seen = {}
-
-    def shown(noised):
-        seen.update(total=noised.total, rows=noised.rows, std=noised.noise_std)
-        return Fitted(noised.total)
-
-    object.__setattr__(method, "fit", shown)
     zeros = torch.zeros(12).double()
-    released(method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension))
-    assert seen["rows"] == 60
-    assert seen["std"] == pytest.approx(std)
-    torch.testing.assert_close(seen["total"], torch.full((12,), std, dtype=torch.float64))
+    course = released(
+        method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension)
+    )
+    assert course.noised.rows == 60
+    assert course.noised.noise_std == pytest.approx(std)
+    torch.testing.assert_close(course.noised.total, torch.full((12,), std, dtype=torch.float64))
 
 
 def blobs(rows: int = 120) -> EmbeddingSet:

@@ -52,7 +52,7 @@ class Target:
         """
         if self.method in NEVER_BARE:
             return torch.stack([self.opened(data) for _ in range(BARE_MEAN)]).mean(0)
-        if self.options.get("rounds"):
+        if self._several:
             seeds = [torch.Generator().manual_seed(seed) for seed in range(SEEDS)]
             promises = self._promises()
             return torch.stack([self._seen(data, promises, seed) for seed in seeds]).mean(0)
@@ -70,6 +70,13 @@ class Target:
             raise ValueError(f"releases must be 1 for method {self.method!r}, got {self.releases}")
         mu2 = sum(r["compositions"] / r["noise_multiplier"] ** 2 for r in reports)
         return Claim(accounting.epsilon(delta, 1 / math.sqrt(mu2)), delta, gaussian)
+
+    @property
+    def _several(self) -> bool:
+        """Whether there are several sums."""
+        rule, given = rule_of(self.method), self.options
+        by_default = "public" if "user_clip" in given or not rule.centred else "private"
+        return bool(given.get("rounds")) or given.get("centre", by_default) == "private"
 
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
@@ -116,15 +123,15 @@ class Claim:
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
 EVERY = (
-    ("discriminant", {}),
+    ("discriminant", {"centre": "public"}),
     ("class-sums", {}),
     ("least-squares", {}),
     ("softmax", {}),
     ("svm", SVM),
     ("logistic", SVM),
 )
-CODE = {"class_code": 0.45}
-CLIP = {"user_clip": 0.5}  # of users whose sums are several times as long
+CODE = {"class_code": 0.45, "centre": "public"}
+CLIP = {"user_clip": 0.5, "centre": "public"}  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
@@ -144,6 +151,9 @@ def standing() -> tuple[Target, ...]:
         # with further rounds, whose sums depend on the noise of earlier ones
         Target("discriminant", pair, "float", {"rounds": 4}),
         Target("discriminant", single, "discrete", {"rounds": 2}),
+        # with a sum before, about whose noised mean the rows of the other are taken
+        Target("discriminant", pair, "float", {"centre": "private"}),
+        Target("class-sums", single, "discrete", {"centre": "private"}),
         # trained by projected SGD, with a short last batch and with either bound
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),

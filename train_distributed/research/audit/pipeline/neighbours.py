@@ -47,13 +47,13 @@ COMPUTED = (
 )
 SGD = {"solver": "sgd", "epochs": 3, "batch_size": 4}
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    *((name, {}) for name in ("discriminant", "class-sums", "least-squares")),
+    *((name, {"centre": "public"}) for name in ("discriminant", "class-sums", "least-squares")),
     *((name, {"l2_reg": 0.3}) for name in ("softmax", "svm", "logistic")),
     *((name, SGD | {"l2_reg": 0.3}) for name in ("softmax", "svm")),
     ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
     ("svm", {"l2_reg": 0.3, "radius": 0.05}),
     ("discriminant", {"user_clip": 0.5}),
-    ("discriminant", {"class_code": 0.45}),
+    ("discriminant", {"class_code": 0.45, "centre": "public"}),
 )
 
 
@@ -134,6 +134,8 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
             found.append(of_exclusion(first, second, kind, pipeline.folder))
             named = with_users(first), with_users(second)
             found += [of_sums(*named, kind, transform, *each) for each in METHODS]
+            about = transform.recentred(transform(first.embeddings)[0, 1:])
+            found.append(of_sums(*named, kind, about, "discriminant", {}))
             found += of_evaluations(*named, kind, transform)
     yield from sorted(found, key=lambda check: (check.command, check.where))
 

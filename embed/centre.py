@@ -15,8 +15,7 @@ LEAST = 0.05  # of a squared length, that is left at least
 def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Tensor:
     """Rows [a, x] as [a, clip((x − m)/s)], m the centre: no longer than before, whatever it is.
 
-    Rows of length r whose mean is m lie √(r² − ‖m‖²) from it on average (root mean square); s is
-    this length over r, times `TIGHT`.
+    s is that of `length_about`.
 
     Args:
         rows: (n, q + 1) floats, the constant a first, features of norm at most r.
@@ -33,12 +32,21 @@ def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Te
         tensor([[ 1.,  0.,  1.],
                 [ 1.,  0., -1.]])
     """
-    reach = math.sqrt(clip_norm**2 - constant**2)
-    common = float(centre.double().square().sum()) / reach**2
-    scale = TIGHT * math.sqrt(max(LEAST, 1 - common))
+    scale = length_about(centre, clip_norm, constant)
 
     def moved(block: Tensor, _: int) -> Tensor:
         features = (block[:, 1:].double() - centre.double()) / scale
         return add_constant_and_clip(features, clip_norm, constant, dtype=rows.dtype)
 
     return in_blocks(rows, moved, torch.empty_like(rows))
+
+
+def length_about(centre: Tensor, clip_norm: float, constant: float) -> float:
+    """s, by which rows about the (q,) centre m are divided; r = √(c² − a²).
+
+    Rows of length r whose mean is m lie √(r² − ‖m‖²) from it on average (root mean square); s is
+    this length over r, times `TIGHT`.
+    """
+    reach = math.sqrt(clip_norm**2 - constant**2)
+    common = float(centre.double().square().sum()) / reach**2
+    return TIGHT * math.sqrt(max(LEAST, 1 - common))

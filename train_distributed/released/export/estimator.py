@@ -6,15 +6,17 @@ is ρ times
 
     y min(1, 1/‖y‖) = the first q numbers of (y, t)/‖(y, t)‖,  t = sqrt(max(0, 1 − ‖y‖²)):
 
-for ‖y‖ ≤ 1 that vector has norm 1 already, beyond it t = 0.
+for ‖y‖ ≤ 1 that vector has norm 1 already, beyond it t = 0. Rows about a centre are clipped so
+once more, with (y − m/ρ)/s of `embed.centre` for y.
 """
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from embed import PublicTransform
+from embed.centre import length_about
 from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.export import facts
@@ -28,17 +30,12 @@ LIMIT = 2.0**200  # of |x|: longer rows keep their direction; squares of their f
 
 def pipeline(released: Release) -> "Pipeline":
     """The fitted `sklearn.pipeline.Pipeline`: (n, p) embeddings to classes and probabilities."""
-    from sklearn.pipeline import FeatureUnion, Pipeline
-    from sklearn.preprocessing import (
-        FunctionTransformer,
-        MinMaxScaler,
-        Normalizer,
-        PolynomialFeatures,
-    )
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer, Normalizer, PolynomialFeatures
 
     transform = released.transform
     p, q = transform.basis.shape
-    reach = math.sqrt(transform.clip_norm**2 - transform.constant**2)
+    reach = transform.reach
     mean = transform.mean.double().numpy()
     matrix = transform.basis.double().numpy() / (transform.scale.double().numpy() * reach)
     # (1, x/LIMIT), divided by its largest entry: rows up to LIMIT stay, longer ones are shortened.
@@ -47,18 +44,10 @@ def pipeline(released: Release) -> "Pipeline":
     one = PolynomialFeatures(1).fit(np.zeros((1, p)))  # (1, x)
     limited = [*shrunk, ("one", one), ("limited", Normalizer("max"))]
     padded = np.concatenate([np.zeros((1, q)), LIMIT * matrix])
-    centre = np.concatenate([[0.0], mean / LIMIT])
-    features = _linear(padded, centre)
-    room = Pipeline(
-        [
-            ("squares", FunctionTransformer(np.square)),
-            ("sum", _linear(-np.ones((q, 1)), np.zeros(q))),
-            ("room", MinMaxScaler(clip=True).fit([[-1.0], [0.0]])),  # min(1, max(0, 1 + x))
-            ("root", FunctionTransformer(np.sqrt)),
-        ]
-    )
-    union = FeatureUnion([("features", "passthrough"), ("room", room)])
-    steps = [*limited, ("features", features), ("with_room", union), ("clipped", Normalizer("l2"))]
+    features = _linear(padded, np.concatenate([[0.0], mean / LIMIT]))
+    steps = [*limited, ("features", features), *_clip(q)]
+    if transform.centre is not None:
+        steps += [("about_centre", _about(transform)), *_clip(q, again="_again")]
     made = Pipeline([*steps, ("classifier", _classifier(released, reach))])
     setattr(made, ABOUT, facts(released))
     return made
@@ -79,6 +68,31 @@ def _skops() -> Any:
     from skops import io
 
     return io
+
+
+def _clip(q: int, again: str = "") -> list[tuple[str, Any]]:
+    """y to (y, t)/‖(y, t)‖, of q and q + 1 columns."""
+    from sklearn.pipeline import FeatureUnion, Pipeline
+    from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, Normalizer
+
+    room = Pipeline(
+        [
+            ("squares", FunctionTransformer(np.square)),
+            ("sum", _linear(-np.ones((q, 1)), np.zeros(q))),
+            ("room", MinMaxScaler(clip=True).fit([[-1.0], [0.0]])),  # min(1, max(0, 1 + x))
+            ("root", FunctionTransformer(np.sqrt)),
+        ]
+    )
+    union = FeatureUnion([("features", "passthrough"), ("room", room)])
+    return [(f"with_room{again}", union), (f"clipped{again}", Normalizer("l2"))]
+
+
+def _about(transform: PublicTransform) -> Any:
+    """(v₁ … v_q − m/ρ)/s of the q + 1 numbers of v."""
+    assert transform.centre is not None
+    length = length_about(transform.centre, transform.clip_norm, transform.constant)
+    centre = transform.centre.double().numpy() / transform.reach
+    return _linear(np.eye(len(centre) + 1, len(centre)) / length, np.append(centre, 0.0))
 
 
 def _scaled(width: int, by: float) -> Any:

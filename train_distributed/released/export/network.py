@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from embed.centre import length_about
 from pretrain.encoders.concat import Concat
 from pretrain.preprocess import Preprocess
 from train_distributed.one_shot.model import Release
@@ -113,6 +114,7 @@ class _Head(nn.Module):
     mean: Tensor
     basis: Tensor
     scale: Tensor
+    centre: Tensor | None
     slopes: Tensor
     offset: Tensor
 
@@ -121,16 +123,24 @@ class _Head(nn.Module):
         transform = released.transform
         for name in ("mean", "basis", "scale"):
             self.register_buffer(name, getattr(transform, name).double().contiguous())
+        self.register_buffer("centre", transform.centre)
+        if transform.centre is not None:
+            self.length = length_about(transform.centre, transform.clip_norm, transform.constant)
         self.register_buffer("slopes", released.weights[1:].contiguous())
         self.register_buffer("offset", released.weights[0] * transform.constant)
         self.bound = transform.clip_norm**2 - transform.constant**2
         self.temperature = released.temperature
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        features = (rows.to(torch.float64) - self.mean) @ self.basis / self.scale
+        rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
+        if self.centre is not None:
+            rows = self._clipped((rows - self.centre) / self.length)
+        scores = rows @ self.slopes + self.offset
+        shares = torch.softmax(scores / self.temperature, 1)
+        return scores.argmax(1), shares.to(torch.float32)
+
+    def _clipped(self, features: Tensor) -> Tensor:
         largest = features.abs().amax(1, keepdim=True).clamp_min(1e-300)  # as `embed.clip` does
         squared = (features / largest).square().sum(1, keepdim=True)
         shrink = ((self.bound / squared).sqrt() / largest).clamp_max(1)
-        scores = features * shrink @ self.slopes + self.offset
-        shares = torch.softmax(scores / self.temperature, 1)
-        return scores.argmax(1), shares.to(torch.float32)
+        return features * shrink

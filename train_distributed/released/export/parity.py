@@ -39,13 +39,15 @@ def some_pictures(size: tuple[int, int]) -> np.ndarray:
 
 
 def some_rows(released: Release) -> np.ndarray:
-    """(256, p) float64 embeddings: about the public mean, and far beyond it."""
+    """(256, p) float64 embeddings: about the public mean or the centre, and far beyond it."""
     rng = np.random.default_rng(SEED)
     transform = released.transform
-    noise = rng.standard_normal((ROWS, transform.basis.shape[1]))
-    spread = noise * transform.scale.double().numpy() @ transform.basis.double().numpy().T
-    sizes = 10.0 ** rng.integers(-3, 6, (ROWS, 1))
-    return transform.mean.double().numpy() + sizes * spread
+    features = rng.standard_normal((ROWS, transform.basis.shape[1]))
+    features *= 10.0 ** rng.integers(-3, 6, (ROWS, 1))
+    if transform.centre is not None:
+        features += transform.centre.double().numpy()
+    spread = features * transform.scale.double().numpy() @ transform.basis.double().numpy().T
+    return transform.mean.double().numpy() + spread
 
 
 def of_rows(released: Release, pipeline: Any, rows: np.ndarray) -> tuple[float, int]:

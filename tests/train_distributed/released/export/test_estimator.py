@@ -20,9 +20,13 @@ from train_distributed.released.export.estimator import (
     pipeline,
     save_sklearn,
 )
+from train_distributed.released.export.parity import some_rows
 
 
-def make(p: int, q: int, classes: int, constant: float, temperature: float = 1.0) -> Release:
+def make(
+    p: int, q: int, classes: int, constant: float, temperature: float = 1.0, common: float = 0.0
+) -> Release:
+    """A model whose rows are taken about a centre, if any, of a share `common` of their length."""
     rng = np.random.default_rng(0)
     public = rng.standard_normal((300, p)) * np.linspace(0.01, 3, p) + 5
     transform = PublicTransform.fit(
@@ -32,14 +36,23 @@ def make(p: int, q: int, classes: int, constant: float, temperature: float = 1.0
         clip_norm=math.sqrt(constant**2 + 2),
     )
     weights = torch.from_numpy(30 * rng.standard_normal((q + 1, classes)))
+    if common:
+        towards = torch.from_numpy(rng.standard_normal(q))
+        transform = transform.recentred(towards * (common * transform.reach / towards.norm()))
     names = tuple(f"class {k}" for k in range(classes))
     report = Report.of({"epsilon": 0.5, "delta": 1e-5, "method": "svm"})
     return Release(weights, transform, names, report, temperature=temperature)
 
 
 def rows(released: Release) -> np.ndarray:
-    """Inside the clip, at its border, beyond it, and as far as floats go."""
-    mean = released.transform.mean.double().numpy()
+    """Inside the clip, at its border, beyond it, and as far as floats go.
+
+    About the public mean and, if there is one, about the centre.
+    """
+    transform = released.transform
+    mean = transform.mean.double().numpy()
+    if transform.centre is not None:
+        mean = mean + (transform.basis.double() @ (transform.scale * transform.centre)).numpy()
     near = np.random.default_rng(1).standard_normal((200, len(mean)))
     sizes = [1e-300, 1e-9, 1e-2, 0.1, 1.0, 10.0, 1e6, 1e30, 1e59, 1e150, 1e300, 1e307]
     far = [mean + size * near[k] for k, size in enumerate(sizes)]
@@ -50,11 +63,12 @@ def rows(released: Release) -> np.ndarray:
 SHAPES = [(6, 4, 3, 1.0, 1.0), (40, 40, 10, 0.5, 0.2), (30, 30, 2, 0.0, 3.0), (5, 1, 2, 1.0, 1.0)]
 
 
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.9, 1 - 2.0**-40])
 @pytest.mark.parametrize(("p", "q", "classes", "constant", "temperature"), SHAPES)
 def test_classes_and_probabilities_are_those_of_predict(
-    tmp_path, p: int, q: int, classes: int, constant: float, temperature: float
+    tmp_path, p: int, q: int, classes: int, constant: float, temperature: float, common: float
 ) -> None:
-    released = make(p, q, classes, constant, temperature)
+    released = make(p, q, classes, constant, temperature, common)
     save_sklearn(released, tmp_path / "model.skops")
     assert io.get_untrusted_types(file=tmp_path / "model.skops") == []
     loaded = load_sklearn(tmp_path / "model.skops")
@@ -64,6 +78,14 @@ def test_classes_and_probabilities_are_those_of_predict(
         assert np.abs(loaded.predict_proba(given) - shares).max() < 1e-10
         names = np.array(released.class_names)[released.predict(given)]
         assert (loaded.predict(given) == names).all()
+
+
+def test_the_rows_of_an_export_are_of_both_clips() -> None:
+    """What `export` compares must lie inside of the clip about the centre too, not only beyond."""
+    transform = make(40, 40, 10, 0.5, common=0.9).transform
+    norms = transform(some_rows(make(40, 40, 10, 0.5, common=0.9)))[:, 1:].norm(dim=1)
+    inside = (norms < transform.reach * (1 - 1e-6)).double().mean()
+    assert 0.2 < inside < 0.8
 
 
 def test_the_pipeline_says_what_it_is(released, tmp_path) -> None:

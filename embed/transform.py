@@ -24,6 +24,7 @@ from embed.transform_options import MIXED_SHARE
 from pretrain import check
 
 SCATTER = ("within_class", "between_class")
+PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,8 @@ class PublicTransform:
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
-        write_transform_file(self, path)
+        provenance = {name: getattr(self, name) for name in PROVENANCE}
+        write_transform_file(path, self.tensors(), provenance)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that determine the rows, without provenance, for files that hold more."""

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from pretrain import check
 from pretrain.cli.json_text import read_field
 from pretrain.cli.output import new_file
 from pretrain.tensor_file import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from embed.transform import PublicTransform
 
 
 def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -53,21 +50,23 @@ def _options(metadata: dict[str, str], path: Path) -> dict[str, Any] | None:
     return options
 
 
-def write_transform_file(transform: "PublicTransform", path: Path) -> None:
-    """Writes the file, whole or not at all."""
-    tensors = {k: v.contiguous() for k, v in transform.tensors().items()}
-    if transform.seen is not None:
-        tensors["seen"] = torch.from_numpy(transform.seen.view(np.int64))
-    metadata = {"fitted_on": transform.fitted_on, "dropped": str(transform.dropped)}
-    if transform.options is not None:
-        metadata["options"] = json.dumps(transform.options)
-    if transform.encoding is not None:
-        metadata |= transform.encoding.metadata()
-    if transform.known is not None:
-        tensors |= {k: v.contiguous() for k, v in transform.known.tensors().items()}
-        metadata |= transform.known.metadata()
+def write_transform_file(
+    path: Path, tensors: dict[str, Tensor], provenance: dict[str, Any]
+) -> None:
+    """Writes what `read_transform_file` returns, whole or not at all."""
+    tensors = dict(tensors)
+    metadata = {"fitted_on": provenance["fitted_on"], "dropped": str(provenance["dropped"])}
+    if provenance["seen"] is not None:
+        tensors["seen"] = torch.from_numpy(provenance["seen"].view(np.int64))
+    if provenance["options"] is not None:
+        metadata["options"] = json.dumps(provenance["options"])
+    if provenance["encoding"] is not None:
+        metadata |= provenance["encoding"].metadata()
+    if provenance["known"] is not None:
+        tensors |= provenance["known"].tensors()
+        metadata |= provenance["known"].metadata()
     with new_file(path) as partial:
-        write_tensors(partial, tensors, metadata)
+        write_tensors(partial, {k: v.contiguous() for k, v in tensors.items()}, metadata)
 
 
 def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -112,6 +112,7 @@ def measured(
     users: Sequence[int] | None,
     seeds: int,
     searched: bool = True,
+    centre: str | None = None,
 ) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
     kind = Kind(private, public)
@@ -119,8 +120,10 @@ def measured(
         (w, n, e) for w, n, epsilons in kind.federations if w in (users or [w]) for e in epsilons
     ]
     rules = {cell: kind.rule(cell, method) for cell in cells}
+    if centre is not None:
+        rules = {cell: (t, (*own, ("centre", centre))) for cell, (t, own) in rules.items()}
     grid: dict[str, dict[Cell, Settings]] = {
-        f"{name} {q}": dict.fromkeys(cells, (TransformOptions(q, name), ()))
+        f"{name} {q}": {cell: (TransformOptions(q, name), own) for cell, (_, own) in rules.items()}
         for name, q in product(KINDS, WIDTHS)
     }
     if rule_of(method).l2_reg is not None:
@@ -176,6 +179,7 @@ def main() -> None:
     parser.add_argument("--users", nargs="+", type=int, help="federations (default: all)")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rule-alone", action="store_true", help="no search beside the rule")
+    parser.add_argument("--centre", choices=("private", "public"), help="not the rule's own")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     started, lines = time.process_time(), []
@@ -188,6 +192,7 @@ def main() -> None:
             arguments.users,
             arguments.seeds,
             not arguments.rule_alone,
+            arguments.centre,
         )
     losses = [line["loss"] for line in lines]
     print(f"loss {np.mean(losses):.2f} on average, {max(losses):.2f} at most")

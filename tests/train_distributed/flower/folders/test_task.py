@@ -149,6 +149,54 @@ def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., M
     assert "an honest user has its own noise alone: ε = " in card(model, markup="markdown")
 
 
+def test_about_a_centre_the_model_is_that_of_one_process(
+    make: Callable[..., ModelTask], tmp_path: Path
+) -> None:
+    """Both sums as the users make them, the second one at the bytes that the operator publishes."""
+    options = MethodOptions(centre="private")
+    task = make("discriminant", options=options, privacy=Privacy(1e5, 1e-5, 0.75))
+    width = task.transform.dim - 1
+    agreed = task.federation
+    assert (agreed.dimension, agreed.rounds, agreed.published) == (width, 1, width)
+    assert agreed.round_dimension == task.method.statistic.dimension > width
+    assert agreed.largest_frame > 16 * agreed.round_dimension
+    assert task.further is not None
+    everybody = frozenset(range(W))
+    first = [task.noised(task.encoded(i, embeddings_of(tmp_path, i)), _silent) for i in range(W)]
+    opened = Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)
+    with pytest.raises(ValueError, match="sum of the method must be opened first"):
+        task.released(opened, FACTS)
+    published = np.frombuffer(task.publish([opened]), "<f8").astype(np.float64)
+    asked = [task.rounds_of(i, embeddings_of(tmp_path, i)) for i in range(W)]
+    for hostile in (np.full(width, np.nan), np.full(width, 1e9), published[1:]):
+        with pytest.raises(ValueError, match="centre"):
+            asked[0](hostile)
+    sent = np.stack([at(published)() for at in asked])
+    further = Opened(sent.sum(0, dtype=np.uint64), everybody)
+    model = task.released(opened, replace(FACTS, bytes_per_round=(9, 8)), [further])
+    pooled = EmbeddingSet.concatenated([embeddings_of(tmp_path, i) for i in range(W)])
+    alone = release(
+        pooled,
+        "discriminant",
+        Privacy(math.inf, 1e-5),
+        transform=task.transform,
+        num_classes=K,
+        partition=split(torch.from_numpy(pooled.labels), W),
+    )
+    assert model.transform.centre is not None
+    torch.testing.assert_close(model.transform.centre, alone.transform.centre, rtol=0, atol=1e-3)
+    torch.testing.assert_close(model.weights, alone.weights, rtol=2e-2, atol=2e-2)
+    assert (model.report["rounds"], model.report["rounds_agreed"]) == (2, 2)
+    assert model.report["share_per_round"] == [0.05, 0.95]
+    assert model.report["epsilon_of_all_sessions"] == pytest.approx(1e5, rel=1e-6)
+
+
+def test_a_centre_takes_a_second_sum_which_shares_have_not(make: Callable[..., ModelTask]) -> None:
+    with pytest.raises(ValueError, match="centre must be 'public' with protocol shares"):
+        make("discriminant", servers=1, options=MethodOptions(centre="private"))
+    assert make("discriminant", servers=1).federation.rounds == 0
+
+
 def test_with_rounds_the_model_is_that_of_the_plain_sums_one_after_another(
     make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.centre import about
-from embed.clip import add_constant_and_clip, check_bounds, check_finite, roughly_clipped
+from embed.clip import check_bounds, roughly_clipped
 from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
 from embed.encoding import Encoding
 from embed.identity import known_rows
 from embed.known_classes import KnownClasses
-from embed.project import in_blocks, project
 from embed.public_rows import checked_blocks, content_hash
+from embed.row_map import RowMap
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
 from embed.transform_options import MIXED_SHARE
@@ -28,7 +26,7 @@ PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicTransform:
+class PublicTransform(RowMap):
     """x -> [a, clip(Pᵀ(x - m)/s, sqrt(c² - a²))], everything estimated from public embeddings.
 
     With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1. With a
@@ -39,15 +37,10 @@ class PublicTransform:
     release can refuse a transform that was fitted on its rows.
 
     Raises:
-        ValueError: at construction, for a number that is not finite, a scale that is not positive,
-            or another precision than float32.
+        ValueError: at construction, as `RowMap`, for a number that is not finite, or for guesses of
+            classes with a centre.
     """
 
-    mean: Tensor  # (p,) m
-    basis: Tensor  # (p, q) P
-    scale: Tensor  # (q,) s: divides; whitening and the clip quantile together
-    clip_norm: float  # c
-    constant: float  # a
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
     within_class: Tensor | None = None  # (q, q) covariance within public classes; None: no labels
@@ -56,37 +49,20 @@ class PublicTransform:
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # encoder of the public rows; None: unknown
-    centre: Tensor | None = None  # (q,) float64 mean of rows, from a noised sum; None: not taken
     known: KnownClasses | None = None  # public guesses of the private classes' means
     options: dict[str, Any] | None = None  # of the fit; None: unknown, or not fitted
 
     def __post_init__(self) -> None:
-        check_bounds(self.clip_norm, self.constant)
-        for name in ("mean", "basis", "scale"):
-            values = getattr(self, name)
-            if values.dtype != torch.float32:
-                raise ValueError(f"{name} must be float32, got {values.dtype}")
+        super().__post_init__()
         for name, values in self.tensors().items():
             if not values.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
-        if not (self.scale > 0).all():
-            raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
-        if self.centre is not None:
-            check.within(f"[0, {self.reach}]", centre_norm=float(self.centre.double().norm()))
+        if self.centre is not None and self.known is not None:
+            raise ValueError("known must be left out with a centre, got guesses made without it")
         if self.seen is not None and not (
             self.seen.dtype == np.uint64 and (self.seen[1:] > self.seen[:-1]).all()
         ):
             raise ValueError(f"seen must be ascending uint64, got {self.seen.dtype}")
-
-    @property
-    def dim(self) -> int:
-        """Columns of a transformed row, the constant included."""
-        return self.basis.shape[1] + 1
-
-    @property
-    def reach(self) -> float:
-        """r = sqrt(c² - a²), the largest length of a row's features."""
-        return math.sqrt(self.clip_norm**2 - self.constant**2)
 
     @property
     def covariance(self) -> Tensor:
@@ -232,39 +208,6 @@ class PublicTransform:
             second_moment=torch.eye(dim + 1, dtype=torch.float64),
         )
 
-    def __call__(self, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Transforms (n, p) embeddings to (n, dim) rows of norm at most `clip_norm`.
-
-        Raises:
-            ValueError: another number of columns, or a row that is not finite.
-        """
-        check.shape(("n", len(self.mean)), x=x)
-
-        def rows(block: Tensor, start: int) -> Tensor:
-            return self.clipped(self.features(block, first_row=start), dtype)
-
-        return in_blocks(x, rows, torch.empty(len(x), self.dim, dtype=dtype))
-
-    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
-        """Pᵀ(x - m)/s before clipping, (n, q) float64, finite.
-
-        `first_row` is the number of the first row of x, for errors. `embed.project.project` says
-        what becomes of features that no float can hold.
-        """
-        check_finite(x, "x", first_row)
-        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
-
-    def clipped(self, features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """(n, dim) rows of (n, q) features."""
-        rows = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
-        return self.about_centre(rows)
-
-    def about_centre(self, rows: Tensor) -> Tensor:
-        """(n, dim) rows of this transform from those of the one without its centre."""
-        if self.centre is None:
-            return rows
-        return about(rows, self.centre, self.clip_norm, self.constant)
-
     def recentred(self, centre: Tensor) -> "PublicTransform":
         """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
 
@@ -275,11 +218,6 @@ class PublicTransform:
         if self.placed:
             raise ValueError("transform must have neither a centre nor guesses of classes, has one")
         return replace(self, centre=centre.double())
-
-    @cached_property
-    def _rotates(self) -> bool:
-        p, q = self.basis.shape
-        return p != q or not torch.equal(self.basis, torch.eye(p, dtype=self.basis.dtype))
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""

@@ -60,6 +60,14 @@ class FeatureSum(Statistic):
         """r."""
         return self.transform.reach
 
+    def validate(self) -> None:
+        """Refuses a transform that takes no centre, before anything is spent on finding one."""
+        if self.transform.centre is not None or self.transform.known is not None:
+            raise ValueError(
+                "centre must be 'public' with a transform that has one or guesses of classes, "
+                "got 'private'"
+            )
+
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, q) float64; rows beyond a user's count add nothing."""
         every = torch.zeros_like(chunk.y)

@@ -73,6 +73,8 @@ class Method:
         alone = self.rounds == 0 and self.statistic.unclipped is self.statistic
         if self.centring is not None and not alone:
             raise ValueError("centre must be 'public' with rounds or user_clip, got 'private'")
+        if self.centring is not None:
+            self.centring.validate()
         self.statistic.validate()
         self.estimator.validate()
 

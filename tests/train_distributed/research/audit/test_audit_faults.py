@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embed import transform as embed_transform
+from embed import row_map
 from heads import project_ball
 from heads.schedule import Schedule
 from train_distributed import Privacy
@@ -60,7 +60,7 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     def only_constant(x, clip_norm, constant=1.0, *, dtype=None):
         return functional.pad(x.to(dtype), (1, 0), value=constant)
 
-    patch.setattr(embed_transform, "add_constant_and_clip", only_constant)
+    patch.setattr(row_map, "add_constant_and_clip", only_constant)
 
 
 def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:

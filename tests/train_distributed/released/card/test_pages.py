@@ -155,6 +155,12 @@ def test_every_method_has_words() -> None:
     assert {*METHODS, *RIVALS, *MANY_ROUNDS, *NOT_PRIVATE} == set(ALL_METHODS)
 
 
+def test_the_card_names_a_sum_before_where_there_was_one() -> None:
+    text = as_markdown(model(rounds=2, share_per_round=[0.05, 0.95], common_share=0.7251))
+    assert "has 72.5 % of a record's squared length" in text.replace("\n", " ")
+    assert "gradients" not in text
+
+
 def test_the_card_names_further_rounds_where_there_were_any() -> None:
     assert "further rounds" not in as_markdown(model(rounds=5))
     several = model(rounds=5, share_per_round=[0.5] + [0.125] * 4)

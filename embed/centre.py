@@ -29,8 +29,8 @@ def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Te
     Examples:
         >>> rows = torch.tensor([[1.0, 0.6, 0.8], [1.0, 0.6, -0.8]])
         >>> about(rows, torch.tensor([0.6, 0.0]), 2**0.5, 1.0)
-        tensor([[ 1.,  0.,  1.],
-                [ 1.,  0., -1.]])
+        tensor([[ 1.0000,  0.0000,  1.0000],
+                [ 1.0000,  0.0000, -1.0000]])
     """
     scale = length_about(centre, clip_norm, constant)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from scipy.special import erfc, erfcx
+import scipy  # scipy.special comes when it is asked for
 
 from pretrain import check
 
@@ -151,7 +151,7 @@ def _curve(epsilon: float, mu: float) -> float:
         return 0.0 if a > 0 else 1.0
     density = math.exp(-a * a / 2) / math.sqrt(2 * math.pi)
     if 2 * _mills(b) <= _mills(a):  # the difference loses at most two bits
-        return float(erfc(a / math.sqrt(2)) / 2 - density * _mills(b))
+        return float(scipy.special.erfc(a / math.sqrt(2)) / 2 - density * _mills(b))
     nodes, weights = _gauss_legendre()
     u = (a + b) / 2 + mu / 2 * nodes  # an interval this short holds no more than M's halving
     return float(density * mu / 2 * (weights @ (1 - u * _mills(u))))
@@ -159,7 +159,7 @@ def _curve(epsilon: float, mu: float) -> float:
 
 def _mills(u):
     """Φ(-u)/φ(u), infinite where it exceeds the largest double."""
-    return math.sqrt(math.pi / 2) * erfcx(u / math.sqrt(2))
+    return math.sqrt(math.pi / 2) * scipy.special.erfcx(u / math.sqrt(2))
 
 
 @cache

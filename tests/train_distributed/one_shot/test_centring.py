@@ -177,7 +177,9 @@ def test_other_centres_are_refused(given: dict, message: str) -> None:
 def test_a_transform_with_a_centre_has_no_second_one() -> None:
     private, transform = rows_at(3.0), fitted().recentred(torch.full((P - 1,), 0.2))
     assert release(private, "discriminant", PROMISE, transform=transform).report["rounds"] == 1
-    with pytest.raises(ValueError, match="centre must be 'public' with a transform that has one or guesses"):
+    with pytest.raises(
+        ValueError, match="centre must be 'public' with a transform that has one or guesses"
+    ):
         release(private, "discriminant", PROMISE, transform=transform, centre="private")
 
 

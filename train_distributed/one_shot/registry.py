@@ -3,6 +3,7 @@
 Nothing is loaded before a method is built: names and words are read without torch.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ class Rule:
     one_vs_rest: bool = False  # C = K instead of 1
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
     directions: Literal["principal", "tempered", "hedge"] = "principal"
+    usual_classes: float = math.inf  # K₀: of more classes t counts √(K₀/K) times, for q
     centred: bool = False  # a sum before, of where the rows lie
 
 
@@ -61,7 +63,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores: the posterior of Gaussian classes with what the sum "
         "leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(19, 0.5, directions="hedge", centred=True),
+        rule=Rule(3.74, 0.75, directions="hedge", centred=True, usual_classes=10),
         sums_rows=True,
     ),
     "class-sums": MethodEntry(

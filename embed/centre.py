@@ -1,4 +1,4 @@
-"""Rows about a mean that is known, where all pictures have much in common."""
+"""Rows taken about a known mean and clipped again, for pictures that have much in common."""
 
 import math
 
@@ -13,9 +13,9 @@ LEAST = 0.05  # of a squared length, that is left at least
 
 
 def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Tensor:
-    """Rows [a, x] as [a, clip((x − m)/s)], m the centre: no longer than before, whatever it is.
+    """Moves rows [a, x] to [a, clip((x − m)/s)], m the centre and s from `length_about`.
 
-    s is that of `length_about`.
+    The features' norm is at most r before and after, whatever the centre is.
 
     Args:
         rows: (n, q + 1) floats, the constant a first, features of norm at most r.
@@ -42,10 +42,10 @@ def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Te
 
 
 def length_about(centre: Tensor, clip_norm: float, constant: float) -> float:
-    """s, by which rows about the (q,) centre m are divided; r = √(c² − a²).
+    """Scale s by which features are divided after the (q,) centre m is subtracted.
 
-    Rows of length r whose mean is m lie √(r² − ‖m‖²) from it on average (root mean square); s is
-    this length over r, times `TIGHT`.
+    With r = √(c² − a²), rows of length r whose mean is m lie √(r² − ‖m‖²) from it on average (root
+    mean square). s is `TIGHT` times this distance over r.
     """
     reach = math.sqrt(clip_norm**2 - constant**2)
     common = float(centre.double().square().sum()) / reach**2

@@ -53,16 +53,16 @@ class FeatureSum(Statistic):
         return n * self.transform.reach
 
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """2r."""
+        """Movement when one record is replaced, 2r."""
         return 2 * self.transform.reach
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """r."""
+        """Norm of one record's features, r."""
         return self.transform.reach
 
     def validate(self) -> None:
         """Refuses a transform that takes no centre, before anything is spent on finding one."""
-        if self.transform.centre is not None or self.transform.known is not None:
+        if self.transform.placed:
             raise ValueError(
                 "centre must be 'public' with a transform that has one or guesses of classes, "
                 "got 'private'"
@@ -74,9 +74,10 @@ class FeatureSum(Statistic):
         return class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
 
     def centre(self, noised: NoisedSum) -> Tensor:
-        """(q,) mean of all features, at most r long, shrunk towards that of the public rows, zero.
+        """(q,) mean of all features, shrunk towards zero, the public mean, and at most r long.
 
-        As far as noise explains its length: by max(0, 1 − q s²/‖m‖²) (James and Stein 1961).
+        It is shrunk by max(0, 1 − q s²/‖m‖²), the share of its squared length that noise of
+        standard deviation s does not explain (James and Stein 1961).
         """
         mean, std = noised.total / noised.rows, noised.noise_std / noised.rows
         squared = float(mean.square().sum())

@@ -141,24 +141,24 @@ def rounds_report(sums: Sequence[Planned]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Course:
-    """A release under way: what its next sum is of, and what the sums so far have shown."""
+    """State of a release between its sums: the next statistic, and results of the sums so far."""
 
     method: Method
-    transform: PublicTransform | None = None  # of rows about the first sum's centre; None: there
+    transform: PublicTransform | None = None  # with the first sum's centre; None: as given
     opened: NoisedSum | None = None  # of the method's own statistic
     descent: Descent | None = None  # of gradients
     asked: ClippedGradient | None = None  # of a user, who does not know the descent
 
     @property
     def statistic(self) -> Statistic:
-        """What users submit to the next sum, of the rows that `rows` gives."""
+        """Statistic of the next sum; `rows` makes the rows that it is computed from."""
         if self.descent is not None:
             return self.descent.gradient
         return self.asked or self.method.centring or self.method.statistic
 
     @property
     def published(self) -> Tensor:
-        """Numbers that users are told before the next sum: a centre, or weights."""
+        """Vector that the operator publishes before the next sum: the centre, or weights."""
         if self.descent is not None:
             return self.descent.weights.flatten()
         assert self.transform is not None
@@ -185,10 +185,10 @@ class Course:
         return replace(self, opened=noised, descent=descent)
 
     def told(self, published: Tensor) -> "Course":
-        """The course of a user, who is told the numbers that `published` gave.
+        """Next step of a user's course, from the vector that the operator published.
 
         Raises:
-            ValueError: numbers out of range.
+            ValueError: a centre longer than a row, weights out of range, or another length.
         """
         if self.method.centring is not None:
             return self._about(published)

@@ -190,7 +190,14 @@ def test_a_transform_with_a_centre_has_no_second_one() -> None:
     with pytest.raises(
         ValueError, match="centre must be 'public' with a transform that has one or guesses"
     ):
-        release(private, "discriminant", PROMISE, transform=transform, centre="private")
+        release(
+            private,
+            "discriminant",
+            PROMISE,
+            transform=transform,
+            centre="private",
+            reserve=lambda _: pytest.fail("spent"),
+        )
 
 
 def test_hostile_centres_are_refused_by_users() -> None:

@@ -204,9 +204,10 @@ class Federation:
 
     @property
     def published(self) -> int:
-        """How many numbers users are told before a further sum.
+        """Length of the vector that the operator publishes before a further sum.
 
-        Weights, as many as their gradient has; or the centre, as many as the first sum has.
+        Before a sum of gradients these are weights, as many as the gradient has; before a sum of
+        rows about a centre it is the centre, as long as a submission to the first sum.
         """
         return min(self.dimension, self.round_dimension)
 

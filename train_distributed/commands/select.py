@@ -49,7 +49,7 @@ class Select:
     moments: Literal["all", "none"] = "all"
     """`all`: also try methods that send second moments; `none`: class sums alone, fewer bytes."""
     centre: Literal["private", "public"] | None = None
-    """Point about which rows are taken: `public` where users can be asked for one sum only
+    """Mean that `run` will subtract from all rows; `public` where users take part in one sum only
     (default: `private`, but `public` with `--unit user` or knowledge of the classes)."""
     rounds: int = 0
     """Also try this number of further rounds, each one more secure sum (default: none)."""

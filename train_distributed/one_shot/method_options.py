@@ -41,9 +41,10 @@ class MethodOptions:
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
     centre: Literal["private", "public"] | None = None
-    """Point about which rows are taken: `private`, their own mean, which a sum before finds with a
-    twentieth of the promise, or `public`, that of the public rows, in one sum. Default: `private`
-    for discriminant in one process without --user-clip, --rounds and knowledge of the classes."""
+    """Mean that is subtracted from all rows. `private`: that of the private rows, which a first,
+    noised sum finds for 5 % of μ²; `public`: that of the public rows, so one sum is enough.
+    Default: `private` for discriminant in `run`, unless --user-clip, --rounds or knowledge of the
+    classes is given; otherwise `public`."""
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after taking out what public rows would
     add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about

@@ -106,11 +106,8 @@ def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() ->
 def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
     filled = known(3.0, rows=100).transform("discriminant", TransformOptions(), 1280)
     assert (filled.directions, filled.components) == ("hedge", 256)
-    assert filled.mixed_share == 0.15
     assert known(1e-3).transform("discriminant", TransformOptions(), 1280).components == 16
     assert known(3.0).transform("softmax", TransformOptions(), 1280).directions == "tempered"
-    with pytest.raises(ValueError, match="mixed_share must be left out with directions 'mixed'"):
-        known().transform("class-sums", TransformOptions(9, "mixed", 0.3), 1280)
     given = TransformOptions(components=7, directions="mixed")
     assert known().transform("discriminant", given, 1280) == given
     assert known().transform("class-sums", TransformOptions(), 1280).directions == "principal"
@@ -161,8 +158,8 @@ def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
     for method in ALL_METHODS:
         found = known(0.01, users=users, rows=1, num_classes=2)
         least, head = COMPONENTS[0], METHODS.get(method) and rule_of(method).l2_reg
-        slow = head or method == "discriminant"  # of a rule with a root
-        assert found.components(method, 512) in (range(least, 48) if slow else (least,))
+        rooted = range(least, 48)  # of a rule with a root of the noise
+        assert found.components(method, 512) in (rooted if head else (least,))
         options = found.options(method, {})
         assert all(
             0 < v < math.inf for name, v in options.items() if name not in ("prior", "centre")

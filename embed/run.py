@@ -103,7 +103,7 @@ class FitTransform(TransformOptions):
     clip_norm: float = 2**0.5
     """Clip norm c of a row, the constant included."""
     constant: float = 1.0
-    """First entry a of every row."""
+    """Constant that becomes the first entry of every row."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the

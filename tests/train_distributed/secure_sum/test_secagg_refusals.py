@@ -1,4 +1,4 @@
-"""What a user and the server of protocol B refuse: contradictory, early, dishonest messages."""
+"""Refusals of a user and the server of `secagg`: contradictory, early, dishonest messages."""
 
 from collections.abc import Callable
 

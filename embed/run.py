@@ -86,11 +86,17 @@ class Run(ExtractOptions, ImageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTransform(TransformOptions):
-    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
+class PublicRows:
+    """Rows that a transform is fitted on; a base of its own, so that the help names them first."""
 
     public: Path
     """Public embedding set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTransform(TransformOptions, PublicRows):
+    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
+
     apply_to: Path | None = None
     """Embedding set to transform and write as well."""
     out: Path | None = None

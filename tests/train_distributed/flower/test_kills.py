@@ -33,6 +33,7 @@ def test_a_killed_node_is_one_user_less_at_most(
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users is not None, field.logs()
     assert set(outcome.users) >= {0, 1, 2, 4}
+    assert field.status()["missing"].keys() <= {"user 3"}
 
 
 @pytest.mark.parametrize("stage", range(6))
@@ -78,3 +79,4 @@ def test_a_finished_federation_ends_by_itself(make_field: Callable[..., Any]) ->
     assert field.opened() == list(range(5))
     assert [node.wait(60) for node in nodes] == [0] * len(nodes)
     assert not field.left()
+    assert (field.status()["missing"], field.status()["refused"]) == ({}, [])

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -131,18 +129,6 @@ def test_a_ledger_elsewhere_is_taken_unless_another_counts_the_rows(run, tmp_pat
     assert "central.ledger, which counts these rows already" in error
     assert run("--ledger", str(tmp_path / "central.ledger"))[0] == 0
     assert len(Ledger(tmp_path / "central.ledger").state().records) == 2
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of one megabyte, which a release and its pictures do not fit."""
-    place = tmp_path / "small"
-    place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_is_one_line_before_any_noise_is_drawn(run, ledger, small_disk) -> None:

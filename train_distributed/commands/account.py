@@ -24,7 +24,7 @@ class Account:
     users: int | None = None
     """Number of users; also prints whom the promise needs, and the noise of each and of the sum."""
     noise_by: Literal["users", "servers"] = "users"
-    """Who adds the noise, with --users: users a share each, or either of two servers all of it."""
+    """Who adds the noise, with --users: every user a share, or each of two servers all of it."""
     honest_fraction: float | None = None
     """Share of honest users, where users add the noise (default: 0.5, for a single user 1)."""
 

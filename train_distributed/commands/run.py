@@ -61,8 +61,7 @@ class Run:
     knowledge: Knowledge = field(default_factory=Knowledge)
     options: MethodGroup = field(default_factory=MethodOptions)
     most_bytes: int | None = None
-    """Most bytes that each user may send: fewer public directions are then kept (default: no
-    bound)."""
+    """Most bytes that each user may send: fewer directions are then kept (default: no bound)."""
     num_classes: int | None = None
     """Number of classes K (default: as the set declares); needed if the set declares none."""
     scheme: Scheme = "own"

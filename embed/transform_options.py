@@ -23,8 +23,8 @@ class TransformOptions:
     """principal: largest variance; tempered: the same, but not brought to equal variance, so that
     noise hides the leading ones less; discriminant: best separation of labelled public classes;
     mixed: between principal and discriminant; hedge: principal, stretched along 64 mixed ones, for
-    private pictures of any kind (default: in `run` hedge for method discriminant, tempered for
-    softmax, svm and logistic, otherwise principal)."""
+    private pictures of any kind (default: in `run` hedge for method discriminant and tempered for
+    heads, otherwise principal)."""
     mixed_share: float | None = None
     """hedge: share of a row's squared length that goes to the mixed directions (default: 0.15)."""
     whiten: bool = True

@@ -1,4 +1,4 @@
-"""Lists, thresholds and quorums of protocol `secagg`, and the probabilities that they fail.
+"""Lists, thresholds and quorums of protocol B, and the probabilities that they fail.
 
     python tests/benchmarks/bench_secagg_graph.py
     python tests/benchmarks/bench_secagg_graph.py --write results/secure_sum/graph.json

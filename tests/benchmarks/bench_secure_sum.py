@@ -1,4 +1,4 @@
-"""Cost of a secure sum by protocol `secagg`: bytes and seconds per client and server.
+"""Cost of a secure sum by protocol B (`secagg`): bytes and seconds per client and server.
 
     python tests/benchmarks/bench_secure_sum.py
     python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19

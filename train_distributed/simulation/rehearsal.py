@@ -90,7 +90,7 @@ class Candidates:
     ) -> "Candidates":
         """The discriminant on every kind of public directions of (p,) embeddings; at most 36.
 
-        `rounds` are T further sums, an alternative to none and to a private `centre`.
+        `rounds` are T further sums, an alternative to none.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         alone = base if centre == "public" else {**base, "centre": centre}
@@ -108,7 +108,7 @@ class Candidates:
             if (options.components or dim) < MANY or options.directions == "hedge":
                 continue
             more = [{**alone, "alpha": HEAVY}] if moments == "all" else []
-            more += [{**base, "rounds": rounds}] if rounds else []
+            more += [{**alone, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 

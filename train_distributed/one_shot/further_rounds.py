@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.class_gaussians import Gaussians, fitted_scale
+from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
@@ -168,10 +168,13 @@ class Descent:
 
     def _moved(self, step: Step) -> Tensor:
         """(d, K - 1) W − W_0 after a round."""
+        return step.position - self._lengths(step) * step.gradient
+
+    def _lengths(self, step: Step) -> Tensor:
+        """(d, K - 1) min(1/h, η), 0 where there is no curvature."""
         noise = math.sqrt(step.variance * self.rounds)
-        longest = NOISE / noise if noise > 0 else math.inf
         newton = torch.where(self.curvature > 0, 1 / self.curvature, 0.0)
-        return step.position - newton.clamp(max=longest) * step.gradient
+        return newton.clamp(max=NOISE / noise if noise > 0 else math.inf)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
         """With one more round; one that overshot does not count, and the step to it is shortened.
@@ -185,24 +188,13 @@ class Descent:
         )
         step = Step(position, gradient, (noise_std / rows) ** 2)
         if self.steps:  # a gradient far larger than the first, beyond what noise explains
-            (first, _), (last, error) = map(self._force, (self.steps[0], step))
-            if last - SURE * error > OVERSHOT * first:
+            (first, unsure), (last, error) = map(self._force, (self.steps[0], step))
+            if last - SURE * error > OVERSHOT * (first + SURE * unsure):
                 return replace(self, curvature=SHORTER * self.curvature)
         return replace(self, steps=(*self.steps, step))
 
     def _force(self, step: Step) -> tuple[float, float]:
-        """‖G/N‖² in the metric of H⁻¹ less what its noise adds, and the error of that."""
-        live = self.curvature > 0
-        curvature = torch.where(live, self.curvature, math.inf)
-        whitened = step.gradient / curvature.sqrt()
-        noise = step.variance / curvature
-        kept = _kept(whitened, noise, live)
-        error = 2 * (kept * noise.sqrt() * whitened).norm()  # a noisy square w² varies by 4 s² w²
-        return float((kept * (whitened.square() - noise)).sum()), float(error)
-
-
-def _kept(whitened: Tensor, noise: Tensor, live: Tensor) -> Tensor:
-    """v/(v + noise) where live, else 0; v of maximum likelihood for entries N(0, v + noise)."""
-    scale = fitted_scale(whitened[live].square(), noise[live])
-    least = torch.finfo(torch.float64).tiny
-    return torch.where(live, scale / (scale + noise).clamp(min=least), 0.0)
+        """‖G/N‖² in the metric of the steps less what its noise adds, and the error of that."""
+        lengths, squares, noise = self._lengths(step), step.gradient.square(), step.variance
+        error = (lengths.square() * (4 * squares + 2 * noise) * noise).sum().sqrt()
+        return float((lengths * (squares - noise)).sum()), float(error)

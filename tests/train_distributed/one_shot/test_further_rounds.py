@@ -175,6 +175,14 @@ def test_where_noise_drowns_the_gradient_it_adds_its_standard_deviation_and_no_m
     assert torch.stack(released).square().mean() <= torch.stack(ended).square().mean()
 
 
+def test_no_round_is_forgotten_because_noise_hid_the_first_gradient():
+    x, y, found = blobs(500, 3, 4)
+    start = start_of(found, 16)
+    for seed in range(50):
+        done = descend(start, one_user(x, y), 16, std=30.0, seed=seed)
+        assert len(done.steps) == 16
+
+
 def test_steps_that_noise_shortens_are_better_than_newtons_and_than_none():
     x, y, found = blobs(4000, 6, 4)
     start = replace(start_of(found, 16), clip_norm=100.0)

@@ -12,6 +12,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.transform_options import TransformOptions
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.defaults import (
     COMPONENTS,
     L2_REGS,
@@ -118,6 +119,10 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         assert quiet.options("discriminant", given) == given
     assert quiet.options("discriminant", {"rounds": 0}) == {"centre": "private", "rounds": 0}
     assert quiet.options("class-sums", {}) == {}
+    bare = RunConfig("discriminant", TransformOptions(), {}, alone)
+    for bound, options in ((None, default), (10**6, {"centre": "private", "rounds": 0})):
+        filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)
+        assert quiet.options("discriminant", filled.options) == options
 
 
 def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() -> None:

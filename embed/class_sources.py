@@ -58,7 +58,7 @@ class PublicScatter:
 
     @classmethod
     def of(cls, transform: PublicTransform) -> "PublicScatter":
-        """That of a transform; raises ValueError if its public rows had no labels."""
+        """Scatter that a transform keeps; raises ValueError if its public rows had no labels."""
         between, within = transform.between_class, transform.within_class
         if between is None or within is None:
             raise ValueError("public must have labels of two classes for guesses of class means")

@@ -12,10 +12,9 @@ from embed.store import EmbeddingSet
 
 Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
-LEADING = 64  # mixed directions of a hedge
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
 # λ and f of `separating`; "discriminant" relies more on public classes than "mixed" does.
-MIXTURES = {"mixed": (0.3, 0.3), "discriminant": (0.03, 0.005)}
+MIXTURES = {"mixed": (0.3, 0.3), "hedge": (0.1, 0.005), "discriminant": (0.03, 0.005)}
 
 
 class PublicMoments:
@@ -45,43 +44,32 @@ class PublicMoments:
         kind: Directions,
         whiten: bool,
         shrinkage: float,
-        mixed_share: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Centre m (p,), directions P (p, q) and units s (q,): x -> Pᵀ(x − m)/s.
 
         Rows of several encoders are brought to the same public variance each, which P contains.
-        A hedge keeps whitened principal directions and stretches rows along `LEADING` mixed ones;
-        see `stretched`. Without labels the leading principal ones, not whitened, take their place.
 
         Args:
             components: q in [1, p].
-            kind: "principal", "tempered" or "hedge"; "mixed" or "discriminant", which need labels.
+            kind: "principal" or "tempered"; "mixed" or "discriminant", which need labels; "hedge",
+                which is "tempered" without labels.
             whiten: divide principal directions by their (shrunk) standard deviation.
             shrinkage: see `PublicTransform.fit`.
-            mixed_share: of a hedge, in [0, 1).
 
         Raises:
             ValueError: second moments that overflow, or missing labels.
         """
         mean, average, variances, basis = self.principal
-        if kind in ("principal", "tempered"):
-            basis = basis[:, :components]
-            if not whiten:
-                return mean, basis, torch.ones(components, dtype=torch.float64)
-            scale = whitening_scale(variances[:components], average, shrinkage)
-            return mean, basis, scale**TEMPER if kind == "tempered" else scale
-        if kind == "hedge":
-            scale = whitening_scale(variances[:components], average, shrinkage)
-            leading = self._leading(components)
-            longer = stretched(variances[:components], scale, leading, mixed_share)
-            directions = basis[:, :components] / scale @ longer
-        else:
-            found = kind, max(components, RESTRICTED)
-            if found not in self._separating:
-                self._separating[found] = self._separated(*found)
-            directions = self._separating[found][:, :components]
-        lengths = torch.linalg.vector_norm(directions, dim=0)
-        return mean, signed(directions / lengths), 1 / lengths
+        directions = self._separated(kind, max(components, RESTRICTED))
+        if directions is not None:
+            directions = directions[:, :components]
+            lengths = torch.linalg.vector_norm(directions, dim=0)
+            return mean, signed(directions / lengths), 1 / lengths
+        basis = basis[:, :components]
+        if not whiten:
+            return mean, basis, torch.ones(components, dtype=torch.float64)
+        scale = whitening_scale(variances[:components], average, shrinkage)
+        return mean, basis, scale if kind == "principal" else scale**TEMPER
 
     def projected(self, mean: Tensor, basis: Tensor) -> Iterator[Tensor]:
         """Blocks of (x − m)P, (b, q)."""
@@ -99,58 +87,27 @@ class PublicMoments:
         variances, basis = principal_directions(covariance, len(mean))
         return mean, covariance.trace() / len(mean), variances, units[:, None] * basis
 
-    def _separated(self, kind: Directions, wide: int) -> Tensor:
+    def _separated(self, kind: Directions, wide: int) -> Tensor | None:
+        """(p, wide) directions that separate public classes; None for a kind that needs none."""
+        if kind not in MIXTURES:
+            return None
         within, between = self._scatter_along(wide)
         if within is None or between is None:
+            if kind == "hedge":
+                return None
             raise ValueError(f"public must have labels of two classes for directions {kind!r}")
-        basis = self.principal[3][:, :wide]
-        return basis @ separating(within, between, wide, *MIXTURES[kind])
-
-    def _leading(self, wide: int) -> Tensor:
-        """(wide, r) mixed directions, or without labels the first, in principal coordinates."""
-        count = min(LEADING, wide)
-        within, between = self._scatter_along(wide)
-        if within is None or between is None:
-            return torch.eye(wide, count, dtype=torch.float64)
-        return separating(within, between, count, *MIXTURES["mixed"])
+        if (kind, wide) not in self._separating:
+            found = separating(within, between, wide, *MIXTURES[kind])
+            self._separating[kind, wide] = self.principal[3][:, :wide] @ found
+        return self._separating[kind, wide]
 
     def _scatter_along(self, wide: int) -> tuple[Tensor | None, Tensor | None]:
+        if self.labels is None:
+            return None, None
         if wide not in self._scatter:
             rows = self.projected(self.principal[0], self.principal[3][:, :wide])
             self._scatter[wide] = row_moments(rows, self.labels, dtype=self.dtype)
         return self._scatter[wide][2:]
-
-
-def stretched(variances: Tensor, scale: Tensor, leading: Tensor, share: float) -> Tensor:
-    """(q, q) symmetric R that stretches whitened rows along some directions.
-
-    For u with Cov(u) = diag(v) and white rows z = u/s,
-
-        |R z|² = (1 − h) |z|²/E|z|² + h |Gᵀu|²/E|Gᵀu|²,
-
-    so features R z have the mean squared length 1, and G the share h of it. Under noise R z says as
-    much of a row as both blocks, scaled to their shares and side by side, but in q numbers.
-
-    Args:
-        variances: (q,) v of uncorrelated coordinates u.
-        scale: (q,) s.
-        leading: (q, r) G.
-        share: h in [0, 1).
-
-    Examples:
-        >>> ones = torch.ones(2, dtype=torch.float64)
-        >>> stretched(ones, ones, torch.eye(2, dtype=torch.float64)[:, :1], 0.5) ** 2
-        tensor([[0.7500, 0.0000],
-                [0.0000, 0.2500]], dtype=torch.float64)
-    """
-    along = scale[:, None] * leading
-    of_white = (variances / scale.square()).sum()
-    of_leading = (variances @ leading.square()).sum()
-    tiny = torch.finfo(scale.dtype).tiny
-    metric = (1 - share) / of_white.clamp(min=tiny) * torch.eye(len(scale), dtype=scale.dtype)
-    metric += share / of_leading.clamp(min=tiny) * along @ along.T
-    values, vectors = torch.linalg.eigh(metric)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def balanced(covariance: Tensor, parts: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""How embeddings were made: which encoder, which weights, which preprocessing.
+"""Origin of embeddings: their encoder, its weights, and the preprocessing.
 
 Rows of two encoders have nothing in common but, by chance, their length, and a model of such a
 mixture is wrong in silence. So every embedding set says what made it, every transform what it was

@@ -1,4 +1,4 @@
-"""What is public about the private classes, as options."""
+"""Options that state public knowledge of the private classes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ class Knowledge:
     """Public embedding set with labels named as the private classes (default: the public set where
     its class names contain the private ones; none: no examples)."""
     alike: Path | None = None
-    """JSON file of private class and list of public classes that look alike."""
+    """JSON file that maps a private class to the public classes that look like it (default: no
+    class looks like another)."""
 
     def given(self) -> dict[str, Any]:
         """Options that were set, by name; the others are None."""

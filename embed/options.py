@@ -19,12 +19,18 @@ BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions(PictureOptions):
-    """Options of an image set: its source, labels, users and splits."""
+class ImageSource:
+    """Source of images; a base of its own, so that the help names it first."""
 
     data: str
     """An npz file, a folder, csv:FILE, parquet:FILES, hf:DIR, wds:SHARDS, cifar10:DIR,
     cifar100:DIR, emnist:DIR or fed-emnist:PATH."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(PictureOptions, ImageSource):
+    """Options of an image set: its source, labels, users and splits."""
+
     test_share: float | None = None
     """Share of the users that become test users, chosen by a hash of their names."""
     split_by: Literal["user", "record"] = "user"

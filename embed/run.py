@@ -86,11 +86,17 @@ class Run(ExtractOptions, ImageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTransform(TransformOptions):
-    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
+class PublicRows:
+    """Rows that a transform is fitted on; a base of its own, so that the help names them first."""
 
     public: Path
     """Public embedding set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTransform(TransformOptions, PublicRows):
+    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
+
     apply_to: Path | None = None
     """Embedding set to transform and write as well."""
     out: Path | None = None
@@ -103,7 +109,7 @@ class FitTransform(TransformOptions):
     clip_norm: float = 2**0.5
     """Clip norm c of a row, the constant included."""
     constant: float = 1.0
-    """First entry a of every row."""
+    """Constant that becomes the first entry of every row."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the

@@ -18,7 +18,6 @@ from embed.public_rows import checked_blocks, content_hash
 from embed.row_map import RowMap
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
-from embed.transform_options import MIXED_SHARE
 from pretrain import check
 
 SCATTER = ("within_class", "between_class")
@@ -112,7 +111,6 @@ class PublicTransform(RowMap):
         whiten: bool = True,
         shrinkage: float = 0.01,
         directions: Directions = "principal",
-        mixed_share: float = MIXED_SHARE,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
@@ -128,8 +126,7 @@ class PublicTransform(RowMap):
             shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
             directions: "principal": largest variance; "tempered": the same, not fully whitened;
                 "discriminant": best separation of the public classes; "mixed": between the two;
-                "hedge": principal, stretched along mixed ones.
-            mixed_share: of a row's squared length, in [0, 1), for a hedge's mixed directions.
+                "hedge": near "discriminant", and "tempered" without labels.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -153,13 +150,12 @@ class PublicTransform(RowMap):
         q = p if components is None else components
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
-        check.within("[0, 1)", mixed_share=mixed_share)
         check_bounds(clip_norm, constant)
         check.one_of(get_args(Directions), directions=directions)
         if directions != "principal" and not whiten:
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
         found = moments or PublicMoments(public, blocks)
-        how: dict[str, Any] = {"whiten": whiten, "shrinkage": shrinkage, "mixed_share": mixed_share}
+        how: dict[str, Any] = {"whiten": whiten, "shrinkage": shrinkage}
         mean, basis, scale = found.directions(q, kind=directions, **how)
         features = found.projected(mean, basis / scale)
         if not found.exact:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from embed import EmbeddingSet, PublicTransform
 
-MIXED_SHARE = 0.15  # of a row's squared length, for the mixed directions of a hedge
-
 
 @dataclass(frozen=True)
 class TransformOptions:
@@ -22,11 +20,9 @@ class TransformOptions:
     directions: Literal["principal", "tempered", "mixed", "discriminant", "hedge"] | None = None
     """principal: largest variance; tempered: the same, but not brought to equal variance, so that
     noise hides the leading ones less; discriminant: best separation of labelled public classes;
-    mixed: between principal and discriminant; hedge: principal, stretched along 64 mixed ones, for
-    private pictures of any kind (default: in `run` hedge for method discriminant and tempered for
-    heads, otherwise principal)."""
-    mixed_share: float | None = None
-    """hedge: share of a row's squared length that goes to the mixed directions (default: 0.15)."""
+    mixed: between principal and discriminant; hedge: near discriminant, for private pictures of any
+    kind, and tempered where public pictures have no labels (default: in `run` hedge for method
+    discriminant and tempered for heads, otherwise principal)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
@@ -42,16 +38,15 @@ class TransformOptions:
 
     def principal(self, dim: int) -> int:
         """Number of principal directions, of `dim` columns, that the fit depends on."""
-        from embed.directions import RESTRICTED
+        from embed.directions import MIXTURES, RESTRICTED
 
         kept = dim if self.components is None else self.components
-        restricted = self.directions in ("mixed", "discriminant")
+        restricted = self.directions in MIXTURES
         return min(dim, max(kept, RESTRICTED)) if restricted else kept
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `PublicTransform.fit`."""
-        share = {} if self.mixed_share is None else {"mixed_share": self.mixed_share}
-        return share | {
+        return {
             "components": self.components,
             "directions": self.directions or "principal",
             "whiten": self.whiten,

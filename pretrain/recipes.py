@@ -16,7 +16,7 @@ class ResNetConfig:
 
     widths: tuple[int, ...] = (32, 64, 128, 384)  # channels of each stage
     blocks: tuple[int, ...] = (1, 1, 1, 1)  # blocks of each stage
-    stem_stride: int = 1  # 2 quarters the work at some cost in accuracy
+    stem_stride: int = 1  # stride of the first layer: 2 quarters the work, costs accuracy
     pool: int = 1  # the last map is averaged over pool x pool cells
 
     def __post_init__(self) -> None:
@@ -56,10 +56,10 @@ class AugmentConfig:
 
     size: int = 32  # pixels of a view
     min_area: float = 0.2  # smallest share of the image that a crop shows
-    strength: float = 0.5  # of colour jitter; 1 for large photographs, 0.5 for small ones
-    flip: bool = True  # off where mirror images mean something else, as for digits
-    greyscale: float = 0.2  # probability
-    blur: float = 0.0  # probability; 0.5 for large images
+    strength: float = 0.5  # colour jitter: 1 for large photographs, 0.5 for small ones
+    flip: bool = True  # mirror half of the views; not for digits or letters
+    greyscale: float = 0.2  # probability of a grey view
+    blur: float = 0.0  # probability of a blurred view; 0.5 for large images
 
     def __post_init__(self) -> None:
         check.within("(0, 1]", min_area=self.min_area)
@@ -76,12 +76,12 @@ class SimCLRConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     epochs: int = 10  # passes over all images
     batch_size: int = 256  # images per optimiser step, over all processes
-    accumulate: int = 1  # parts of a batch, each with its own negatives
-    learning_rate: float = 2e-3  # largest, after the warm-up
+    accumulate: int = 1  # parts that a batch is cut into, each with negatives of its own
+    learning_rate: float = 2e-3  # largest learning rate, at the end of the warm-up
     weight_decay: float = 1e-4  # L2 penalty of the optimiser
     warmup: float = 0.05  # share of all steps with a rising learning rate
     optimizer: str = "adamw"  # adamw, sgd or lars
-    temperature: float = 0.2  # of the NT-Xent loss
+    temperature: float = 0.2  # temperature of the NT-Xent loss
     hidden: int = 512  # hidden width of the projection head
     projected: int = 128  # output width of the projection head
     half: bool = False  # compute in bfloat16 by autocast

@@ -59,7 +59,7 @@ def _hide_empty_defaults(kind: type) -> None:
 
 
 def _default(label: str) -> str:
-    return "" if label in ("None", "") else f"(default: {label})"
+    return "" if label in ("None", "", "''") else f"(default: {label})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ class PictureOptions:
     label_column: str | None = None
     """Column of classes (default: `label`; without such a column the images are unlabelled)."""
     user_column: str | None = None
-    """Column of users, whose image it is (default: `user`, if there is such a column)."""
+    """Column of the user who owns the image (default: `user`, if there is such a column)."""
     split_column: str | None = None
     """Column of train, test, val or evaluation (default: `split`; without such a column all images
     are train)."""

@@ -48,7 +48,7 @@ Settings = tuple[TransformOptions, tuple[tuple[str, Any], ...]]
 class Kind:
     """One kind of pictures: a private set and a public one, as public coordinates."""
 
-    def __init__(self, private: Path, public: Path) -> None:
+    def __init__(self, private: Path, public: Path, users: Sequence[int] | None = None) -> None:
         rng = np.random.default_rng(0)
         given = EmbeddingSet.open(public)
         given = given.subset(np.sort(rng.permutation(len(given))[:PUBLIC_ROWS]))
@@ -56,11 +56,12 @@ class Kind:
         self._public = self._compression.apply(given)
         rows = EmbeddingSet.open(private)
         train, test = (rng.permutation(np.flatnonzero(rows.split == s)) for s in (TRAIN, TEST))
-        most = max(w * n for w, n, _ in FEDERATIONS)
+        tried = [each for each in FEDERATIONS if each[0] in (users or each[:1])]
+        most = max(w * n for w, n, _ in tried)
         self._train = self._compression.apply(rows.subset(np.sort(train[:most])))
         self._test = self._compression.apply(rows.subset(np.sort(test[:TEST_ROWS])))
         self.num_classes = int(rows.labels.max()) + 1
-        self.federations = [each for each in FEDERATIONS if each[0] * each[1] <= len(train)]
+        self.federations = [each for each in tried if each[0] * each[1] <= len(train)]
 
     def rule(self, cell: Cell, method: str) -> Settings:
         """Transform and options that `run` takes when none are given."""
@@ -115,10 +116,8 @@ def measured(
     centre: str | None = None,
 ) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
-    kind = Kind(private, public)
-    cells = [
-        (w, n, e) for w, n, epsilons in kind.federations if w in (users or [w]) for e in epsilons
-    ]
+    kind = Kind(private, public, users)
+    cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
     rules = {cell: kind.rule(cell, method) for cell in cells}
     if centre is not None:
         rules = {cell: (t, (*own, ("centre", centre))) for cell, (t, own) in rules.items()}

@@ -1,9 +1,10 @@
-"""Pictures of other kinds than photographs: drawn letters, textures, shapes and faint spots.
+"""Pictures of other kinds than colour photographs: drawn ones, and photographs made strange.
 
 python tests/benchmarks/kinds.py --out DIR [--cifar10 cifar10_jpeg.npz]
 
-Writes `letters.npz`, `textures.npz`, `shapes.npz` and `spots.npz` in DIR, at 32 px, for `embed
-run`; with --cifar10 also `inverted.npz`, its photographs in grey and inverted. Seeds are fixed.
+Writes `letters.npz`, `textures.npz`, `shapes.npz` and `spots.npz` (faint ones on lungs) in DIR, at
+32 px, for `embed run`; with --cifar10 also its photographs in grey, as `inverted.npz`,
+`thresholded.npz` (black and white) and `outlined.npz` (edges alone). Seeds are fixed.
 """
 
 import argparse
@@ -144,15 +145,27 @@ def drawn(kind: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def inverted(path: Path) -> dict[str, np.ndarray]:
-    """CIFAR-10's pictures of JPEG blobs in grey, inverted."""
+def thresholded(picture: Image.Image) -> np.ndarray:
+    """Black and white, half of the pixels each."""
+    pixels = np.asarray(picture)
+    return np.where(pixels > np.median(pixels), 255, 0).astype(np.uint8)
+
+
+CHANGES: dict[str, Callable[[Image.Image], np.ndarray]] = {  # of grey pictures
+    "inverted": lambda picture: 255 - np.asarray(picture),
+    "thresholded": thresholded,
+    "outlined": lambda picture: np.asarray(picture.filter(ImageFilter.FIND_EDGES)),
+}
+
+
+def changed(path: Path, change: Callable[[Image.Image], np.ndarray]) -> dict[str, np.ndarray]:
+    """CIFAR-10's pictures of JPEG blobs in grey, changed."""
     arrays = {}
     with np.load(path) as archive:
         for split in ("train", "test"):
             blob, off = archive[f"jpeg_{split}"].tobytes(), archive[f"off_{split}"]
             pictures = [
-                255 - np.asarray(Image.open(io.BytesIO(blob[a:b])).convert("L"))
-                for a, b in pairwise(off)
+                change(Image.open(io.BytesIO(blob[a:b])).convert("L")) for a, b in pairwise(off)
             ]
             arrays |= {f"x_{split}": np.stack(pictures), f"y_{split}": archive[f"y_{split}"]}
     return arrays
@@ -174,7 +187,8 @@ def main() -> None:
     for kind in KINDS:
         write(arguments.out / f"{kind}.npz", drawn(kind))
     if arguments.cifar10 is not None:
-        write(arguments.out / "inverted.npz", inverted(arguments.cifar10))
+        for name, change in CHANGES.items():
+            write(arguments.out / f"{name}.npz", changed(arguments.cifar10, change))
 
 
 if __name__ == "__main__":

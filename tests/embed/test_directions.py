@@ -64,7 +64,7 @@ def test_tempered_directions_are_principal_ones_of_other_lengths() -> None:
     assert spreads[0] < 1.01 < spreads[1] < spreads[2]
 
 
-@pytest.mark.parametrize("kind", [*sorted(MIXTURES), "hedge"])
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
 def test_rows_are_those_of_the_directions_and_bounded(kind: Directions) -> None:
     public = classes()
     transform = PublicTransform.fit(
@@ -78,7 +78,7 @@ def test_rows_are_those_of_the_directions_and_bounded(kind: Directions) -> None:
     assert torch.allclose(inner.mean(0), torch.zeros(4).double(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*sorted(MIXTURES), "hedge"])
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
 def test_compressed_rows_have_the_directions_of_whole_ones(kind: Directions) -> None:
     public = classes(dim=30)
     options = TransformOptions(components=4, directions=kind)
@@ -127,59 +127,21 @@ def test_rows_all_alike_within_their_class_stay_finite() -> None:
     assert math.isfinite(float(transform.scale.max()))
 
 
-def of_blocks(public: EmbeddingSet, share: float, q: int) -> np.ndarray:
-    """Whitened principal coordinates beside mixed ones, each with its share of squared length."""
-    white = PublicTransform.fit(public, components=q, clip_quantile=1.0)
-    blocks = [white.features(torch.from_numpy(public.embeddings)).numpy()]
-    x = public.embeddings - public.embeddings.mean(0)
-    inner = x @ white.basis.double().numpy()
-    means = np.stack([inner[public.labels == k].mean(0) for k in np.unique(public.labels)])
-    rest = inner - means[public.labels]
-    within = rest.T @ rest / (len(x) - len(means))
-    between = np.cov(means.T) - within * np.mean(1 / np.bincount(public.labels))
-    values, vectors = np.linalg.eigh(between)
-    between = vectors * values.clip(0) @ vectors.T
-    mixed = separating(torch.from_numpy(within), torch.from_numpy(between), 4, *MIXTURES["mixed"])
-    blocks.append(inner @ mixed.numpy())
-    lengths = [np.sqrt((part**2).sum(1).mean()) for part in blocks]
-    shares = np.sqrt([1 - share, share])
-    return np.concatenate([f * b / n for f, b, n in zip(shares, blocks, lengths, strict=True)], 1)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_hedge_has_the_inner_products_of_both_blocks_side_by_side(
-    share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In q numbers instead of q + 4: sums of rows under equal noise say the same of the classes."""
-    monkeypatch.setattr("embed.directions.LEADING", 4)
-    public = classes(dim=12)
-    fit = partial(PublicTransform.fit, public, components=8, clip_quantile=1.0)
-    hedge = fit(directions="hedge", mixed_share=share)
-    rows = hedge.features(torch.from_numpy(public.embeddings)).numpy()
-    beside = of_blocks(public, share, 8)
-    inner, wanted = (a[:300] @ a[:300].T / (a**2).sum(1).mean() for a in (rows, beside))
-    assert rows.shape[1] == 8
-    assert np.allclose(inner, wanted, atol=1e-5 * np.abs(wanted).max())
-    bounded = hedge(1e3 * public.embeddings).double()
-    assert torch.linalg.vector_norm(bounded, dim=1).max() <= hedge.clip_norm
-
-
-def test_a_hedge_needs_no_labels_and_survives_its_file(tmp_path: Path) -> None:
+def test_a_hedge_is_tempered_where_classes_are_unknown(tmp_path: Path) -> None:
     public = classes()
-    fit = partial(PublicTransform.fit, components=5, directions="hedge", mixed_share=0.4)
-    labelled, bare = fit(public), fit(public.embeddings)
-    assert not torch.equal(labelled.scale, bare.scale)
-    lengths = bare.covariance.diagonal()[1:]
-    assert lengths.max() > 1.5 * lengths.min()  # leading directions are not whitened fully
+    fit = partial(PublicTransform.fit, components=5)
+    labelled = fit(public, directions="hedge")
+    alike = EmbeddingSet(embeddings=public.embeddings, labels=np.zeros(len(public), np.int64))
+    for bare in (public.embeddings, alike):
+        hedge, tempered = (fit(bare, directions=kind) for kind in ("hedge", "tempered"))
+        assert hedge.same_rows(tempered)
+        assert not hedge.same_rows(labelled)
     labelled.save(tmp_path / "transform.safetensors")
     read = PublicTransform.load(tmp_path / "transform.safetensors")
     assert read.same_rows(labelled)
     assert read.same_scatter(labelled)
     assert read.options is not None
-    assert (read.options["directions"], read.options["mixed_share"]) == ("hedge", 0.4)
-    for share in (-0.1, 1.0, math.nan):
-        with pytest.raises(ValueError, match="mixed_share must be in"):
-            fit(public, mixed_share=share)
+    assert read.options["directions"] == "hedge"
 
 
 def test_a_hedge_of_one_direction_or_of_rows_on_a_line_is_finite() -> None:

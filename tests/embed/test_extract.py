@@ -1,6 +1,5 @@
 import errno
 import os
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,25 +156,6 @@ def test_no_room_from_the_start_leaves_nothing(
     with pytest.raises(OSError, match=r"800 bytes.*No space left"):
         embed(open_npz(archive), row_numbers, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == [archive.name]
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounts a tmpfs")
-@pytest.mark.slow
-def test_a_real_full_disk(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("may not mount a tmpfs")
-    try:
-        (disk / "ballast").write_bytes(b"0" * 60_000)
-        with pytest.raises(OSError, match="No space left"):
-            embed(open_npz(archive), row_numbers, disk / "out")
-        assert [p.name for p in disk.iterdir()] == ["ballast"]
-        (disk / "ballast").unlink()
-        assert embed(open_npz(archive), row_numbers, disk / "out") is not None
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 class Refusing(nn.Module):

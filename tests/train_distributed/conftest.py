@@ -122,18 +122,3 @@ def call(
     monkeypatch.chdir(tmp_path)
     with typed("train_distributed", lambda: run_command(_parse), monkeypatch, capsys) as run:
         yield run
-
-
-@pytest.fixture
-def refused(call: Callable[..., Said], tmp_path: Path) -> Callable[..., str]:
-    """The one line by which a command line is refused; it has written nothing."""
-
-    def run(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        code, printed, error = call(*arguments)
-        assert (code, printed, error.count("\n")) == (2, "", 1)
-        assert error.startswith("error: ")
-        assert sorted(tmp_path.rglob("*")) == before
-        return error
-
-    return run

@@ -24,7 +24,7 @@ class Account:
     users: int | None = None
     """Number of users; also prints whom the promise needs, and the noise of each and of the sum."""
     noise_by: Literal["users", "servers"] = "users"
-    """Who adds the noise, with --users: users a share each, or either of two servers all of it."""
+    """Who adds the noise, with --users: every user a share, or each of two servers all of it."""
     honest_fraction: float | None = None
     """Share of honest users, where users add the noise (default: 0.5, for a single user 1)."""
 
@@ -49,27 +49,32 @@ class Account:
             )
         known = {name: float(value) for name, value in given.items() if value is not None}
         solved = getattr(accounting, missing[0])(**known, compositions=self.compositions)
-        for name in given:
-            print(f"{name:17} {known.get(name, solved):.10g}")
-        print(f"{'compositions':17} {self.compositions}")
         numbers = known | {missing[0]: float(solved)}
-        if self.users is None:
-            check.left_out("without users", honest_fraction=self.honest_fraction)
-        else:
-            self._print_parties(self.users, numbers)
+        parties = self._parties(numbers)  # refused before anything is printed
+        for name in given:
+            print(f"{name:17} {numbers[name]:.10g}")
+        print(f"{'compositions':17} {self.compositions}")
+        for line in parties:
+            print(line)
         return numbers
 
-    def _print_parties(self, users: int, numbers: dict[str, float]) -> None:
+    def _parties(self, numbers: dict[str, float]) -> list[str]:
+        """Lines on whom the promise needs, and the noise of each and of the sum."""
+        if self.users is None:
+            check.left_out("without users", honest_fraction=self.honest_fraction)
+            return []
         from train_distributed.privacy.promise import Privacy
 
-        check.at_least(1, users=users)
+        check.at_least(1, users=self.users)
         promise = Privacy(
             numbers["epsilon"], numbers["delta"], self.honest_fraction, noise_by=self.noise_by
         )
         promise.validate()
-        honest = promise.certain_shares(users)
+        honest = promise.certain_shares(self.users)
         each = numbers["noise_multiplier"] / math.sqrt(honest)
-        adders = promise.noise_shares(users)
-        print(f"{'holds if':17} {honest} of {adders} {self.noise_by} are honest")
-        print(f"{'noise of each':17} {each:.10g} times the sensitivity")
-        print(f"{'noise in the sum':17} {each * math.sqrt(adders):.10g} times the sensitivity")
+        adders = promise.noise_shares(self.users)
+        return [
+            f"{'holds if':17} {honest} of {adders} {self.noise_by} are honest",
+            f"{'noise of each':17} {each:.10g} times the sensitivity",
+            f"{'noise in the sum':17} {each * math.sqrt(adders):.10g} times the sensitivity",
+        ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
-from train_distributed.commands.choices import Noise, PrivateMethodName
+from train_distributed.commands.choices import MethodGroup, Noise, PrivateMethodName
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
@@ -31,10 +31,10 @@ class Audit:
 
     method: Literal["all", "evaluation"] | PrivateMethodName = "all"
     """Target: one method as configured below; `all`: a list of configurations of our own methods;
-    `evaluation`: a private evaluation. For ADMM and Charter, the final model. Of --privacy, `all`
-    reads --noise-by alone: with `servers` the attacker knows the noise of one of the two."""
+    `evaluation`: a private evaluation. For ADMM and Charter, the final model. Of the privacy
+    options, `all` reads --noise-by alone: with `servers` the attacker knows one server's noise."""
     privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
-    options: MethodOptions = field(default_factory=MethodOptions)
+    options: MethodGroup = field(default_factory=MethodOptions)
     users: int = 2
     """Number of users; the attacker knows the noise of the dishonest ones."""
     rows: int | None = None
@@ -52,7 +52,8 @@ class Audit:
     trials: int = 2000
     """Number of releases of each neighbour; three times as many for float noise in `all`."""
     confidence: float = 0.9999
-    """Confidence of each lower bound; correct code fails in at most the remaining share."""
+    """Confidence of each lower bound: a method that keeps its promise is found to break it with a
+    chance of at most 1 - confidence."""
     pipeline: str | None = None
     """Your own labelled pictures, as in `embed run --data`. Instead of attacking a method, replace
     one picture in eight ways, and compare the output of `embed run`, `hold-out`, `exclude`, `run`

@@ -4,10 +4,15 @@ Methods of one sum are those of the registry when this module is loaded: who add
 the command is parsed.
 """
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
+import tyro
+
+from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 
+# The help has a title of it; the name of the field would make it "options options".
+MethodGroup = Annotated[MethodOptions, tyro.conf.arg(name="method")]
 Noise = Literal["discrete", "float"]
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 Cost = Literal["megabits", "seconds"]

@@ -29,7 +29,9 @@ class Evaluate(ModelPictures):
     those of split `evaluation`, which were held out from training:
 
     blind-averaging embed hold-out --embeddings mine --share 0.2 --out held
+
     blind-averaging run --embeddings held --public public --epsilon 1 --out model
+
     blind-averaging evaluate --model model --embeddings held --epsilon 0.5
     """
 

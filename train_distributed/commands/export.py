@@ -16,7 +16,7 @@ ENOUGH = 1e-5  # difference of a probability that is worth no word
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a released model as an ONNX, torch.export or scikit-learn file that runs without us.
+    """Write a released model as an ONNX, torch.export or scikit-learn file that runs by itself.
 
     ONNX and torch.export take uint8 pictures of one size, any number at once: preprocessing,
     encoder, transform and classifier are in the file. scikit-learn takes embeddings. The file is

@@ -101,7 +101,7 @@ class Reserve(Place):
     sensitivity: float | None = None
     """L2 sensitivity for --unit and --group-size."""
     noise_by: Literal["users", "servers", "not stated"] = "not stated"
-    """Who adds the noise: users a share each, or every server all of it."""
+    """Who adds the noise: every user a share, or each server all of it."""
     compositions: int = 1
     """Number of releases of that sensitivity and noise."""
     unit: Unit = "record"

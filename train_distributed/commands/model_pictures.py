@@ -18,8 +18,8 @@ OF_DATA = ("encoder", "weights", "batch_size", "device", *(f.name for f in field
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelPictures(PictureOptions):
-    """Model and pictures, which are read in any layout and embedded as the model's were."""
+class ModelSource:
+    """Model and the rows for it; a base of its own, so that the help names them first."""
 
     model: Path
     """Released model: the directory that `run` or a federation wrote."""
@@ -27,6 +27,12 @@ class ModelPictures(PictureOptions):
     """Pictures in any format of `embed run --data`: a folder, an npz file, csv:FILE, ..."""
     embeddings: Path | None = None
     """Embedding set of the pictures, instead of --data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPictures(PictureOptions, ModelSource):
+    """Model and pictures, which are read in any layout and embedded as the model's were."""
+
     encoder: str | None = None
     """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
     that the model keeps). Any other encoder is refused."""

@@ -9,7 +9,7 @@ from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved
-from train_distributed.commands.choices import MethodName, Noise, Scheme
+from train_distributed.commands.choices import MethodGroup, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.one_shot.method_options import MethodOptions
@@ -35,8 +35,8 @@ BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from use
 class Run:
     """Train one differentially private classifier from all users' embeddings.
 
-    Example, with a model directory that holds model.safetensors and report.json, and epsilon 1
-    counted in mine.ledger:
+    The example writes model/model.safetensors and model/report.json, and counts epsilon 1 in
+    mine.ledger:
 
     blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
     """
@@ -46,7 +46,7 @@ class Run:
     config: Path | None = None
     """configuration.json of `select`: its method and options, valid for the same promise only."""
     method: MethodName | None = None
-    """Method: statistic and estimator, many-round learner, or baseline (default: discriminant)."""
+    """Training method; docs/methods.md describes each (default: discriminant)."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     public: Path | None = None
     """Public embedding set: the transform is fitted on all its rows."""
@@ -59,11 +59,11 @@ class Run:
     """Accept a delta of 1/rows or more, which protects no single row; the report says so."""
     transform_options: TransformOptions = field(default_factory=TransformOptions)
     knowledge: Knowledge = field(default_factory=Knowledge)
-    options: MethodOptions = field(default_factory=MethodOptions)
+    options: MethodGroup = field(default_factory=MethodOptions)
     most_bytes: int | None = None
-    """Most bytes that each user sends; the rule then keeps fewer directions (default: no bound)."""
+    """Most bytes that each user may send: fewer directions are then kept (default: no bound)."""
     num_classes: int | None = None
-    """Number of classes K (default: as the set declares); needed if the set only counted labels."""
+    """Number of classes K (default: as the set declares); needed if the set declares none."""
     scheme: Scheme = "own"
     """Which user holds which rows: `own` as the set says, otherwise a simulated partition."""
     users: int | None = None

@@ -24,11 +24,11 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Select:
-    """Choose the settings of `run` on public data: directions, their number, weight of moments.
+    """Choose the settings of `run` on public data: public directions, their number, sums to send.
 
     It simulates the run on tasks made of public classes and reads no private rows, so the choice
-    costs no privacy. With `--unit user` a users' clip is chosen too. `run --config` takes the
-    result.
+    costs no privacy. With `--unit user` the length that users' vectors are clipped to is chosen
+    too. `run --config` takes the result.
     """
 
     public: Path
@@ -52,20 +52,20 @@ class Select:
     """Mean that `run` will subtract from all rows; `public` where users take part in one sum only
     (default: `private`, but `public` with `--unit user` or knowledge of the classes)."""
     rounds: int = 0
-    """Also try this number of further rounds, each one more secure sum (default: none)."""
+    """Also try this number of further rounds, each one more secure sum; 0: do not."""
     balance: Path | None = None
-    """JSON file of class number and expected share (default: public tasks are balanced and 1:2 in
-    turns). The choice maximises balanced accuracy in any case."""
+    """JSON file of class number and expected share (default: in every second public task half of
+    the classes have twice the rows of the others). The choice maximises balanced accuracy."""
     new_classes: bool = False
     """Declare that no private class is a public one. With few public classes, tasks are then
     smaller, so that transforms do not see the classes of their task."""
     like: Path | None = None
-    """Labelled public embedding set of the private kind, of the same encoder: tasks are made of it
-    (default: of the public set, which says little about pictures of another kind)."""
+    """Labelled public embedding set of pictures like the private ones, of the same encoder: tasks
+    are made of it (default: of --public, which says little about pictures of another kind)."""
     shifted: tuple[Path, ...] = ()
     """Labelled public embedding sets of other kinds, of the same encoder, such as letters: tasks
-    are made of each of them and of the public set, and the candidate is chosen that is least behind
-    the best one where it is farthest behind."""
+    are made of each of them and of the public set, and the candidate with the least largest regret
+    is chosen: how far it is behind the best one, on the kind where that is most."""
     tasks: int = 6
     """Number of public tasks to simulate."""
     seeds: int = 2

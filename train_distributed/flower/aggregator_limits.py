@@ -1,4 +1,4 @@
-"""How much strangers and users may have an aggregator hold and do: bytes, seconds, requests.
+"""Limits on what strangers and users may make an aggregator do: bytes, seconds, requests.
 
 A request that shows an enrolled party's signature (`wire.summary`) is known before its body is
 read; all others are strangers', by their address. Strangers' bodies have a room of their own, so

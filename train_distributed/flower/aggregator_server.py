@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from train_distributed.flower.aggregator_watch import Watch
-from train_distributed.flower.transport.limited_http import IDLE_SECONDS, Line, accept
+from train_distributed.flower.transport.limited_http import Line, accept, http_config
 from train_distributed.flower.transport.places import Places
 
 MOST_LINES = 4096  # connections at once, if the process may open as many files
@@ -50,19 +50,7 @@ async def serve(
         OSError: the address is taken.
     """
     loop = asyncio.get_running_loop()
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        log_level="critical",  # what strangers send is not worth a line
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=int(IDLE_SECONDS),
-        h11_max_incomplete_event_size=HEAD_BYTES,
-    )
-    config.load()
+    config = http_config(app, h11_max_incomplete_event_size=HEAD_BYTES)
     state, places = ServerState(), Places(_most(MOST_LINES if tls is None else MOST_TLS_LINES))
     watch.connections.set_function(lambda: len(places))
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""What an aggregator counts and writes about itself: metrics of Prometheus, lines of JSON.
+"""Metrics of an aggregator for Prometheus, and its log in lines of JSON.
 
 Neither grows with what strangers send. Labels are names of the code, never of users or addresses;
 counts of reports are those that an operator's STATUS shows. A place of the code writes a line at

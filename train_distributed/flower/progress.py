@@ -24,7 +24,7 @@ def to_terminal(line: str) -> None:
 
 @dataclass
 class Log:
-    """How a session goes, and its faults: identities and words, nothing of anyone's data.
+    """Progress and faults of a session: identities and words, nothing of anyone's data.
 
     Args:
         directory: where `status.json` is kept; None: nowhere.
@@ -87,7 +87,7 @@ class Log:
         self._line("; ".join(words + ([f"waiting for {shown}"] if absent else [])))
 
     def outcome(self, words: str) -> None:
-        """How it ended."""
+        """Words for the end of the session."""
         self._write(outcome=safe(words, 2000))
         self._line(safe(words, 2000))
 

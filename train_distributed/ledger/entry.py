@@ -154,7 +154,7 @@ class Limit:
         Privacy(self.epsilon, self.delta, unit=self.unit).validate()
 
     def within(self, other: "Limit") -> bool:
-        """Whether it allows nothing that the other does not; a user's ε covers its records."""
+        """Whether this limit allows nothing that the other forbids; a user's ε covers records."""
         units = self.unit == other.unit or self.unit == "user"
         return units and self.epsilon <= other.epsilon and self.delta <= other.delta
 

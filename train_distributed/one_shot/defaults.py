@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from embed.transform_options import MIXED_SHARE, TransformOptions
+from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
@@ -105,7 +105,7 @@ class PublicFacts:
         Where something is known of the classes, noise is no reason for fewer than `KNOWING`, and
         directions that separate public classes serve what is guessed from those.
 
-        Raises ValueError for a given number above `most`, or a share without a hedge.
+        Raises ValueError for a given number above `most`.
         """
         kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
         if knowing and given.whiten and given.directions is None:
@@ -117,10 +117,6 @@ class PublicFacts:
             wanted = min(most, max(KNOWING, self._kept(KNOWN, most, user_clip)))
         elif wanted is None:
             wanted = self.components(method, most, user_clip)
-        if kind != "hedge":
-            check.left_out(f"with directions {kind!r}", mixed_share=given.mixed_share)
-        elif given.mixed_share is None:
-            given = replace(given, mixed_share=MIXED_SHARE)
         return replace(given, directions=kind, components=wanted)
 
     def bytes_per_user(self, method: str, components: int, options: Mapping[str, Any]) -> int:

@@ -20,9 +20,9 @@ LEAST_PROMISE = 1e-60  # of ε and δ together: below it noise of 1/ε would ove
 class Privacy:
     """(ε, δ) for neighbours that differ by replacing records; numbers of rows n_i are public.
 
-    An adversary sees the released model and knows the noise of every dishonest user; or, where each
-    of two servers adds all the noise that is needed, that of one server, and everything of all
-    other users.
+    The adversary sees the released model and knows the noise of every dishonest user. Where each of
+    two servers adds all the noise that is needed, it knows the noise of one server, and everything
+    of all other users.
 
     Examples:
         >>> promise = Privacy(epsilon=0.5, delta=1e-5, unit="user")
@@ -37,10 +37,10 @@ class Privacy:
 
     epsilon: float  # privacy loss ε > 0; inf: no noise, not private
     delta: float  # failure probability δ in (0, 1)
-    honest_fraction: float | None = None  # of all users; default: 0.5, for a single user 1
+    honest_fraction: float | None = None  # share of honest users; default: 0.5, for one user 1
     unit: Unit = "record"  # unit of protection: one record, or all records of one user
     group_size: int = 1  # number of such units that are protected together
-    noise_by: NoiseBy = "users"  # who adds the noise: users a share each, or either server all
+    noise_by: NoiseBy = "users"  # every user a share of the noise, or each of two servers all
 
     def validate(self) -> None:
         """Raises ValueError for a field out of range, TypeError for one of another type."""

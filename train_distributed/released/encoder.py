@@ -21,7 +21,7 @@ BY_NAME = ("package", "random")  # weights that a name alone leads to
 
 
 def encoding_of(released: Release) -> Encoding:
-    """How pictures become the rows that a model takes; raises ValueError if nobody knows."""
+    """Encoder and preprocessing of the rows that a model takes; ValueError if none is named."""
     if released.encoding is None:
         raise ValueError(
             "release must say which encoder its embeddings came from to take pictures, got none "

@@ -75,7 +75,7 @@ def evaluate(
     sampling: Sampling = "rows",
     **settings: Any,
 ) -> Evaluated:
-    """How good a model is on the rows of split `evaluation`, (ε, δ)-differentially private.
+    """Quality of a model on the rows of split `evaluation`, (ε, δ)-differentially private.
 
     Args:
         release: the model.

@@ -44,7 +44,7 @@ from train_distributed.released.evaluation_bounds import COARSEST_GRID, MOST_BIN
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Submission):
-    """How rows become what a user sends, and what a record moves of it."""
+    """Statistic that each user sends for an evaluation, and its sensitivity to a record."""
 
     num_classes: int  # K
     bins: int = 10  # B of confidence, of equal width on [0, 1]; 0: no H and no R

@@ -45,7 +45,7 @@ class Rows:
 
 
 def count_splits(split: np.ndarray) -> dict[str, int]:
-    """How many rows are of which split, by its first name."""
+    """Number of rows in each split, by the split's first name."""
     names = {number: name for name, number in reversed(SPLITS.items())}
     return {
         names[int(n)]: int(c) for n, c in zip(*np.unique(split, return_counts=True), strict=True)

@@ -1,4 +1,4 @@
-"""Complaints about packets of protocol B, and proof that a dealer shared a false secret.
+"""Complaints about packets of protocol `secagg`, and proof that a dealer shared a false secret.
 
 **Complaints.** The receiver of a packet says that it is bad; the dealer opens it, and the server
 finds which of the two is at fault.

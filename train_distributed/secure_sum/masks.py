@@ -1,4 +1,4 @@
-"""Masks of protocol B added up, by as many processes as there is work for.
+"""Sum of the masks of protocol `secagg`, by as many processes as there is work for.
 
 Threads do not do: they wait longer for one another's turn in the interpreter than a second core
 saves. A further process is a fresh interpreter: a server that runs threads must not be forked, and
@@ -52,7 +52,7 @@ def cores() -> int:
 
 
 def processes_for(dimension: int, own: int, shared: int) -> int:
-    """How many processes so many masks are worth, whose secrets are seeds, or keys to agree on."""
+    """Number of processes for so many masks, whose secrets are seeds, or keys to agree on."""
     words = (own + shared) * dimension + shared * KEY_WORDS
     return min(cores(), 1 + words // PROCESS_WORDS)
 

@@ -1,4 +1,4 @@
-"""Packets between partners in protocol B: a signed word that they mask together, and shares.
+"""Packets between partners in protocol `secagg`: a signed word that they mask together, and shares.
 
 A *word* is the sender's signature over the session, both users and both advertisements. To a user
 on its list the sender *deals*: the same signature covers

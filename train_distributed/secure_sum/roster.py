@@ -1,4 +1,4 @@
-"""The graph as the server of protocol B knows it: who has whom on its list.
+"""The graph as the server of protocol `secagg` knows it: who has whom on its list.
 
 Users are ordered in arrays by their place in the session's order, from 0 to w-1. A *slot* is a
 place on a list: slot k·p + i is the (i+1)-th of the list of the user at place p, who holds the

@@ -1,4 +1,4 @@
-"""Protocol B: one server, dropouts tolerated, self-chosen lists (Bell et al., CCS 2020).
+"""Protocol `secagg`: one server, dropouts tolerated, self-chosen lists (Bell et al., CCS 2020).
 
 | user sends | server answers |
 |---|---|
@@ -97,7 +97,7 @@ class Advert:
 
 @dataclass(frozen=True)
 class SecAgg:
-    """A session of protocol B: what all its parties have agreed on."""
+    """A session of protocol `secagg`: what all its parties have agreed on."""
 
     session: Session
     graph: Degree

@@ -1,4 +1,4 @@
-"""Protocol B's rounds in their order, and the longest payload of every message."""
+"""Protocol `secagg`'s rounds in their order, and the longest payload of every message."""
 
 from train_distributed.secure_sum.conviction import EXPOSED_BYTES, MOST_CONVICTED, proof_bytes
 from train_distributed.secure_sum.keys import KEY_BYTES, SIGNATURE_BYTES

@@ -1,4 +1,4 @@
-"""The server of protocol B, as a state machine: bytes in, bytes out, one vector of memory."""
+"""The server of `secagg`, as a state machine: bytes in, bytes out, one vector of memory."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 

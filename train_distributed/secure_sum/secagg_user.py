@@ -1,4 +1,4 @@
-"""A user of protocol B, as a state machine: bytes in, bytes out."""
+"""A user of protocol `secagg`, as a state machine: bytes in, bytes out."""
 
 import hashlib
 import struct

@@ -1,4 +1,4 @@
-"""How likely self-chosen lists let a server split the users: union bounds in logarithms.
+"""Chance that a server can split users who chose their lists themselves: union bounds in logs.
 
 Of w users C are corrupt and h = w - C honest. An honest user's list is k of the other w - 1,
 uniform and independent of every other list and of who is corrupt. The server sees all lists and

@@ -113,7 +113,7 @@ def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:
 
 
 def count_in(order: Sequence[int], bitmap: bytes) -> int:
-    """How many users a bitmap over `order` holds; raises as `users_in`."""
+    """Number of users in a bitmap over `order`; raises like `users_in`."""
     check_bytes((len(order) + 7) // 8, set_of_users=bitmap)
     bits = int.from_bytes(bitmap, "little")
     if bits >> len(order):

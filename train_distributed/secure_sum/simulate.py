@@ -1,4 +1,4 @@
-"""All parties of protocol B in one process, every message made, sent, checked and measured."""
+"""All parties of `secagg` in one process, every message made, sent, checked and measured."""
 
 import os
 import time
@@ -81,7 +81,7 @@ def simulate_sum(
     corrupt_fraction: float = 0.1,
     dropout_fraction: float = 0.2,
 ) -> SumResult:
-    """Sums the users' vectors by protocol B (`secagg`).
+    """Sums the users' vectors by protocol `secagg`.
 
     Args:
         vectors: (w, d) uint64, one row per user, w >= 2.

@@ -1,4 +1,4 @@
-"""Check of a user of protocol B before it reveals anything: a quorum signed the same two sets."""
+"""Check of a user of `secagg` before it reveals anything: a quorum signed the same two sets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

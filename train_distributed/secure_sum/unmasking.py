@@ -1,4 +1,4 @@
-"""The server of protocol B has secrets opened, checks them, and removes the masks."""
+"""The server of protocol `secagg` has secrets opened, checks them, and removes the masks."""
 
 from collections.abc import Callable, Iterator, Mapping
 

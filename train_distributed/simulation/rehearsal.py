@@ -24,8 +24,7 @@ from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, tas
 
 TEST_SHARE = 0.25  # of the public rows
 COMPONENTS = (64, 128, 256, 512)
-KINDS: tuple[Directions, ...] = ("principal", "tempered", "mixed", "discriminant")
-HEDGES = (0.1, 0.3)  # shares of mixed directions, of `MANY` components or more
+KINDS: tuple[Directions, ...] = ("principal", "mixed", "hedge", "discriminant")
 FEW = 8  # candidates that are played through in all tasks
 MANY = 256  # components from which on the noise of the moments matters
 HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
@@ -88,7 +87,7 @@ class Candidates:
     def default(
         cls, dim: int, *, moments: Moments = "all", rounds: int = 0, centre: Centre = "public"
     ) -> "Candidates":
-        """The discriminant on every kind of public directions of (p,) embeddings; at most 36.
+        """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
         `rounds` are T further sums, an alternative to none.
         """
@@ -98,14 +97,10 @@ class Candidates:
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }
-        grid |= {
-            f"q={q} hedge {h:g}": TransformOptions(components=q, directions="hedge", mixed_share=h)
-            for q, h in product(sorted({min(q, dim) for q in COMPONENTS if q >= MANY}), HEDGES)
-        }
         settings = []
         for name, options in grid.items():
             settings.append(MethodConfig("discriminant", "discriminant", name, alone))
-            if (options.components or dim) < MANY or options.directions == "hedge":
+            if (options.components or dim) < MANY:
                 continue
             more = [{**alone, "alpha": HEAVY}] if moments == "all" else []
             more += [{**alone, "rounds": rounds}] if rounds else []

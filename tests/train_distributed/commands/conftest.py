@@ -1,6 +1,9 @@
 """Command lines of the program `blind-averaging`, in this process."""
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +40,18 @@ def sets(tmp_path) -> tuple[str, str]:
 def no_pictures(monkeypatch) -> None:
     """They take longer than all the rest."""
     monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", lambda *_: None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte, which a release and its pictures do not fit."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.fixture

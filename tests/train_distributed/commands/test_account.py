@@ -21,9 +21,3 @@ def test_account_says_whom_the_promise_needs_and_who_adds_how_much(call):
     assert "noise of each     3.73063" in by_servers
     assert "noise in the sum  5.27590" in by_users
     assert "noise in the sum  5.27590" in by_servers  # both 3.7306316 sqrt(2)
-    code, _, error = call(*promise, "--noise-by", "servers", "--honest-fraction", "0.5")
-    assert code == 2
-    assert "honest_fraction must be left out where servers add the noise" in error
-    code, _, error = call("account", "--epsilon", "1", "--delta", "1e-5", "--honest-fraction", "1")
-    assert code == 2
-    assert "honest_fraction must be left out without users" in error

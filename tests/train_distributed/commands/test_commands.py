@@ -99,19 +99,6 @@ def test_users_made_by_label_are_a_simulation(
     assert ("users were given rows by their labels" in str(report)) is not suits
 
 
-def test_a_place_that_cannot_be_written_is_found_before_noise_is_drawn(
-    call, sets, tmp_path, monkeypatch
-):
-    drawn = []
-    monkeypatch.setattr("train_distributed.one_shot.release.ReleaseRequest.release", drawn.append)
-    (tmp_path / "file").touch()
-    private, public = sets
-    out = str(tmp_path / "file" / "out")
-    code, _, error = call("run", "--embeddings", private, "--public", public, "--out", out)
-    assert (code, drawn) == (2, [])
-    assert "file" in error
-
-
 @pytest.mark.parametrize("part", [slice(None), slice(None, None, -1), slice(3, 90, 8)])
 def test_a_transform_that_has_seen_private_rows_is_refused(call, sets, tmp_path, part):
     """The whole set, the set backwards, one user's rows."""

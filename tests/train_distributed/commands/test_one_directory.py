@@ -66,9 +66,3 @@ def test_of_two_runs_into_one_directory_one_is_refused_twenty_times(sets, tmp_pa
         folder = tmp_path / f"race{place}"
         folder.mkdir()
         check_race(sets, folder, ledger, place)
-
-
-def test_a_run_refused_for_its_directory_spends_nothing(run, tmp_path, ledger) -> None:
-    (tmp_path / "made").mkdir()
-    assert run("--out", "made")[0] == 2
-    assert not ledger.path.exists()

@@ -189,26 +189,33 @@ def test_run_carries_the_encoder_if_asked(call, place, tmp_path) -> None:
     assert call(*common, "--data", str(place / "new_pictures"))[0] == 0
 
 
+def carried_and_named(call, place: Path, to: Path, encoder: str, weights: str | None) -> list[str]:
+    """A model carries its encoder, and takes it by name; options that show it new pictures."""
+    for kind in ("private", "public"):
+        pictures = str(place / f"{kind}_pictures")
+        EmbedRun(data=pictures, encoder=encoder, weights=weights, out=to / kind).run()
+    sets = ["--embeddings", str(to / "private"), "--public", str(to / "public")]
+    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
+    carried = "+".join([str(place / "network.safetensors"), *([weights] if weights else [])])
+    sets += ["--with-encoder", "--encoder-weights", carried]
+    code, _, error = call("run", *sets, "--out", str(to / "model"))
+    assert (code, error) == (0, "")
+    common = ["predict", "--model", str(to / "model"), "--data", str(place / "new_pictures")]
+    assert call(*common, "--out", str(to / "one"))[0] == 0
+    (to / "model" / "encoder.safetensors").unlink()
+    named = ["--encoder", encoder, *(["--weights", weights] if weights else [])]
+    assert call(*common, *named, "--out", str(to / "two"))[0] == 0
+    assert table(to / "one") == table(to / "two")
+    return common
+
+
 def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
     """The prefix is of the name: it must not be lost where a file stands for the encoder."""
     network = place / "network.safetensors"
-    for name in ("private", "public"):
-        pictures = str(place / f"{name}_pictures")
-        EmbedRun(data=pictures, encoder=f"mirrored:{network}", out=tmp_path / name).run()
-    sets = ["--embeddings", str(tmp_path / "private"), "--public", str(tmp_path / "public")]
-    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
-    carried = ["--with-encoder", "--encoder-weights", str(network)]
-    code, _, error = call("run", *sets, *carried, "--out", str(tmp_path / "model"))
-    assert (code, error) == (0, "")
-    common = ["--model", str(tmp_path / "model"), "--data", str(place / "new_pictures")]
-    assert call("predict", *common, "--out", str(tmp_path / "one"))[0] == 0
-    (tmp_path / "model" / "encoder.safetensors").unlink()
-    code, _, error = call("predict", *common, "--encoder", str(network))
+    common = carried_and_named(call, place, tmp_path, f"mirrored:{network}", None)
+    code, _, error = call(*common, "--encoder", str(network))
     assert code == 2
     assert "encoder must be the one that the model learned with, mirrored:network.safe" in error
-    named = ["--encoder", f"mirrored:{network}", "--out", str(tmp_path / "two")]
-    assert call("predict", *common, *named)[0] == 0
-    assert table(tmp_path / "one") == table(tmp_path / "two")
     plain = ["--embeddings", str(place / "private"), "--public", str(tmp_path / "public")]
     code, _, error = call("run", *plain, "--epsilon", "9", "--scheme", "iid", "--users", "6")
     assert code == 2
@@ -217,22 +224,8 @@ def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
 
 def test_encoders_side_by_side_are_carried_and_named(call, place, tmp_path) -> None:
     """By checkpoint and by name, each with its own size; sets joined later have the same rows."""
-    network = place / "network.safetensors"
-    name = f"concat:{network}@12+timm:resnet10t@32"
-    for kind in ("private", "public"):
-        pictures = str(place / f"{kind}_pictures")
-        EmbedRun(data=pictures, encoder=name, weights="random", out=tmp_path / kind).run()
-    sets = ["--embeddings", str(tmp_path / "private"), "--public", str(tmp_path / "public")]
-    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
-    carried = ["--with-encoder", "--encoder-weights", f"{network}+random"]
-    code, _, error = call("run", *sets, *carried, "--out", str(tmp_path / "model"))
-    assert (code, error) == (0, "")
-    common = ["--model", str(tmp_path / "model"), "--data", str(place / "new_pictures")]
-    assert call("predict", *common, "--out", str(tmp_path / "one"))[0] == 0
-    (tmp_path / "model" / "encoder.safetensors").unlink()
-    named = ["--encoder", name, "--weights", "random", "--out", str(tmp_path / "two")]
-    assert call("predict", *common, *named)[0] == 0
-    assert table(tmp_path / "one") == table(tmp_path / "two")
+    name = f"concat:{place / 'network.safetensors'}@12+timm:resnet10t@32"
+    carried_and_named(call, place, tmp_path, name, "random")
     assert call("card", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "card"))[0] == 0
     page = (tmp_path / "card" / "card.html").read_text()
     assert "concat:network.safetensors@12+timm:resnet10t@32" in page

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -131,47 +129,6 @@ def test_a_ledger_elsewhere_is_taken_unless_another_counts_the_rows(run, tmp_pat
     assert "central.ledger, which counts these rows already" in error
     assert run("--ledger", str(tmp_path / "central.ledger"))[0] == 0
     assert len(Ledger(tmp_path / "central.ledger").state().records) == 2
-
-
-def test_a_broken_chain_is_one_line_and_nothing_is_drawn(run, ledger, monkeypatch) -> None:
-    assert run()[0] == 0
-    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"epsilon": 1.0', b'"epsilon": 0.1'))
-    monkeypatch.setattr(summation, "discrete_gaussian", lambda *_: pytest.fail("drawn"))
-    before = ledger.path.read_bytes()
-    code, printed, error = run()
-    assert (code, printed, error.count("\n")) == (2, "", 1)
-    assert "must be an unbroken chain of entries, entry 1 is altered" in error
-    assert ledger.path.read_bytes() == before
-
-
-def test_a_ledger_that_cannot_be_written_stops_a_run(run, tmp_path) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    code, printed, error = run("--ledger", "nowhere/rows.ledger", "--out", "made")
-    assert (code, printed) == (2, "")
-    assert "ledger cannot be written: No such file or directory" in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", [0, 1])
-def test_out_must_not_hold_what_is_read(run, sets, tmp_path, name: int) -> None:
-    before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
-    for out in (sets[name], str(tmp_path)):
-        code, _, error = run("--out", out, "--overwrite")
-        assert code == 2
-        assert "out must not hold what the command reads" in error
-    assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of one megabyte, which a release and its pictures do not fit."""
-    place = tmp_path / "small"
-    place.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_is_one_line_before_any_noise_is_drawn(run, ledger, small_disk) -> None:

@@ -1,6 +1,5 @@
 """A federation of plain processes on loopback: quick to start, easy to kill."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -9,28 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.ports import free_port
+from tests.train_distributed.flower.plain_node import plain_vector
 from train_distributed.flower.documents.certificates import write_certificates
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import public_keys, write_party
 
 HERE = Path(__file__).parent
-
-
-def script(name: str) -> ModuleType:
-    """A script beside this file, as a module."""
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Field:
@@ -78,8 +67,7 @@ class Field:
         return process
 
     def expected(self, users: list[int]) -> np.ndarray:
-        vector = script("plain_node").plain_vector
-        vectors = [vector(user, self.federation.dimension) for user in users]
+        vectors = [plain_vector(user, self.federation.dimension) for user in users]
         return np.stack(vectors).sum(0, dtype=np.uint64)
 
     def opened(self) -> list[int]:
@@ -153,15 +141,3 @@ def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
     yield make
     left = [line for field in fields for line in field.end()]
     assert not left
-
-
-@pytest.fixture(scope="session")
-def fake() -> ModuleType:
-    """Endpoints without processes, see `fake_relay.py`."""
-    return script("fake_relay")
-
-
-@pytest.fixture(scope="session")
-def kill_matrix() -> ModuleType:
-    """Blows and scenes, see `kill_matrix.py`."""
-    return script("kill_matrix")

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from tests.train_distributed.flower import fake_relay as fake
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.progress import Log
 from train_distributed.flower.round_endpoint import RoundsEndpoint
@@ -35,8 +35,8 @@ def publish(opened: Sequence[Opened]) -> bytes:
 class Endpoints:
     """A relay with the endpoints of rounds at its nodes."""
 
-    def __init__(self, fake: ModuleType, federation: Federation, home: Path) -> None:
-        self.fake, self.federation, self.home = fake, federation, home
+    def __init__(self, federation: Federation, home: Path) -> None:
+        self.federation, self.home = federation, home
         self.drawn: dict[tuple[int, Any], int] = {}
         self.endpoints = {10 + i: self.user(i) for i in range(fake.W)}
         self.asked, self.dies = 0, -1
@@ -50,7 +50,7 @@ class Endpoints:
 
         def first() -> np.ndarray:
             count("first")
-            return self.fake.VECTORS[user]
+            return fake.VECTORS[user]
 
         def rounds(weights: np.ndarray) -> Callable[[], np.ndarray]:
             if not np.isfinite(weights).all():
@@ -62,7 +62,7 @@ class Endpoints:
 
             return draw
 
-        keys = self.fake.KEYS[user]
+        keys = fake.KEYS[user]
         return RoundsEndpoint(self.federation, user, keys, self.journal(user), first, rounds)
 
     def nodes(self) -> dict[int, str]:
@@ -79,11 +79,11 @@ class Endpoints:
 def operate(endpoints: Endpoints, log: Log | None = None) -> list[Opened]:
     state = endpoints.home / "operator"
     journal = DurableJournal(state / "journal")
-    with endpoints.fake.operator(endpoints, log or Log(), state, journal) as operator:
+    with fake.operator(endpoints, log or Log(), state, journal) as operator:
         return run_rounds(operator, state, publish)
 
 
-def check(opened: list[Opened], fake: ModuleType) -> None:
+def check(opened: list[Opened]) -> None:
     assert np.array_equal(opened[0].total, fake.VECTORS.sum(0))
     for number in range(1, T + 1):
         weights = np.frombuffer(publish(opened[:number]), "<f8")

@@ -1,14 +1,15 @@
 """Who is present is proven, nothing is spent before, and nobody takes another's name."""
 
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import DONE, Request, join, write_order
@@ -19,41 +20,41 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.secagg_server import SecAggServer
 
 
-def _order(fake: ModuleType, federation: Federation, kind: Request, body: bytes, signer: int):
+def _order(federation: Federation, kind: Request, body: bytes, signer: int):
     return write_order(federation, kind, body, fake.KEYS[signer])
 
 
-def test_orders_of_anyone_but_the_operator_do_nothing(fake: ModuleType, tmp_path: Path) -> None:
+def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
     federation = fake.agreement()
     other = replace(federation, minimum=4)
     everyone = federation.session(bytes(32)).bitmap(range(fake.W))
     start, present = bytes(32) + everyone, bytes(72)
     journal = DurableJournal(tmp_path / "journal")
     endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
-    good = _order(fake, federation, Request.START, start, FIRST_SERVER)
+    good = _order(federation, Request.START, start, FIRST_SERVER)
     forged = [
         b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
         b"\0" + start + bytes(64),
-        _order(fake, federation, Request.START, start, 1),
-        _order(fake, other, Request.START, start, FIRST_SERVER),
+        _order(federation, Request.START, start, 1),
+        _order(other, Request.START, start, FIRST_SERVER),
         good[:-1] + bytes([good[-1] ^ 1]),
-        bytes([Request.START]) + _order(fake, federation, Request.END, start, FIRST_SERVER)[1:],
+        bytes([Request.START]) + _order(federation, Request.END, start, FIRST_SERVER)[1:],
         bytes([Request.PRESENT]) + present + bytes(64),
-        _order(fake, federation, Request.PRESENT, present, 1),
-        _order(fake, federation, Request.END, bytes(33), 1),
+        _order(federation, Request.PRESENT, present, 1),
+        _order(federation, Request.END, bytes(33), 1),
     ]
     for request in forged:
         assert endpoint.answer(request)[:1] != DONE
     few = bytes(32) + federation.session(bytes(32)).bitmap([0, 1])
-    refused = endpoint.answer(_order(fake, federation, Request.START, few, FIRST_SERVER))
+    refused = endpoint.answer(_order(federation, Request.START, few, FIRST_SERVER))
     assert b"users present must be >= 3, got 2" in refused
     without = bytes(32) + federation.session(bytes(32)).bitmap([1, 2, 3])
-    refused = endpoint.answer(_order(fake, federation, Request.START, without, FIRST_SERVER))
+    refused = endpoint.answer(_order(federation, Request.START, without, FIRST_SERVER))
     assert b"users present must include user 0" in refused
     assert not (tmp_path / "journal").exists()
 
 
-def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) -> None:
+def test_a_session_is_spent_at_the_first_message_that_reveals() -> None:
     """Not by a start: one that ends before masked vectors leaves every user its session."""
     federation = fake.agreement()
     relay = fake.volatile(federation)
@@ -61,7 +62,7 @@ def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) 
     silenced = {12, 13, 14}
     ask_each = relay.ask_each
 
-    def without_shares(requests: dict[int, bytes], seconds: float | None = None):
+    def without_shares(requests: Mapping[int, bytes], seconds: float | None = None):
         for node, answer in ask_each(requests, seconds):
             if requests[node][0] != Request.DELIVER or node not in silenced:
                 yield node, answer
@@ -74,7 +75,7 @@ def test_a_session_is_spent_at_the_first_message_that_reveals(fake: ModuleType) 
     assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
 
 
-def test_with_too_few_present_nobody_spends_anything(fake: ModuleType) -> None:
+def test_with_too_few_present_nobody_spends_anything() -> None:
     relay = fake.volatile(fake.agreement(minimum=4))
     kept = {node: relay.endpoints.pop(node) for node in (10, 11)}
     log, asked = Log(), []
@@ -97,7 +98,7 @@ class Impostor:
 
 
 @pytest.mark.parametrize("victim", [3, FIRST_SERVER, FIRST_SERVER + 1, 99])
-def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int, fake: ModuleType) -> None:
+def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int) -> None:
     """An insider at a lower node, with its own good keys, claims another's name."""
     federation = fake.agreement()
     relay = fake.volatile(federation)
@@ -119,7 +120,7 @@ def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int, fake: Mo
     assert any(text.startswith("node 5: ") for text in log.refused)
 
 
-def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
+def test_an_answer_to_another_node_is_no_proof() -> None:
     """The insider shows what user 3 has answered, at another node or to an earlier order."""
     relay = fake.volatile(fake.agreement())
     earlier = fake.volatile(relay.federation)
@@ -138,7 +139,7 @@ def test_an_answer_to_another_node_is_no_proof(fake: ModuleType) -> None:
     assert any("node 5: BadSignature" in text for text in log.refused)
 
 
-def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType) -> None:
+def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:
     relay = fake.volatile(fake.agreement())
     relay.endpoints[30] = relay.user(3)
     log = Log()
@@ -148,7 +149,7 @@ def test_of_two_nodes_with_one_identity_the_first_proven_stays(fake: ModuleType)
     assert relay.drawn[3] == 1
 
 
-def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
+def test_a_listed_node_key_is_the_only_way_in() -> None:
     nodes = {3: f"{13:064x}", 4: f"{77:064x}"}
     federation = fake.agreement(nodes=nodes)
     relay, log = fake.volatile(federation), Log()
@@ -161,7 +162,7 @@ def test_a_listed_node_key_is_the_only_way_in(fake: ModuleType) -> None:
     ]
 
 
-def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
+def test_a_question_asked_again_gets_the_same_answer() -> None:
     relay = fake.volatile(fake.agreement())
     given: list[tuple[int, bytes, bytes]] = []
     relay.after = lambda *exchange: given.append(exchange)
@@ -176,7 +177,7 @@ def test_a_question_asked_again_gets_the_same_answer(fake: ModuleType) -> None:
     assert set(relay.drawn.values()) == {1}
 
 
-def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
+def test_words_of_the_network_are_shown_escaped() -> None:
     relay = fake.volatile(fake.agreement())
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
     relay.endpoints[9] = Impostor(lambda request: b"\1" + shouted)
@@ -189,11 +190,11 @@ def test_words_of_the_network_are_shown_escaped(fake: ModuleType) -> None:
     assert "\\x1b[2J" in text
 
 
-def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
+def test_a_long_answer_is_a_refusal() -> None:
     relay = fake.volatile(fake.agreement())
     ask_each, most = relay.ask_each, relay.federation.largest_frame
 
-    def longer(requests: dict[int, bytes], seconds: float | None = None):
+    def longer(requests: Mapping[int, bytes], seconds: float | None = None):
         for node, answer in ask_each(requests, seconds):
             first = requests[node][0] == Request.DELIVER and node == 12
             yield node, DONE + join([bytes(most)]) if first else answer
@@ -208,7 +209,7 @@ def test_a_long_answer_is_a_refusal(fake: ModuleType) -> None:
 
 
 def test_a_full_disk_of_a_user_is_said_at_both_ends(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     federation = fake.agreement()
     relay = fake.volatile(federation)
@@ -227,7 +228,7 @@ def test_a_full_disk_of_a_user_is_said_at_both_ends(
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
 
 
-def test_a_replayed_session_spends_and_reveals_nothing(fake: ModuleType) -> None:
+def test_a_replayed_session_spends_and_reveals_nothing() -> None:
     """All that was asked of user 2, asked again when the session is over; two were agreed."""
     relay = fake.volatile(fake.agreement(sessions=2))
     asked: list[bytes] = []
@@ -243,9 +244,7 @@ def test_a_replayed_session_spends_and_reveals_nothing(fake: ModuleType) -> None
     assert relay.drawn[2] == 2
 
 
-def test_the_coordinator_holds_one_vector_at_a_time(
-    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_coordinator_holds_one_vector_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next answer is fetched only when the last one has been added."""
     relay = fake.volatile(fake.agreement())
     taken, yielded, receive = 0, 0, SecAggServer.receive

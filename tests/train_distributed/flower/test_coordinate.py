@@ -4,11 +4,11 @@ import hashlib
 import struct
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from train_distributed.flower.coordinator import Log
 from train_distributed.flower.documents.federation import Enrolment, Federation
 from train_distributed.flower.endpoint import UserEndpoint
@@ -24,7 +24,7 @@ from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 
 
-def test_the_sum_is_exact(fake: ModuleType) -> None:
+def test_the_sum_is_exact() -> None:
     federation, log = fake.agreement(), Log()
     opened = fake.operate(fake.volatile(federation), log)
     assert np.array_equal(opened.total, fake.VECTORS.sum(0))
@@ -33,7 +33,7 @@ def test_the_sum_is_exact(fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("stage", range(6))
-def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType) -> None:
+def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
     federation, log = fake.agreement(), Log()
     relay = fake.volatile(federation)
     relay.dies_at[12] = stage
@@ -52,7 +52,7 @@ def test_secagg_completes_without_a_user_that_dies(stage: int, fake: ModuleType)
     assert log.missing == {2: steps[stage]}
 
 
-def test_below_the_minimum_nothing_is_released(fake: ModuleType) -> None:
+def test_below_the_minimum_nothing_is_released() -> None:
     federation, log = fake.agreement(), Log()
     relay = fake.volatile(federation)
     relay.dies_at = {10: 0, 11: 0, 12: 0}
@@ -65,9 +65,7 @@ def test_below_the_minimum_nothing_is_released(fake: ModuleType) -> None:
     "garbled",
     [b"", DONE, DONE + b"\0\0\0\1", DONE + join([b"\0\0\0\2"]), DONE + join([b"\0\0\0\2", b"x"])],
 )
-def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
-    garbled: bytes, fake: ModuleType
-) -> None:
+def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(garbled: bytes) -> None:
     federation, log = fake.agreement(), Log()
     relay = fake.volatile(federation)
     relay.garble = lambda node, answer: garbled if node == 12 else answer
@@ -76,7 +74,7 @@ def test_a_node_that_talks_nonsense_is_a_node_that_is_missing(
     assert set(log.missing) == {2}
 
 
-def test_a_restarted_user_submits_no_second_time(tmp_path: Path, fake: ModuleType) -> None:
+def test_a_restarted_user_submits_no_second_time(tmp_path: Path) -> None:
     for sessions, runs in ((1, 1), (2, 2)):
         federation = fake.agreement(sessions=sessions)
         folder = tmp_path / str(sessions)
@@ -91,7 +89,7 @@ def test_a_restarted_user_submits_no_second_time(tmp_path: Path, fake: ModuleTyp
         assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
 
 
-def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:
+def test_an_endpoint_survives_any_request() -> None:
     federation = fake.agreement()
     endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
     for request in (b"", b"\xff", b"\0short", bytes([Request.DELIVER]) + join([b"x"]), b"\2"):
@@ -104,7 +102,7 @@ def test_an_endpoint_survives_any_request(fake: ModuleType) -> None:
         UserEndpoint(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], VolatileJournal())
 
 
-def test_users_look_for_questions_less_often_the_more_there_are(fake: ModuleType) -> None:
+def test_users_look_for_questions_less_often_the_more_there_are() -> None:
     federation = fake.agreement()
     crowd = replace(federation, users={i: new_seed().hex() for i in range(1000)})
     assert crowd.poll_seconds == 20.0
@@ -120,7 +118,7 @@ def test_lists_of_bytes_are_read_strictly() -> None:
             split(bad)
 
 
-def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path, fake: ModuleType) -> None:
+def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     federation = fake.agreement(task={"step": 0.5, "method": "x"})
     federation.save(tmp_path / "federation.json")
     again = Federation.load(tmp_path / "federation.json")

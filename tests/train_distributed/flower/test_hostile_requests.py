@@ -3,11 +3,11 @@
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from train_distributed.flower.coordinator import Log
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.orders import DONE, Request, join, split, write_order
@@ -25,7 +25,7 @@ class Echo(UserEndpoint):
         return split(body)
 
 
-def test_the_answers_that_are_kept_have_a_limit(fake: ModuleType) -> None:
+def test_the_answers_that_are_kept_have_a_limit() -> None:
     """Whoever repeats a request gets the same answer; who makes up requests is refused in time."""
     federation = fake.agreement(dimension=1)
     keys = fake.KEYS[0]
@@ -69,7 +69,7 @@ class Changing:
     "change", [lambda messages: messages * 2, lambda _: [bytes(10**6)]], ids=["twice", "long"]
 )
 def test_a_user_that_answers_a_start_with_more_than_an_advertisement_is_left_out(
-    change: Callable[[list[bytes]], list[bytes]], fake: ModuleType, tmp_path: Path
+    change: Callable[[list[bytes]], list[bytes]], tmp_path: Path
 ) -> None:
     """What users say first is kept until the end: it has its size, and no more is written down."""
     federation, log = fake.agreement(), Log()

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.train_distributed.flower import kill_matrix
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,9 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("stage", range(6))
-def test_a_killed_operator_opens_the_sum_of_all(
-    stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
-) -> None:
+def test_a_killed_operator_opens_the_sum_of_all(stage: int, make_field: Callable[..., Any]) -> None:
     """With one session agreed: every user submits once, and nobody is lost."""
     field = make_field()
     outcome = kill_matrix.struck(field, kill_matrix.STAGES[stage], kill_matrix.kill_operator)
@@ -26,19 +25,20 @@ def test_a_killed_operator_opens_the_sum_of_all(
 @pytest.mark.parametrize("stage", range(6))
 @pytest.mark.parametrize("blow", ["kill_node", "restart_node", "kill_carrier"])
 def test_a_killed_node_is_one_user_less_at_most(
-    blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+    blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
     field = make_field()
     name = kill_matrix.STAGES[stage]
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users is not None, field.logs()
     assert set(outcome.users) >= {0, 1, 2, 4}
+    assert field.status()["missing"].keys() <= {"user 3"}
 
 
 @pytest.mark.parametrize("stage", range(6))
 @pytest.mark.parametrize("blow", ["stop_node", "stop_operator", "kill_hub"])
 def test_what_comes_back_in_time_loses_nobody(
-    blow: str, stage: int, make_field: Callable[..., Any], kill_matrix: ModuleType
+    blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
     field = make_field()
     name = kill_matrix.STAGES[stage]
@@ -47,9 +47,7 @@ def test_what_comes_back_in_time_loses_nobody(
 
 
 @pytest.mark.parametrize("scene", ["twins", "same_key", "older", "younger"])
-def test_doubles_and_ages(
-    scene: str, make_field: Callable[..., Any], kill_matrix: ModuleType
-) -> None:
+def test_doubles_and_ages(scene: str, make_field: Callable[..., Any]) -> None:
     field = make_field()
     outcome = getattr(kill_matrix, scene)(field)
     if scene == "younger" and outcome.users is None:  # too slow a machine to start them in time
@@ -78,3 +76,4 @@ def test_a_finished_federation_ends_by_itself(make_field: Callable[..., Any]) ->
     assert field.opened() == list(range(5))
     assert [node.wait(60) for node in nodes] == [0] * len(nodes)
     assert not field.left()
+    assert (field.status()["missing"], field.status()["refused"]) == ({}, [])

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator, superlink
 from train_distributed.flower.endpoint import UserEndpoint
@@ -87,13 +87,13 @@ def _wrong_commitment(machine: Any, payload: bytes) -> bytes:
     return wrong
 
 
-def _run(fake: ModuleType, relay: Any, state: Path, log: Log):
+def _run(relay: Any, state: Path, log: Log):
     with fake.operator(relay, log, state, DurableJournal(state / "journal")) as operator:
         return run_session(operator)
 
 
-def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) -> Any:
-    relay = fake.volatile(fake.agreement(dropout_fraction=0.2, **changes))
+def _with_insider(kind: Kind, change: Change, **changes: Any) -> Any:
+    relay: Any = fake.volatile(fake.agreement(dropout_fraction=0.2, **changes))
     insider = Insider(relay.endpoints[10 + INSIDER], fake.KEYS[INSIDER].signing, kind, change)
     relay.endpoints[10 + INSIDER] = insider
     return relay
@@ -108,12 +108,12 @@ def _with_insider(fake: ModuleType, kind: Kind, change: Change, **changes: Any) 
     ids=["garbage", "false shares"],
 )
 def test_a_dealer_is_named_and_costs_the_others_nothing(
-    kind: Kind, change: Change, missing: Any, fake: ModuleType, tmp_path: Path
+    kind: Kind, change: Change, missing: Any, tmp_path: Path
 ) -> None:
     """Also where it shows only when the sum is opened: the others sum the vectors they drew."""
-    relay = _with_insider(fake, kind, change)
+    relay = _with_insider(kind, change)
     log = Log()
-    opened = _run(fake, relay, tmp_path, log)
+    opened = _run(relay, tmp_path, log)
     honest = [user for user in range(fake.W) if user != INSIDER]
     assert opened.users == frozenset(honest)
     assert np.array_equal(opened.total, fake.VECTORS[honest].sum(0))
@@ -123,30 +123,28 @@ def test_a_dealer_is_named_and_costs_the_others_nothing(
     assert missing is None or log.missing == missing
 
 
-def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(tmp_path: Path) -> None:
     """Nobody but the partner knows the mask that it shares with the dealer."""
-    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment, sessions=2)
+    relay = _with_insider(Kind.ADVERTISE, _wrong_commitment, sessions=2)
     relay.endpoints[10] = Gone(relay.endpoints[10])
-    opened = _run(fake, relay, tmp_path, Log())
+    opened = _run(relay, tmp_path, Log())
     honest = [user for user in range(fake.W) if user != INSIDER]
     assert opened.users <= frozenset(honest)
     assert all(relay.drawn[user] == 2 for user in opened.users)
 
 
 def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment)
+    relay = _with_insider(Kind.ADVERTISE, _wrong_commitment)
     with monkeypatch.context() as patched:
         patched.setattr(SecAggServer, "finish", _killed)
         with pytest.raises(Killed):
-            _run(fake, relay, tmp_path, Log())
+            _run(relay, tmp_path, Log())
     relay.endpoints.clear()  # what was answered is written down
     monkeypatch.setattr(coordinator, "END_SECONDS", 0.0)
     log = Log()
-    opened = _run(fake, relay, tmp_path, log)
+    opened = _run(relay, tmp_path, log)
     honest = [user for user in range(fake.W) if user != INSIDER]
     assert np.array_equal(opened.total, fake.VECTORS[honest].sum(0))
     assert log.missing == {INSIDER: "unmask"}
@@ -165,27 +163,23 @@ class Gone:
         return self.endpoint.answer(request)
 
 
-def test_where_several_sessions_are_agreed_no_noise_is_in_two_of_them(
-    fake: ModuleType, tmp_path: Path
-) -> None:
-    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_one, sessions=2)
+def test_where_several_sessions_are_agreed_no_noise_is_in_two_of_them(tmp_path: Path) -> None:
+    relay = _with_insider(Kind.KEY_SHARES, _garbage_for_one, sessions=2)
     masked = [user for user in range(fake.W) if user not in (INSIDER, 0)]
-    _run(fake, relay, tmp_path, Log())
+    _run(relay, tmp_path, Log())
     assert [relay.drawn[user] for user in masked] == [2] * len(masked)
     assert relay.drawn[0] == 1  # it complained in place of masking
 
 
-def test_a_user_whose_vector_is_masked_again_has_signed_nothing_before(
-    fake: ModuleType, tmp_path: Path
-) -> None:
-    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_one)
-    opened = _run(fake, relay, tmp_path, Log())
+def test_a_user_whose_vector_is_masked_again_has_signed_nothing_before(tmp_path: Path) -> None:
+    relay = _with_insider(Kind.KEY_SHARES, _garbage_for_one)
+    opened = _run(relay, tmp_path, Log())
     assert INSIDER not in opened.users
     assert all(relay.drawn[user] == 1 for user in opened.users)
 
 
 def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
 
@@ -195,16 +189,16 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
 
     monkeypatch.setattr(superlink, "coordinate", always)
     with pytest.raises(Misbehaviour):
-        _run(fake, fake.volatile(fake.agreement()), tmp_path, Log())
+        _run(fake.volatile(fake.agreement()), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]
 
 
 @pytest.mark.parametrize("step", ["leave_out", "forget", "begin"])
 @pytest.mark.parametrize("done", [False, True])
 def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
-    step: str, done: bool, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay = _with_insider(fake, Kind.KEY_SHARES, _garbage_for_everyone)
+    relay = _with_insider(Kind.KEY_SHARES, _garbage_for_everyone)
     with monkeypatch.context() as patched:
         plain, calls = getattr(Record, step), []
 
@@ -218,9 +212,9 @@ def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
 
         patched.setattr(Record, step, killing)
         with pytest.raises(Killed):
-            _run(fake, relay, tmp_path, Log())
+            _run(relay, tmp_path, Log())
     log = Log()
-    opened = _run(fake, relay, tmp_path, log)
+    opened = _run(relay, tmp_path, log)
     assert INSIDER not in opened.users
     assert relay.endpoints[10 + INSIDER].started == 1  # it was not asked again
     assert any(f"user {INSIDER}: left out: " in line for line in log.refused)
@@ -240,17 +234,17 @@ def test_who_is_left_out_is_read_strictly(tmp_path: Path) -> None:
             pass
 
 
-def test_an_operator_that_gives_up_begins_anew(fake: ModuleType, tmp_path: Path) -> None:
+def test_an_operator_that_gives_up_begins_anew(tmp_path: Path) -> None:
     """Too few are left: whoever starts it again decides for himself."""
-    relay = _with_insider(fake, Kind.ADVERTISE, _wrong_commitment)
+    relay = _with_insider(Kind.ADVERTISE, _wrong_commitment)
     relay.endpoints[10] = Gone(relay.endpoints[10])
     with pytest.raises(ProtocolError, match="users present must be >= 3"):
-        _run(fake, relay, tmp_path, Log())
+        _run(relay, tmp_path, Log())
     with Record(tmp_path) as record:
         assert record.left_out == {}
 
 
-def test_an_operator_cannot_start_sessions_until_it_likes_the_graph(fake: ModuleType) -> None:
+def test_an_operator_cannot_start_sessions_until_it_likes_the_graph() -> None:
     relay = fake.volatile(fake.agreement())
     endpoint, federation = relay.endpoints[10], relay.federation
 

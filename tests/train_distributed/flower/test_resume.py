@@ -3,12 +3,12 @@
 import struct
 import zlib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.rounds_relay import Killed
 from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.orders import Request
@@ -21,7 +21,7 @@ from train_distributed.store.store import read_store
 ANSWERS = 5 + 5 * 5  # that a session needs: of PRESENT, then of START and what follows
 
 
-def _operate(fake: ModuleType, relay: Any, state: Path, log: Log | None = None):
+def _operate(relay: Any, state: Path, log: Log | None = None):
     return fake.operate(relay, log, state, DurableJournal(state / "journal"))
 
 
@@ -42,9 +42,7 @@ def _spare(relay: Any) -> None:
     relay.before, relay.after = lambda *_: None, lambda *_: None
 
 
-def test_killed_at_every_question_it_opens_the_same_session(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_killed_at_every_question_it_opens_the_same_session(tmp_path: Path) -> None:
     """Before the question has arrived, then after its answer was given."""
     for count in range(ANSWERS):
         relay = fake.volatile(fake.agreement())
@@ -53,29 +51,29 @@ def test_killed_at_every_question_it_opens_the_same_session(
         for answered, asked in ((False, count), (True, min(count, presence))):
             _kill_at(relay, asked, answered=answered)
             with pytest.raises(Killed):
-                _operate(fake, relay, state)
+                _operate(relay, state)
         _spare(relay)
-        opened = _operate(fake, relay, state)
+        opened = _operate(relay, state)
         assert opened.users == frozenset(range(fake.W))
         assert np.array_equal(opened.total, fake.VECTORS.sum(0))
         assert set(relay.drawn.values()) == {1}
 
 
 def test_killed_twice_and_killed_after_the_end(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordination, "END_SECONDS", 0.0)
     relay = fake.volatile(fake.agreement())
     for count in (9, 14):
         _kill_at(relay, count, answered=True)
         with pytest.raises(Killed):
-            _operate(fake, relay, tmp_path)
+            _operate(relay, tmp_path)
     _spare(relay)
-    total = _operate(fake, relay, tmp_path).total
+    total = _operate(relay, tmp_path).total
     for node in list(relay.endpoints):  # it was killed before the model was saved: nobody is needed
         del relay.endpoints[node]
     relay.nodes = lambda: {}
-    assert np.array_equal(_operate(fake, relay, tmp_path).total, total)
+    assert np.array_equal(_operate(relay, tmp_path).total, total)
     settle(tmp_path)
     with Record(tmp_path) as record:
         assert record.session is None
@@ -83,35 +81,33 @@ def test_killed_twice_and_killed_after_the_end(
 
 
 @pytest.mark.parametrize("gone", [1, 3])
-def test_users_that_die_with_the_operator_are_dropouts(
-    gone: int, fake: ModuleType, tmp_path: Path
-) -> None:
+def test_users_that_die_with_the_operator_are_dropouts(gone: int, tmp_path: Path) -> None:
     """Killed while masked vectors come: with the sum of the others, or a named refusal."""
     relay = fake.volatile(fake.agreement())
     _kill_at(relay, 5 + 5 + 5 + 3, answered=True)
     with pytest.raises(Killed):
-        _operate(fake, relay, tmp_path)
+        _operate(relay, tmp_path)
     _spare(relay)
     for node in range(14, 14 - gone, -1):
         relay.endpoints[node] = relay.user(node - 10)  # started again: without its session
     log = Log()
     if gone == 1:
-        opened = _operate(fake, relay, tmp_path, log)
+        opened = _operate(relay, tmp_path, log)
         assert np.array_equal(opened.total, fake.VECTORS[sorted(opened.users)].sum(0))
         assert opened.users >= frozenset(range(4))
     else:
         with pytest.raises(ProtocolError):
-            _operate(fake, relay, tmp_path, log)
+            _operate(relay, tmp_path, log)
         assert any("START must come first" in text for text in log.refused)
     assert max(relay.drawn.values()) == 1
 
 
-def test_a_record_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+def test_a_record_of_before_goes_on(tmp_path: Path) -> None:
     """Version 0.1 wrote entries of another form, of which the last may be torn."""
     relay = fake.volatile(fake.agreement())
     _kill_at(relay, 17, answered=True)
     with pytest.raises(Killed):
-        _operate(fake, relay, tmp_path)
+        _operate(relay, tmp_path)
     entries = []
     for row in read_store(tmp_path / "session", "record"):
         kind, *numbers = row.name.split("/")
@@ -125,7 +121,7 @@ def test_a_record_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
         assert record.session is not None
     found = read_store(tmp_path / "session", "record")
     assert len(found) == len(entries) - 1
-    assert np.array_equal(_operate(fake, relay, tmp_path).total, fake.VECTORS.sum(0))
+    assert np.array_equal(_operate(relay, tmp_path).total, fake.VECTORS.sum(0))
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
@@ -158,7 +154,7 @@ def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> No
 
 
 def test_a_full_disk_ends_it_before_anything_follows(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay = fake.volatile(fake.agreement())
     asked: list[int] = []
@@ -171,7 +167,7 @@ def test_a_full_disk_ends_it_before_anything_follows(
 
         patched.setattr(Record, "sync", full)
         with pytest.raises(OSError, match="No space left on device"):
-            _operate(fake, relay, tmp_path)
+            _operate(relay, tmp_path)
     assert Request.DELIVER not in asked
     assert set(relay.drawn.values()) == {0}
-    assert np.array_equal(_operate(fake, relay, tmp_path).total, fake.VECTORS.sum(0))
+    assert np.array_equal(_operate(relay, tmp_path).total, fake.VECTORS.sum(0))

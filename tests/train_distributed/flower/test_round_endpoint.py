@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.rounds_relay import D, Endpoints, T, vector_at
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import UserEndpoint
@@ -22,8 +22,8 @@ def words_of(answer: bytes) -> str:
     return answer[1:].decode()
 
 
-def test_a_user_refuses_rounds_that_were_not_agreed_on(fake: ModuleType, tmp_path: Path) -> None:
-    endpoints = Endpoints(fake, fake.agreement(rounds=T, round_dimension=D), tmp_path)
+def test_a_user_refuses_rounds_that_were_not_agreed_on(tmp_path: Path) -> None:
+    endpoints = Endpoints(fake.agreement(rounds=T, round_dimension=D), tmp_path)
     endpoint, agreed, keys = endpoints.endpoints[10], endpoints.federation, fake.KEYS[FIRST_SERVER]
     chain, weights = new_seed(), np.zeros(D, "<f8").tobytes()
     for number in (0, T + 1, 2**31):
@@ -48,7 +48,7 @@ def test_a_user_refuses_rounds_that_were_not_agreed_on(fake: ModuleType, tmp_pat
     assert again.answer(order)[:1] == DONE
 
 
-def test_no_message_of_a_round_means_anything_in_another(fake: ModuleType) -> None:
+def test_no_message_of_a_round_means_anything_in_another() -> None:
     agreed = fake.agreement(rounds=T, round_dimension=D)
     chain, zeros, ones = new_seed(), bytes(16), np.ones(D, "<f8").tobytes()
     digests = {
@@ -76,7 +76,7 @@ class Spending(VolatileJournal):
         self.steps.append(step)
 
 
-def test_a_user_that_comes_late_spends_its_session_before_a_round(fake: ModuleType) -> None:
+def test_a_user_that_comes_late_spends_its_session_before_a_round() -> None:
     """And one whose ledger allows no session draws no vector."""
     agreed = fake.agreement(rounds=T, round_dimension=D)
     keys, chain, drawn = fake.KEYS[FIRST_SERVER], new_seed(), []
@@ -113,14 +113,12 @@ def test_a_user_that_comes_late_spends_its_session_before_a_round(fake: ModuleTy
 
 
 @pytest.mark.parametrize("changes", [{"rounds": 2}, {"round_dimension": 2}, {"rounds": -1}])
-def test_rounds_without_their_dimension_are_refused(
-    changes: dict[str, int], fake: ModuleType
-) -> None:
+def test_rounds_without_their_dimension_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="rounds and round_dimension must be > 0 together"):
         fake.agreement(**changes)
 
 
-def test_a_federation_without_rounds_is_what_it_was(fake: ModuleType, tmp_path: Path) -> None:
+def test_a_federation_without_rounds_is_what_it_was(tmp_path: Path) -> None:
     for agreed in (
         fake.agreement(),
         fake.agreement(rounds=T, round_dimension=D),

@@ -3,12 +3,12 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.rounds_relay import (
     D,
     Endpoints,
@@ -29,21 +29,21 @@ from train_distributed.secure_sum.wire import words_to_bytes
 
 
 @pytest.fixture
-def make(fake: ModuleType, tmp_path: Path) -> Callable[..., Endpoints]:
+def make(tmp_path: Path) -> Callable[..., Endpoints]:
     def endpoints(**changes: Any) -> Endpoints:
         agreed = fake.agreement(rounds=T, round_dimension=D, **changes)
-        return Endpoints(fake, agreed, tmp_path)
+        return Endpoints(agreed, tmp_path)
 
     return endpoints
 
 
 def test_every_round_sums_what_users_submit_at_the_weights_before(
-    make: Callable[..., Endpoints], fake: ModuleType
+    make: Callable[..., Endpoints],
 ) -> None:
     endpoints, log = make(), Log()
     opened = operate(endpoints, log)
     assert len(opened) == 1 + T
-    check(opened, fake)
+    check(opened)
     assert log.refused == []
     assert len(log.sent_after) == 1 + T
     assert set(endpoints.drawn.values()) == {1}
@@ -53,7 +53,7 @@ def test_every_round_sums_what_users_submit_at_the_weights_before(
     assert set(endpoints.drawn.values()) == {1}
 
 
-def killed_and_started_again(endpoints: Endpoints, fake: ModuleType, at: int) -> bool:
+def killed_and_started_again(endpoints: Endpoints, at: int) -> bool:
     endpoints.dies = at
     try:
         opened = operate(endpoints)
@@ -62,32 +62,32 @@ def killed_and_started_again(endpoints: Endpoints, fake: ModuleType, at: int) ->
         endpoints.dies = -1
         opened = operate(endpoints)
     assert len(opened) == 1 + T
-    check(opened, fake)
+    check(opened)
     assert set(endpoints.drawn.values()) == {1}
     return True
 
 
 @pytest.mark.parametrize("at", [17, 62])
 def test_an_operator_that_was_killed_goes_on_and_nobody_answers_twice(
-    at: int, make: Callable[..., Endpoints], fake: ModuleType
+    at: int, make: Callable[..., Endpoints]
 ) -> None:
-    assert killed_and_started_again(make(), fake, at)
+    assert killed_and_started_again(make(), at)
 
 
 @pytest.mark.slow
-def test_killed_at_every_question_it_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+def test_killed_at_every_question_it_goes_on(tmp_path: Path) -> None:
     agreed, at = fake.agreement(rounds=T, round_dimension=D), 0
     while True:
         home = tmp_path / str(at)
         home.mkdir()
-        if not killed_and_started_again(Endpoints(fake, agreed, home), fake, at):
+        if not killed_and_started_again(Endpoints(agreed, home), at):
             break
         at += 1
     assert at > 80
 
 
 def test_a_user_that_was_started_again_answers_no_round_twice(
-    make: Callable[..., Endpoints], fake: ModuleType
+    make: Callable[..., Endpoints],
 ) -> None:
     endpoints = make()
     endpoints.dies = 60  # somewhere in the rounds
@@ -105,7 +105,7 @@ def test_a_user_that_was_started_again_answers_no_round_twice(
 
 
 def test_a_round_that_fails_is_the_last_and_what_was_opened_is_kept(
-    make: Callable[..., Endpoints], fake: ModuleType
+    make: Callable[..., Endpoints],
 ) -> None:
     endpoints, log = make(), Log()
     agreed = endpoints.endpoints[10]
@@ -128,19 +128,19 @@ def test_a_round_that_fails_is_the_last_and_what_was_opened_is_kept(
     assert any("round 2 was the last" in line for line in log.refused)
 
 
-def test_two_sessions_are_two_chains(make: Callable[..., Endpoints], fake: ModuleType) -> None:
+def test_two_sessions_are_two_chains(make: Callable[..., Endpoints]) -> None:
     endpoints = make(sessions=2)
-    check(operate(endpoints), fake)
+    check(operate(endpoints))
     assert not any(endpoint.over for endpoint in endpoints.endpoints.values())
     with Record(endpoints.home / "operator") as record:
         record.forget()
     forget(endpoints.home / "operator")
-    check(operate(endpoints), fake)
+    check(operate(endpoints))
     assert all(endpoint.over for endpoint in endpoints.endpoints.values())
     assert set(endpoints.drawn.values()) == {2}
 
 
-def test_what_a_chain_keeps_is_what_was_opened(fake: ModuleType, tmp_path: Path) -> None:
+def test_what_a_chain_keeps_is_what_was_opened(tmp_path: Path) -> None:
     agreed = fake.agreement(rounds=T, round_dimension=D)
     chain = Chain(tmp_path, agreed)
     first = Opened(fake.VECTORS[0], frozenset({0, 2, 4}))
@@ -157,7 +157,7 @@ def test_what_a_chain_keeps_is_what_was_opened(fake: ModuleType, tmp_path: Path)
 
 
 def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the first file is gone, an operator would take old sums for new ones."""
     agreed = fake.agreement(rounds=T, round_dimension=D)
@@ -177,7 +177,7 @@ def test_a_chain_that_is_being_forgotten_is_no_part_of_the_next(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_chain_of_before_goes_on(fake: ModuleType, tmp_path: Path) -> None:
+def test_a_chain_of_before_goes_on(tmp_path: Path) -> None:
     """Version 0.1 wrote a file for each of its parts."""
     agreed = fake.agreement(rounds=T, round_dimension=D)
     bitmap = agreed.session(bytes(32)).bitmap(frozenset({0, 2, 4}))

@@ -140,11 +140,8 @@ def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() ->
 def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
     filled = known(3.0, rows=100).transform("discriminant", TransformOptions(), 1280)
     assert (filled.directions, filled.components) == ("hedge", 256)
-    assert filled.mixed_share == 0.15
     assert known(1e-3).transform("discriminant", TransformOptions(), 1280).components == 16
     assert known(3.0).transform("softmax", TransformOptions(), 1280).directions == "tempered"
-    with pytest.raises(ValueError, match="mixed_share must be left out with directions 'mixed'"):
-        known().transform("class-sums", TransformOptions(9, "mixed", 0.3), 1280)
     given = TransformOptions(components=7, directions="mixed")
     assert known().transform("discriminant", given, 1280) == given
     assert known().transform("class-sums", TransformOptions(), 1280).directions == "principal"

@@ -1,4 +1,4 @@
-"""Whole sessions of protocol B, to be run message by message."""
+"""Whole sessions of protocol `secagg`, to be run message by message."""
 
 import os
 import subprocess
@@ -91,7 +91,7 @@ def make_secagg() -> Callable[..., SecAggParties]:
 
 @dataclass
 class Drive:
-    """Runs protocol B to its end; `answer` and `ask` may change or drop what is sent.
+    """Runs protocol `secagg` to its end; `answer` and `ask` may change or drop what is sent.
 
     `answer(kind, user, message)` is what a user sends, `ask(kind, user, message)` what it is sent;
     None is silence. What is refused is noted, and goes no further.

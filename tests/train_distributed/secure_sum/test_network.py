@@ -52,7 +52,7 @@ def damage(message: bytes, how: str, n: int) -> tuple[bytes, type[errors.Protoco
 
 
 class SecAggNetwork(RuleBasedStateMachine):
-    """Protocol B behind a relay that delays, repeats and damages; silent users count as dropped."""
+    """`secagg` behind a relay that delays, repeats and damages; silent users count as dropped."""
 
     completed = 0
 

@@ -1,4 +1,4 @@
-"""Every decoder of protocol B under mutated messages: refused by name, memory flat.
+"""Every decoder of protocol `secagg` under mutated messages: refused by name, memory flat.
 
 A mutation is made by an outsider (the bytes change, the signature does not) or by the party itself
 (its payload changes, and it signs that): the second reaches every inner decoder.

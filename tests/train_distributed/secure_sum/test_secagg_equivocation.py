@@ -177,13 +177,15 @@ def test_a_user_skipped_after_masking_keeps_its_seed(make_secagg: Callable, driv
     assert len(revealed) == 6
 
 
-def test_too_few_survivors_or_sharers_are_not_agreed_to(liar: Liar) -> None:
+def test_survivors_are_enough_include_the_user_and_are_agreed_to_once(liar: Liar) -> None:
     liar.until_masked()
     four = frozenset({0, 1, 2, 3})
     with pytest.raises(errors.TooFewUsers, match="survived must be >= 5, got 4"):
         liar.tell(Kind.SURVIVORS, 0, liar.session.bitmap(four))
     with pytest.raises(errors.SetMismatch, match="must include this user"):
         liar.tell(Kind.SURVIVORS, 0, liar.session.bitmap(EVERYBODY - {0}))
+    with pytest.raises(errors.OutOfOrder, match="SURVIVORS must come next"):
+        liar.tell(Kind.UNMASK, 0, bytes(2))
     liar.survive(EVERYBODY, frozenset({0}))
     with pytest.raises(errors.ReplayedMessage):
         liar.tell(Kind.SURVIVORS, 0, liar.session.bitmap(EVERYBODY))

@@ -1,4 +1,4 @@
-"""One registered user breaks protocol B in every way it can: it is named, the sum is exact."""
+"""One registered user breaks `secagg` in every way it can: it is named, the sum is exact."""
 
 import contextlib
 import hashlib

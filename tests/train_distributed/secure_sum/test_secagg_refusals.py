@@ -1,4 +1,4 @@
-"""What a user and the server of protocol B refuse: contradictory, early, dishonest messages."""
+"""Refusals of a user and the server of `secagg`: contradictory, early, dishonest messages."""
 
 from collections.abc import Callable
 
@@ -38,19 +38,6 @@ def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> Non
         parties.users[0].receive(question)  # not even the same request twice
     with pytest.raises(errors.OutOfOrder):
         parties.users[0].receive(parties.sign(Kind.UNMASK, SERVER, 0, fewer))
-
-
-def test_survivors_must_be_enough_and_include_the_user(make_secagg: Callable) -> None:
-    parties = make_secagg(np.zeros((5, 3), np.uint64), minimum=4)
-    parties.questions(Kind.SURVIVORS)
-    for users, error in [((0, 1, 2), errors.TooFewUsers), ((1, 2, 3, 4), errors.SetMismatch)]:
-        bitmap = parties.setup.session.bitmap(users)
-        question = parties.sign(Kind.SURVIVORS, SERVER, 0, bitmap)
-        with pytest.raises(error):
-            parties.users[0].receive(question)
-    early = parties.sign(Kind.UNMASK, SERVER, 0, bytes(2))
-    with pytest.raises(errors.OutOfOrder, match="SURVIVORS must come next"):
-        parties.users[0].receive(early)
 
 
 def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:

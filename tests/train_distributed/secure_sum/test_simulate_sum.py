@@ -1,4 +1,4 @@
-"""Protocol B gives the plain sum modulo 2^64, bit for bit, or an error and nothing."""
+"""Protocol `secagg` gives the plain sum modulo 2^64, bit for bit, or an error and nothing."""
 
 from collections.abc import Callable
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.cli.output import new_directory
-from train_distributed.commands.choices import OneSumMethodName
+from train_distributed.commands.choices import MethodGroup, OneSumMethodName
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents import party
@@ -110,13 +110,13 @@ class Init:
     that do not collude add it; users report when they like, and prove the length of what they send.
     The protocol decides on --noise-by."""
     method: OneSumMethodName = "discriminant"
-    """Method: statistic that every user sends, and estimator."""
-    options: MethodOptions = field(default_factory=MethodOptions)
+    """Training method; docs/methods.md describes each."""
+    options: MethodGroup = field(default_factory=MethodOptions)
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     allow_delta: bool = False
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     trust_users: bool = False
-    """Users do not lie, so nothing of their vectors is given up. Without this flag, `shares` with
+    """Trust that users do not lie: keep their vectors as they are. Without this flag, `shares` with
     100 users or more and method discriminant or class-sums clips every user's vector to the length
     of honest ones and leaves second moments out: then few liars cannot ruin the model."""
     minimum: int | None = None
@@ -128,8 +128,8 @@ class Init:
     dropout_fraction: float | None = None
     """Share of users that may drop out, `secagg` only (default: 0.2)."""
     places: int = 1000
-    """Up to so many users of `shares`, the invitation holds a file for each of them with its place
-    on the roll; others get theirs from a link."""
+    """`shares`: with at most this number of users, the invitation holds a file for each of them,
+    its place on the roll of all users; with more, they fetch it from the link."""
     model: Path | None = None
     """Released model to evaluate, instead of --transform: on the rows that parties held out and
     counted with `join --held-out`."""
@@ -185,11 +185,11 @@ class Start:
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
-    in the operator's folder). `none`: only the journals count."""
+    in the operator's folder). `none`: only the journals of the folder count it."""
     superlink: str | None = None
     """Party: HOST:PORT of the operator (default: as in the invitation)."""
     patience: float = 3600.0
-    """Party: seconds to wait for an operator that is gone."""
+    """Party: seconds to wait for an operator that does not answer."""
     host: str = "0.0.0.0"
     """Operator: address to listen on."""
     port: int | None = None

@@ -39,7 +39,7 @@ class MakeWindow:
     out: Path
     """Folder to hand out: aggregators need all of it, users only window.json."""
     hours: float = 24.0
-    """From now on, in which reports are taken; `collect` may close it earlier."""
+    """Hours from now on in which reports are taken; `collect` may close the window earlier."""
 
     def run(self) -> Path:
         """Writes and returns the folder, whole or not at all.
@@ -86,7 +86,7 @@ class Collect:
     ca: Path | None = None
     """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
-    """Seconds after which an aggregator that is gone is an error; then collect again."""
+    """Seconds to wait for an aggregator that does not answer; after that, collect again."""
     status: bool = False
     """Only say how many reports each aggregator holds; nothing is closed."""
     wait: bool = False

@@ -56,7 +56,7 @@ class Report:
     ca: Path | None = None
     """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
-    """Seconds after which an aggregator that is gone is an error; then report again."""
+    """Seconds to wait for an aggregator that does not answer; after that, report again."""
 
     def run(self) -> None:
         """Makes a report, keeps it and sends it; called again, it sends the same one.

@@ -250,7 +250,7 @@ class Federation:
         return {FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)}
 
     def secagg(self, nonce: bytes) -> SecAgg:
-        """The session of protocol B with this nonce."""
+        """The session of protocol `secagg` with this nonce."""
         return SecAgg.agree_on(
             nonce=nonce,
             dimension=self.dimension,

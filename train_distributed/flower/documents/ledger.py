@@ -36,10 +36,10 @@ class Limits:
     """A user's own limits; a federation beyond one of them is refused before anything is sent."""
 
     most_epsilon: float = 10.0
-    """A user: largest epsilon of all that its rows and this folder have given away, together with
+    """A user: largest total epsilon of all sums over its rows and from this folder so far, and of
     all agreed sums of this federation."""
     most_delta: float = 1e-4
-    """A user: largest delta of the same."""
+    """A user: largest total delta of the same sums."""
     least_users: int = 2
     """A user: smallest number of users whose sum may be opened."""
     most_epsilon_alone: float = math.inf

@@ -61,7 +61,7 @@ def no_session_left(federation: Federation) -> AlreadyOpened:
 
 
 def sessions_used(state: Path, federation: Federation) -> int:
-    """How many of the agreed sessions a journal has recorded."""
+    """Number of the agreed sessions that a journal has recorded."""
     return len(DurableJournal(state).steps(federation.digest, SESSION))
 
 

@@ -70,7 +70,7 @@ class Beat:
         self._seconds, self._next = seconds, time.monotonic()
 
     def due(self) -> bool:
-        """Whether it is; then the next time is counted from now."""
+        """Whether the interval has passed; if so, the next one begins now."""
         if time.monotonic() < self._next:
             return False
         self._next = time.monotonic() + self._seconds

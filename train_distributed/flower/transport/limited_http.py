@@ -9,6 +9,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import h11
 import uvicorn
@@ -114,6 +115,25 @@ class Line(H11Protocol):
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
+
+
+def http_config(app: Any, **more: Any) -> uvicorn.Config:
+    """Configuration of a server of `Line`s; what strangers send is not worth a line of its log."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=int(IDLE_SECONDS),
+        **more,
+    )
+    config.load()
+    return config
 
 
 async def accept(

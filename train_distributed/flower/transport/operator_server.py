@@ -21,14 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from uvicorn.server import ServerState
 
 from train_distributed.flower.transport import flower_internals as flower
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.fleet_api import FleetApi
-from train_distributed.flower.transport.limited_http import IDLE_SECONDS, Line, accept
+from train_distributed.flower.transport.limited_http import Line, accept, http_config
 from train_distributed.flower.transport.message_queue import MessageQueue
 from train_distributed.flower.transport.places import Places
 from train_distributed.flower.transport.processes import started
@@ -73,7 +72,8 @@ class OperatorServer:
         self._queue = MessageQueue(state, self._largest)
         api = FleetApi(state, self._nodes, self._largest, self._queue.note)
         self._socket = socket.create_server((config["host"], config["port"]), backlog=1024)
-        self._serving = _serving(api, config)
+        files = {"ssl_certfile": config["certificate"], "ssl_keyfile": config["key"]}
+        self._serving = http_config(api, **files)
         own = Path(os.environ["TMPDIR"])
         self._confined = confine(own, (), 2**31 + 64 * self._largest)
 
@@ -124,24 +124,6 @@ class OperatorServer:
     def _tell(self, *parts: bytes) -> None:
         with self._line:
             frames.send(self._operator, *parts)
-
-
-def _serving(api: FleetApi, config: dict[str, Any]) -> uvicorn.Config:
-    serving = uvicorn.Config(
-        api,  # pyright: ignore[reportArgumentType]
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=int(IDLE_SECONDS),
-        ssl_certfile=config["certificate"],
-        ssl_keyfile=config["key"],
-    )
-    serving.load()
-    return serving
 
 
 def _strangers(registered: int) -> int:

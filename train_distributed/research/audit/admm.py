@@ -25,7 +25,7 @@ class Pair:
     y: Tensor  # (2, B) float64, ±1
 
     def nodes(self, which: int, replicas: int) -> Nodes:
-        """One of the two as a node with as many identical problems as there are replicas."""
+        """Node of one data set, with as many identical problems as there are replicas."""
         x, y = self.x[which : which + 1], self.y[which : which + 1]
         return Nodes(x, y[..., None].expand(-1, -1, replicas), torch.tensor([x.shape[1]]))
 

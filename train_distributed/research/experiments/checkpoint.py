@@ -29,7 +29,7 @@ class Checkpoint:
 
     @classmethod
     def beside(cls, out: Path, identity: dict[str, Any]) -> "Checkpoint":
-        """That of a directory to be written: work with another identity has a file of its own.
+        """Checkpoint of a directory to be written; work with another identity has another file.
 
         So has the same work by other sources, whose rows would not go with those of these.
         """

@@ -102,6 +102,7 @@ CASES = table(
     (f"{RUN} --out table.csv --overwrite", r"table\.csv"),
     (f"{RUN} --out /proc/nowhere/out", r"/proc/nowhere"),
     (f"{RUN} --out . --overwrite", r"out must not hold what the command reads"),
+    (f"{RUN} --out public --overwrite", r"out must not hold what the command reads"),
     (
         f"{RUN} --with-encoder --encoder-weights other.safetensors",
         r"weights must be left out for network\.safetensors, .* got other",
@@ -147,6 +148,9 @@ CASES = table(
     (f"{AUDIT} --num-classes 1", r"num_classes must be .* got 1"),
     (f"{AUDIT} --confidence 1", r"confidence must be in \(0, 1\), got 1"),
     (f"{AUDIT} --epsilon -3", r"epsilon must be > 0, got -3"),
+    (f"{AUDIT} --epsilon inf", r"epsilon must be finite for an audit, got inf"),
+    (f"{AUDIT} --releases 0", r"releases must be >= 1, got 0"),
+    (f"{AUDIT} --users 1 --group-size 9", r"group_size must be <= 3"),
     (f"{AUDIT} --out old", r"output directory must not exist .* got old"),
     ("protect --budget -1", r"budget must be .* got -1"),
     ("protect --clients 0", r"clients must be .* got 0"),
@@ -157,6 +161,14 @@ CASES = table(
     ("protect --attacks 0", r"attacks must be >= 1, got 0"),
     ("protect --seed -1 --rounds 1", r"seed must be .* got -1"),
     ("protect --servers 1", r"servers must be .* got 1"),
+    ("protect --key-bits 1024", r"key_bits must be >= 2048"),
+    ("protect --half-width 0", r"half_width must be finite and > 0"),
+    ("protect --clients 2501", r"users must be in \[1, 2500\]"),
+    ("protect --models 0", r"models must be >= 1"),
+    ("protect --prefer-utility -1", r"prefer_utility must be in \[0, inf\)"),
+    ("protect --prefer-utility 0", r"must not both be 0"),
+    ("protect --images nowhere.npz", r"images must be"),
+    ("protect --clients 3 --models 1 --steps 0 --victims 4", r"victims must be in \[1, 3\]"),
     ("account --epsilon 1", r"exactly two of .* must be given, got 1"),
     (
         "account --epsilon 1 --delta .1 --noise-multiplier 1",
@@ -166,12 +178,22 @@ CASES = table(
     ("account --epsilon 1 --delta 2", r"delta must be in \(0, 1\), got 2"),
     ("account --epsilon 1 --delta 1e-5 --compositions 0", r"compositions must be .* >= 1, got 0"),
     ("account --epsilon nan --noise-multiplier 1", r"epsilon must be .* got nan"),
+    (
+        "account --epsilon 1 --delta .1 --users 9 --noise-by servers --honest-fraction .5",
+        r"honest_fraction must be left out where servers add the noise",
+    ),
+    (
+        "account --epsilon 1 --delta .1 --honest-fraction 1",
+        r"honest_fraction must be left out without users",
+    ),
     # audit of methods
     (f"{CAN} admm-dual --honest-fraction 0.5", r"honest_fraction must be left out"),
     (f"{CAN} charter-sum --noise float", r"noise must be 'discrete'"),
     (f"{CAN} amp --noise discrete", r"noise must be 'float' for 'amp'"),
     (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),
     (f"{CAN} dp-fl --min-survivors 1", r"min_survivors"),
+    (f"{CAN} non-private-svm", r"method"),
+    (f"{CAN} svm --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     # the program
     ("forest", r"Unrecognized options: forest.*audit, protect, ledger, federation, pretrain"),
     ("pretrain forest", r"simclr, convert, probe"),
@@ -181,6 +203,8 @@ CASES = table(
     # federation
     ("federation join --folder me --name '' --rows 3", r"name must be .* got ''"),
     ("federation join --folder me --name '../A' --rows 3", r"name must be .* got '\.\./A'"),
+    ("federation join --folder me --name 'H A' --rows 3", r"name must be 1 to 40 of a-z"),
+    ("federation join --folder me --name a --rows 1 --server", r"be left out for a server"),
     (
         "federation join --folder me --name a",
         r"exactly one of rows and embeddings must be given, got",

@@ -76,11 +76,6 @@ def test_evaluate_takes_pictures_and_keeps_a_ledger(say, folder: Path) -> None:
     assert (code, "layout must be left out with embeddings, got flat" in error) == (2, True)
 
 
-def test_no_resize_of_nothing(say, folder: Path) -> None:
-    code, _, error = say("predict", "--model", "model", "--data", "by_user", "--resize", "0")
-    assert (code, error) == (2, "error: resize must be >= 1, got 0\n")
-
-
 def test_hold_out_says_why_users_hold_out_nothing(say, tmp_path: Path) -> None:
     meta = {"class_names": ["a", "b"]}
     users = np.repeat([0, 1, 2], [10, 2, 1])  # a fifth of two and of one row is none

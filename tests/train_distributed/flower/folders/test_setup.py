@@ -2,10 +2,7 @@
 
 import datetime
 import json
-import os
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,22 +50,6 @@ def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_pa
     joined(1)
     Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
     assert Party.read(tmp_path / "user0" / "other.party.json").rows == 12
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "Hospital A", "rows": 1}, "name must be 1 to 40 of a-z"),
-        ({"name": "../a", "rows": 1}, "name must be 1 to 40 of a-z"),
-        ({"name": "a"}, "exactly one of rows and embeddings must be given"),
-        ({"name": "a", "rows": 0}, "rows must be in"),
-        ({"name": "a", "rows": 1, "server": True}, "must be left out for a server"),
-    ],
-)
-def test_join_refuses(settings: dict[str, object], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        Join(tmp_path / "me", **settings).run()  # pyright: ignore[reportArgumentType]
-    assert not (tmp_path / "me").exists()
 
 
 @pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing", "node"])
@@ -308,29 +289,3 @@ def test_files_of_another_authority_are_named(initiated: Callable[..., Path]) ->
         check_server(tls)
     with pytest.raises(ValueError, match=r"server.pem must be an authority's certificate"):
         read_authority(tls / "server.pem")
-
-
-def test_commands_without_mathematics_load_none(initiated: Callable[..., Path]) -> None:
-    code = (
-        "import resource, runpy, sys\n"
-        "for words in sys.argv[1:]:\n"
-        "    sys.argv = ['train_distributed', 'federation', *words.split()]\n"
-        "    try:\n        runpy.run_module('train_distributed', run_name='__main__')\n"
-        "    except SystemExit as end:\n        assert not end.code, end.code\n"
-        "    heavy = {'torch', 'timm', 'torchvision', 'flwr', 'sklearn'} & sys.modules.keys()\n"
-        "    assert not heavy, (words, heavy)\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(used.ru_utime + used.ru_stime)\n"
-    )
-    join = "join --folder me --name a --rows 5"
-    others = ("status --folder user0", "status --folder fed", "renew --folder fed")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, join, *others],
-        cwd=initiated(),
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.splitlines()[-1]) < FEW_SECONDS

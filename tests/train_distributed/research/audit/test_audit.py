@@ -227,23 +227,3 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     assert code == 1
     assert "BROKEN" in printed
     assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--trials", "3"], "trials must be >= 16, got 3"),
-        (["--confidence", "1"], "confidence must be in (0, 1), got 1"),
-        (["--epsilon", "inf"], "epsilon must be finite for an audit, got inf"),
-        (["--epsilon", "0"], "epsilon must be > 0, got 0"),
-        (["--users", "0"], "users must be >= 1, got 0"),
-        (["--rows", "0"], "rows must be >= 1, got 0"),
-        (["--features", "0"], "features must be >= 1, got 0"),
-        (["--releases", "0"], "releases must be >= 1, got 0"),
-        (["--group-size", "9"], "group_size must be <= 3"),
-        (["--method", "non-private-svm"], "method"),
-        (["--method", "svm", "--l2-reg", "0"], "l2_reg must be finite and > 0, got 0"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(refused, change, message) -> None:
-    assert message in refused(*QUICK, *change)

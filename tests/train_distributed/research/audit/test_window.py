@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
-from tests.train_distributed.secure_sum.window.conftest import CLOSES, OPENS, Service, window_of
+from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import submissions
@@ -26,9 +26,6 @@ from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.target import Claim
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.roll import make_roll
-from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys
 
 PROMISE = Privacy(8.0, 1e-6, noise_by="servers")
 
@@ -88,16 +85,9 @@ class WindowTarget(Target):
         return encoder, words, max(encoder.norm_bounds(statistic, users.sizes))
 
     def _service(self, encoder: IntegerEncoder, dimension: int, bound: int) -> Service:
-        users = [PrivateKeys.generate() for _ in range(self.federation.users)]
-        keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
-        roll = make_roll([own.public.verifying for own in users], [1] * len(users))
-        std, times = float(encoder.plan.stds_in_steps), (OPENS, CLOSES)
-        window = window_of(roll, keys, dimension, len(users), times, bound, std)
-        folder = self.folder / str(next(self.numbers))
-        service = Service(window, WindowWithKeys(window, roll), users, keys, folder)
-        for number in keys:
-            service.start(number)
-        return service
+        folder, users = self.folder / str(next(self.numbers)), self.federation.users
+        std = float(encoder.plan.stds_in_steps)
+        return Service.of(folder, [1] * users, dimension, users, bound, std)
 
 
 def test_the_noise_of_one_server_alone_keeps_the_promise(tmp_path: Path) -> None:

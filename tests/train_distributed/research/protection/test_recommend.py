@@ -139,25 +139,3 @@ def test_the_command_recommends_and_draws(call, tmp_path):
     assert solved == ["randomisation", "paillier", "shares", "compression"]
     assert report["parameters"] == 40
     assert any(p["pareto"] for p in report["points"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--budget", "-1"], "budget must be in [0, inf)"),
-        (["--threshold", "1"], "threshold must be in (0, 1)"),
-        (["--key-bits", "1024"], "key_bits must be >= 2048"),
-        (["--half-width", "0"], "half_width must be finite and > 0"),
-        (["--clients", "1"], "clients must be >= 2"),
-        (["--clients", "2501"], "users must be in [1, 2500]"),
-        (["--models", "0"], "models must be >= 1"),
-        (["--prefer-utility", "-1"], "prefer_utility must be in [0, inf)"),
-        (["--prefer-utility", "0"], "must not both be 0"),
-        (["--embeddings", "x"], "embeddings and public must be given together"),
-        (["--images", "nowhere.npz"], "images must be"),
-        (["--victims", "4"], "victims must be in [1, 3]"),
-        (["--servers", "1"], "servers must be >= 2"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(refused, change, message):
-    assert message in refused(*SMALL, *change, "--out", "made")

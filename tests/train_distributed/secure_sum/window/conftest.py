@@ -1,8 +1,9 @@
 """Small windows whose aggregators live in this process, each with its database."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,20 @@ class Service:
     noise: Callable[[float, int], NDArray[np.int64]] = no_noise
     machines: dict[int, Aggregator] = field(default_factory=dict)
     stores: dict[int, ReportStore] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, folder: Path, rows: Sequence[int], dimension: int, minimum: int, *bounds: Any
+    ) -> "Service":
+        """A window of users with these rows, whose aggregators are started."""
+        users = [PrivateKeys.generate() for _ in rows]
+        keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
+        roll = make_roll([own.public.verifying for own in users], rows)
+        window = window_of(roll, keys, dimension, minimum, (OPENS, CLOSES), *bounds)
+        service = cls(window, WindowWithKeys(window, roll), users, keys, folder)
+        for number in keys:
+            service.start(number)
+        return service
 
     def start(self, number: int) -> Aggregator:
         """Starts an aggregator from what is on its disk, as after a kill."""
@@ -149,14 +164,7 @@ class Service:
 @pytest.fixture
 def make_service(tmp_path: Path) -> Callable[..., Service]:
     def make(w: int = 4, d: int = 5, *, minimum: int = 2, folder: str = "0") -> Service:
-        users = [PrivateKeys.generate() for _ in range(w)]
-        keys = {number: PrivateKeys.generate() for number in (LEADER, HELPER)}
-        roll = make_roll([own.public.verifying for own in users], range(1, w + 1))
-        window = window_of(roll, keys, d, minimum, (OPENS, CLOSES))
-        service = Service(window, WindowWithKeys(window, roll), users, keys, tmp_path / folder)
-        for number in keys:
-            service.start(number)
-        return service
+        return Service.of(tmp_path / folder, range(1, w + 1), d, minimum)
 
     return make
 

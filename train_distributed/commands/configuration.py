@@ -11,6 +11,7 @@ from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -87,6 +88,8 @@ class RunConfig:
             clip = options.get("user_clip")
             if most_bytes is not None:
                 width = known.most_components(self.method, width, options, most_bytes)
+                if METHODS[self.method].rule.centred:  # further sums would be more bytes
+                    options = {"rounds": 0, **options}
             transform = known.transform(self.method, transform, width, clip, knowing=knowing)
         return replace(self, options=options, transform_options=transform)
 

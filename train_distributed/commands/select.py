@@ -154,7 +154,7 @@ class Select:
         chosen = RunConfig(
             setting.method,
             candidates.transforms[setting.transform],
-            dict(setting.options),
+            {"centre": "public", "rounds": 0, **setting.options},  # no default of `run` instead
             self.privacy,
             public.content_hash(),
         )

@@ -34,6 +34,7 @@ KNOWN = Rule(2.5, 1)  # q then
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
+ROUNDS, QUIET = 16, 0.0035  # further sums for one trusted server, and t up to which they pay
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -73,6 +74,12 @@ class PublicFacts:
         if user_clip is not None and privacy.unit == "user" and rule.l2_reg is None:
             together = min(together, user_clip * privacy.group_size)
         return self.num_classes * multiplier * math.sqrt(shares[rule.noise]) * together / rows
+
+    @property
+    def trusted(self) -> bool:
+        """Whether nobody knows a part of the noise, as where one server holds all rows."""
+        shares = self.privacy.noise_shares(len(self.sizes))
+        return self.privacy.certain_shares(len(self.sizes), self.min_survivors) == shares
 
     def components(self, method: str, most: int, user_clip: float | None = None) -> int:
         """q of at most `most` directions."""
@@ -143,9 +150,10 @@ class PublicFacts:
     def options(
         self, method: str, given: Mapping[str, Any], *, placed: bool = False
     ) -> dict[str, Any]:
-        """The options of a method; Λ and prior of heads, Charter's number of cuts, or the centre.
+        """The options of a method: Λ and prior of heads, Charter's number of cuts, centre, rounds.
 
-        `placed` says that the transform knows where the private classes lie.
+        `placed` says that the transform knows where the private classes lie. Further rounds are
+        for one trusted server, whom they cost nothing, where noise is small.
         """
         if method in CHARTER:
             rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
@@ -153,7 +161,10 @@ class PublicFacts:
         rule = rule_of(method)
         if rule.l2_reg is None:
             alone = placed or self.one_sum or "user_clip" in given or given.get("rounds")
-            return {"centre": "private", **given} if rule.centred and not alone else dict(given)
+            if not rule.centred or alone or given.get("centre") == "public":
+                return dict(given)
+            pays = self.trusted and 0 < self.noise(rule) <= QUIET
+            return {"centre": "private", **({"rounds": ROUNDS} if pays else {}), **given}
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}

@@ -72,12 +72,13 @@ class Discriminant(ClassSumsEstimator):
         """(d, K) weights of Bayes' rule for the estimated classes."""
         return Fitted(self._weights(self.gaussians(noised)))
 
-    def descent(self, noised: NoisedSum) -> Descent:
+    def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
-        found, constant = self.gaussians(noised), self.statistic.transform.constant
-        start = found.weights(found.shares, constant)
+        found, transform = self.gaussians(noised), self.statistic.transform
+        start = found.weights(found.shares, transform.constant)
         offset = self._weights(found) - start
-        return Descent.of(start, offset, found, constant, self.statistic.transform.clip_norm)
+        bounds = transform.constant, transform.clip_norm
+        return Descent.of(start, offset, found, *bounds, rounds)
 
     def _weights(self, found: Gaussians) -> Tensor:
         shares = shares_of(self.prior, found.shares)

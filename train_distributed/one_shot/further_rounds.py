@@ -1,10 +1,10 @@
 """Further rounds after the first sum: clipped gradients, and what their noisy sums say of W.
 
-Round t sums G_t = Σ clip_c(x_i (p_i − y_i)ᵀ), the gradient of the softmax loss at the weights that
-were released last. Where W* is the minimum and H the Hessian, G_t/N ≈ H (W_t − W*) + noise, so each
-round measures z_t = W_t − H⁻¹ G_t/N = W* + noise. Weights are the posterior mean of W* given the
-mean of the later half of these, under the prior N(W_0, v H⁻¹) whose scale v is of maximum
-likelihood: the gradient is believed where it stands out of its noise, and W_0 elsewhere.
+Round t sums G_t = Σ clip_c(x_i (p_i − y_i)ᵀ), the gradient of the softmax loss at the weights W_t.
+Along a direction of curvature h the next weights are W_t − min(1/h, η) G_t/N: Newton's step, unless
+noise is larger than that is worth. η is such that the noise of all T rounds comes to `NOISE` in an
+entry of the weights, about the length at which a row's scores begin to be noise. What is released
+is the mean of the later half of the weights.
 """
 
 import math
@@ -14,13 +14,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.class_gaussians import Gaussians, fitted_scale
+from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
 FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
 CLIP_SHARE = 0.125  # c of a gradient, of the rows' clip norm
 MOST_ROUNDS = 1000
+NOISE = 1.4  # standard deviation in an entry of the weights, at the end
 SMOOTHING = 0.02  # of probabilities in H: classes overlap more than Gaussians do
 OVERSHOT = 2.0  # times the first round's force: a step was far too long,
 SURE = 3.0  # if so many standard deviations of noise agree
@@ -102,13 +103,20 @@ class Descent:
     class_basis: Tensor  # (K, K - 1) eigenvectors of A
     curvature: Tensor  # (d, K - 1) h, eigenvalues of A ⊗ M; 0: none
     clip_norm: float  # c of the gradients
+    rounds: int  # T, of all of which the noise adds up
     steps: tuple[Step, ...] = ()  # rounds that count
 
     @classmethod
     def of(
-        cls, start: Tensor, offset: Tensor, gaussians: Gaussians, constant: float, clip_norm: float
+        cls,
+        start: Tensor,
+        offset: Tensor,
+        gaussians: Gaussians,
+        constant: float,
+        clip_norm: float,
+        rounds: int,
     ) -> "Descent":
-        """Before the first further round.
+        """Before the first of so many further rounds.
 
         From (d, K) weights that the first sum gave, their (d, K) offset, and what that sum showed
         of the classes of rows with this clip norm, whose first entry is `constant`.
@@ -133,6 +141,7 @@ class Descent:
             class_basis=class_basis[:, 1:],
             curvature=torch.where(curvature > least, curvature, 0.0),
             clip_norm=CLIP_SHARE * clip_norm,
+            rounds=rounds,
         )
 
     @property
@@ -142,24 +151,33 @@ class Descent:
 
     @property
     def released(self) -> Tensor:
-        """(d, K) weights for the class probabilities that were asked for."""
-        return self.weights + self.offset
+        """(d, K) mean of the later half, for the class probabilities that were asked for."""
+        return self._mean_of_last(math.ceil(len(self.steps) / 2)) + self.offset
 
     @cached_property
     def weights(self) -> Tensor:
-        """(d, K) W_0 + v/(v + s²/h) of the mean of the later half of all z_t − W_0."""
+        """(d, K) at which the next gradient is summed."""
+        return self._mean_of_last(1)
+
+    def _mean_of_last(self, count: int) -> Tensor:
+        """(d, K) mean of the weights after each of so many of the last rounds."""
         if not self.steps:
             return self.start
-        used = self.steps[-math.ceil(len(self.steps) / 2) :]
-        live = self.curvature > 0
-        curvature = torch.where(live, self.curvature, math.inf)
-        mean = torch.stack([step.position - step.gradient / curvature for step in used]).mean(0)
-        noise = sum(step.variance for step in used) / len(used) ** 2
-        kept = _kept(mean * curvature.sqrt(), noise / curvature, live)
-        return self.start + self.rows_basis @ (kept * mean) @ self.class_basis.mT
+        moved = torch.stack([self._moved(step) for step in self.steps[-count:]]).mean(0)
+        return self.start + self.rows_basis @ moved @ self.class_basis.mT
+
+    def _moved(self, step: Step) -> Tensor:
+        """(d, K - 1) W − W_0 after a round."""
+        return step.position - self._lengths(step) * step.gradient
+
+    def _lengths(self, step: Step) -> Tensor:
+        """(d, K - 1) min(1/h, η), 0 where there is no curvature."""
+        noise = math.sqrt(step.variance * self.rounds)
+        newton = torch.where(self.curvature > 0, 1 / self.curvature, 0.0)
+        return newton.clamp(max=NOISE / noise if noise > 0 else math.inf)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
-        """With one more round; one that overshot does not count, and further steps are shorter.
+        """With one more round; one that overshot does not count, and the step to it is shortened.
 
         `total` is the (d K,) noised sum of gradients over n `rows`; `noise_std` is that of an
         entry.
@@ -170,24 +188,13 @@ class Descent:
         )
         step = Step(position, gradient, (noise_std / rows) ** 2)
         if self.steps:  # a gradient far larger than the first, beyond what noise explains
-            (first, _), (last, error) = map(self._force, (self.steps[0], step))
-            if last - SURE * error > OVERSHOT * first:
+            (first, unsure), (last, error) = map(self._force, (self.steps[0], step))
+            if last - SURE * error > OVERSHOT * (first + SURE * unsure):
                 return replace(self, curvature=SHORTER * self.curvature)
         return replace(self, steps=(*self.steps, step))
 
     def _force(self, step: Step) -> tuple[float, float]:
-        """‖G/N‖² in the metric of H⁻¹ less what its noise adds, and the error of that."""
-        live = self.curvature > 0
-        curvature = torch.where(live, self.curvature, math.inf)
-        whitened = step.gradient / curvature.sqrt()
-        noise = step.variance / curvature
-        kept = _kept(whitened, noise, live)
-        error = 2 * (kept * noise.sqrt() * whitened).norm()  # a noisy square w² varies by 4 s² w²
-        return float((kept * (whitened.square() - noise)).sum()), float(error)
-
-
-def _kept(whitened: Tensor, noise: Tensor, live: Tensor) -> Tensor:
-    """v/(v + noise) where live, else 0; v of maximum likelihood for entries N(0, v + noise)."""
-    scale = fitted_scale(whitened[live].square(), noise[live])
-    least = torch.finfo(torch.float64).tiny
-    return torch.where(live, scale / (scale + noise).clamp(min=least), 0.0)
+        """‖G/N‖² in the metric of the steps less what its noise adds, and the error of that."""
+        lengths, squares, noise = self._lengths(step), step.gradient.square(), step.variance
+        error = (lengths.square() * (4 * squares + 2 * noise) * noise).sum().sqrt()
+        return float((lengths * (squares - noise)).sum()), float(error)

@@ -46,8 +46,8 @@ class Estimator(ABC):
         """Class prior of the weights: its word, and its shares as far as they are known."""
         return {}
 
-    def descent(self, noised: NoisedSum) -> Descent:
-        """Start of further rounds of gradients; only some estimators have any."""
+    def descent(self, noised: NoisedSum, rounds: int) -> Descent:
+        """Start of so many further rounds of gradients; only some estimators have any."""
         raise NotImplementedError
 
 
@@ -68,11 +68,11 @@ class Method:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
         if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
             raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
-        if self.rounds and self.statistic.unclipped is not self.statistic:
+        clipped = self.statistic.unclipped is not self.statistic
+        if self.rounds and clipped:
             raise ValueError("user_clip must be left out with rounds, which clip every record")
-        alone = self.rounds == 0 and self.statistic.unclipped is self.statistic
-        if self.centring is not None and not alone:
-            raise ValueError("centre must be 'public' with rounds or user_clip, got 'private'")
+        if self.centring is not None and clipped:
+            raise ValueError("centre must be 'public' with user_clip, got 'private'")
         if self.centring is not None:
             self.centring.validate()
         self.statistic.validate()

@@ -50,8 +50,9 @@ class MethodOptions:
     add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about
     sqrt(n) times the rows' clip norm where users have n rows, with `--moments none`."""
     rounds: int | None = None
-    """Number of sums of gradients under the same promise: after the sum of discriminant
-    (default: 0), or all sums of gradient-perturbation."""
+    """Number of sums of gradients under the same promise: after the sum of discriminant (default:
+    16 where one server is trusted with all rows and noise is small, 0 elsewhere), or all sums of
+    gradient-perturbation."""
     learning_rate: float | None = None
     """Learning rate of dp-fl."""
     eps_frac: float | None = None

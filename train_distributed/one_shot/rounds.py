@@ -44,11 +44,12 @@ def rounds_of(
     """
     rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
     stages: list[tuple[Submission, float, int]] = [(statistic, 1.0, 1)]
-    if method.centring is not None:
-        stages = [(method.centring, CENTRE_SHARE, 1), (statistic, 1 - CENTRE_SHARE, 1)]
-    elif rounds and gradient is not None:
+    if rounds and gradient is not None:
         first, each = mu_shares(rounds)
         stages = [(statistic, first, 1), (gradient, each, rounds)]
+    if method.centring is not None:
+        later = [(of, (1 - CENTRE_SHARE) * share, times) for of, share, times in stages]
+        stages = [(method.centring, CENTRE_SHARE, 1), *later]
     return tuple(
         Round(of, Guarantee.of(sizes, of, privacy, min_survivors, share=share), times)
         for of, share, times in stages
@@ -56,12 +57,14 @@ def rounds_of(
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
-    """Shares of μ²: of the first sum, and of each of `rounds` > 0 further ones."""
+    """Shares of μ² that a centre leaves: of the next sum, of each of `rounds` > 0 further ones."""
     return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
 
 
 def further_sums(method: Method) -> tuple[int, int]:
-    """How many sums follow the first one, and the numbers of a submission to each of these."""
+    """How many sums follow the first one, and numbers in each; ValueError where these differ."""
+    if method.centring is not None and method.rounds:
+        raise ValueError("centre must be 'public' with rounds of a federation, got 'private'")
     if method.centring is not None:
         return 1, method.statistic.dimension
     return method.rounds, method.gradient.dimension if method.gradient and method.rounds else 0
@@ -181,7 +184,7 @@ class Course:
         if self.descent is not None:
             return replace(self, descent=self.descent.after(total, rows, noise_std))
         noised = method.opened(total, rows, noise_std)
-        descent = method.estimator.descent(noised) if method.rounds else None
+        descent = method.estimator.descent(noised, method.rounds) if method.rounds else None
         return replace(self, opened=noised, descent=descent)
 
     def told(self, published: Tensor) -> "Course":
@@ -207,8 +210,8 @@ class Course:
         """Share of a row's squared length that all rows were found to have in common."""
         if self.transform is None or self.transform.centre is None:
             return {}
-        common = float(self.transform.centre.square().sum()) / self.transform.reach**2
-        return {"common_share": common}
+        squared = float(self.transform.centre.square().sum())
+        return {"common_share": squared / self.transform.reach**2}
 
     def fitted(self) -> Fitted:
         """Weights of all sums."""

@@ -17,6 +17,7 @@ from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 TIE = 0.002  # of accuracy
 SUBMITTED = ("moments", "class_code", "centre")  # options that say which sums there are
+TOGETHER = ("clip", "noise")  # options of descents that are trained at once
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class MethodConfig:
         if statistics:
             seen = {name: value for name, value in seen.items() if name in SUBMITTED}
         elif exact:
-            seen = {name: value for name, value in seen.items() if name not in TRAINED}
+            unseen = (*TRAINED, *TOGETHER)
+            seen = {name: value for name, value in seen.items() if name not in unseen}
         clipped = ", users' clip" if CLIP in self.options else ""
         words = ", ".join(f"{name}={value}" for name, value in sorted(seen.items()))
         return f"{self.method}({words}) on {self.transform}{clipped}"

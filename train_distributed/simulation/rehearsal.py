@@ -89,7 +89,7 @@ class Candidates:
     ) -> "Candidates":
         """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
-        `rounds` are T further sums, an alternative to none and to a private `centre`.
+        `rounds` are T further sums, an alternative to none.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         alone = base if centre == "public" else {**base, "centre": centre}
@@ -103,7 +103,7 @@ class Candidates:
             if (options.components or dim) < MANY:
                 continue
             more = [{**alone, "alpha": HEAVY}] if moments == "all" else []
-            more += [{**base, "rounds": rounds}] if rounds else []
+            more += [{**alone, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 

@@ -17,7 +17,7 @@ from train_distributed.one_shot.centring import CENTRE_SHARE, FeatureSum
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Course
+from train_distributed.one_shot.rounds import Course, further_sums, mu_shares
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
@@ -174,14 +174,35 @@ def test_users_that_drop_out_are_in_neither_sum() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"centre": "private", "rounds": 2}, "centre must be 'public' with rounds or user_clip"),
-        ({"centre": "private", "user_clip": 2.0}, "centre must be 'public' with rounds or"),
+        ({"centre": "private", "user_clip": 2.0}, "centre must be 'public' with user_clip"),
         ({"centre": "middle"}, "centre must be one of"),
     ],
 )
 def test_other_centres_are_refused(given: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_method("discriminant", fitted(), K, given)
+
+
+def test_rounds_after_a_centre_are_of_rows_about_it_and_all_sums_keep_one_promise() -> None:
+    private, transform, fields = rows_at(3.0), fitted(), {}
+    given: dict[str, Any] = {"centre": "private", "rounds": 3}
+    found = release(
+        private, "discriminant", PROMISE, transform=transform, reserve=fields.update, **given
+    )
+    first, each = mu_shares(3)
+    left = 1 - CENTRE_SHARE
+    shares = [CENTRE_SHARE, left * first, *3 * [left * each]]
+    assert found.report["share_per_round"] == pytest.approx(shares)
+    assert sum(shares) == pytest.approx(1)
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    entry = Entry(**known, epsilon=1.0, delta=1e-5, **fields)
+    assert entry.cost.at(1e-5) == pytest.approx(1.0, rel=1e-6)
+    bare = Privacy(math.inf, 1e-5)
+    exact = release(private, "discriminant", bare, transform=transform, **given)
+    about_it = release(private, "discriminant", bare, transform=exact.transform, rounds=3)
+    torch.testing.assert_close(about_it.weights, exact.weights, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="centre must be 'public' with rounds of a federation"):
+        further_sums(build_method("discriminant", transform, K, given))
 
 
 def test_a_transform_with_a_centre_has_no_second_one() -> None:

@@ -12,11 +12,14 @@ from embed import EmbeddingSet, PublicTransform
 from embed.transform_options import TransformOptions
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.defaults import (
     COMPONENTS,
     L2_REGS,
     OTHERS,
+    QUIET,
     RIVALS,
+    ROUNDS,
     PublicFacts,
     rule_of,
 )
@@ -89,6 +92,37 @@ def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known(math.inf).components("class-sums", 5) == 5
     for method in ALL_METHODS:
         assert 1 <= known().components(method, 12) <= 12
+
+
+def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody_else_does() -> (
+    None
+):
+    alone = Privacy(3.0, 1e-5, honest_fraction=1.0)
+    quiet = known(privacy=alone, rows=70)
+    assert quiet.noise(rule_of("discriminant")) < QUIET
+    default = {"centre": "private", "rounds": ROUNDS}
+    assert quiet.options("discriminant", {}) == default
+    single = replace(quiet, sizes=torch.tensor([7000]), privacy=Privacy(3.0, 1e-5))
+    assert single.options("discriminant", {"prior": "equal"}) == {**default, "prior": "equal"}
+    for other in (
+        replace(quiet, privacy=Privacy(3.0, 1e-5)),  # half of the users know their noise
+        replace(quiet, privacy=Privacy(3.0, 1e-5, noise_by="servers")),
+        replace(quiet, privacy=replace(alone, epsilon=1.0)),  # too noisy
+        replace(quiet, privacy=replace(alone, epsilon=math.inf)),  # nothing is hidden
+        replace(quiet, min_survivors=99),  # one user's noise may be missing
+    ):
+        assert other.options("discriminant", {}) == {"centre": "private"}
+    asked_once = replace(quiet, one_sum=True)
+    assert asked_once.options("discriminant", {}) == {}
+    assert quiet.options("discriminant", {}, placed=True) == {}
+    for given in ({"centre": "public"}, {"rounds": 4}, {"user_clip": 3.0}):
+        assert quiet.options("discriminant", given) == given
+    assert quiet.options("discriminant", {"rounds": 0}) == {"centre": "private", "rounds": 0}
+    assert quiet.options("class-sums", {}) == {}
+    bare = RunConfig("discriminant", TransformOptions(), {}, alone)
+    for bound, options in ((None, default), (10**6, {"centre": "private", "rounds": 0})):
+        filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)
+        assert quiet.options("discriminant", filled.options) == options
 
 
 def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
+from train_distributed.one_shot.further_rounds import NOISE, ClippedGradient, Descent
 from train_distributed.one_shot.users import Chunk
 
 CONSTANT = 0.5
@@ -111,9 +111,9 @@ def blobs(n: int, q: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor, 
     return x, y, Gaussians(centres, within, torch.full((classes,), 1 / classes).double())
 
 
-def start_of(found: Gaussians) -> Descent:
+def start_of(found: Gaussians, rounds: int = 4) -> Descent:
     weights = found.weights(found.shares, CONSTANT)
-    return Descent.of(weights, torch.zeros_like(weights), found, CONSTANT, math.sqrt(2))
+    return Descent.of(weights, torch.zeros_like(weights), found, CONSTANT, math.sqrt(2), rounds)
 
 
 def descend(
@@ -125,13 +125,6 @@ def descend(
         noise = std * torch.randn(len(total), generator=draw, dtype=torch.float64)
         descent = descent.after(total + noise, int(chunk.counts[0]), std)
     return descent
-
-
-def believed(done: Descent) -> Tensor:
-    """(d, K) weights that take every number of the last two rounds for the truth."""
-    targets = [step.position - step.gradient / done.curvature for step in done.steps[-2:]]
-    moved = torch.stack(targets).mean(0)
-    return done.start + done.rows_basis @ moved @ done.class_basis.mT
 
 
 def loss(weights: Tensor, x: Tensor, y: Tensor) -> float:
@@ -169,25 +162,36 @@ def test_steps_that_overshoot_are_forgotten_and_become_shorter():
     assert loss(done.weights, x, y) - best < gap / 10
 
 
-def test_where_noise_drowns_the_gradient_the_weights_stay():
+@pytest.mark.parametrize("rounds", [1, 4, 16])
+def test_where_noise_drowns_the_gradient_it_adds_its_standard_deviation_and_no_more(rounds):
     x, y, found = blobs(500, 3, 4)
-    start = start_of(found)
-    kept = []
-    for seed in range(20):
-        done = descend(start, one_user(x, y), 4, std=3e3, seed=seed)
-        raw = float(believed(done).sub(start.start).norm())
-        kept.append(float((done.weights - start.weights).norm()) / raw)
-    assert np.median(kept) < 0.2  # of what believing every number would have moved them
+    start, ended, released = start_of(found, rounds), [], []
+    for seed in range(200):
+        done = descend(start, one_user(x, y), rounds, std=1e9, seed=seed)
+        ended.append(done.weights - start.weights)
+        released.append(done.released - start.released)
+    along = start.class_basis.shape[1] / 4  # no noise where all classes gain alike
+    assert float(torch.stack(ended).square().mean() / along) == pytest.approx(NOISE**2, rel=0.1)
+    assert torch.stack(released).square().mean() <= torch.stack(ended).square().mean()
 
 
-def test_believing_the_gradient_as_far_as_noise_allows_is_better_than_wholly_or_not_at_all():
+def test_no_round_is_forgotten_because_noise_hid_the_first_gradient():
+    x, y, found = blobs(500, 3, 4)
+    start = start_of(found, 16)
+    for seed in range(50):
+        done = descend(start, one_user(x, y), 16, std=30.0, seed=seed)
+        assert len(done.steps) == 16
+
+
+def test_steps_that_noise_shortens_are_better_than_newtons_and_than_none():
     x, y, found = blobs(4000, 6, 4)
-    start = replace(start_of(found), clip_norm=100.0)
+    start = replace(start_of(found, 16), clip_norm=100.0)
     best = descend(start, one_user(x, y), 100).weights
+    bold = replace(start, rounds=0)  # as if no round had noise
     errors = np.zeros(3)
     for seed in range(10):
-        done = descend(start, one_user(x, y), 4, std=12.0, seed=seed)
-        for place, weights in enumerate((done.weights, believed(done), done.start)):
+        made = [descend(each, one_user(x, y), 16, std=20.0, seed=seed) for each in (start, bold)]
+        for place, weights in enumerate((*(each.released for each in made), start.released)):
             errors[place] += max(loss(weights, x, y) - loss(best, x, y), 0.0)
     assert errors[0] < 0.9 * min(errors[1:])
 

@@ -23,6 +23,7 @@ from train_distributed.research.experiments.lineups import (
 from train_distributed.research.experiments.rivals import rival_work
 from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
+from train_distributed.research.experiments.trusted import trusted_work
 from train_distributed.research.experiments.work import Sets, Stage, Work
 from train_distributed.simulation.plan import Grid, MethodConfig
 from train_distributed.simulation.scenario import Scenario
@@ -181,6 +182,7 @@ EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {
     "users": users,
     "groups": groups,
     "central": central,
+    "trusted": trusted_work,
     "non-iid": non_iid,
     "user-level": user_level,
     "unequal": unequal,

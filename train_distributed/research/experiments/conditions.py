@@ -13,6 +13,7 @@ ExperimentName = Literal[
     "users",
     "groups",
     "central",
+    "trusted",
     "non-iid",
     "user-level",
     "unequal",

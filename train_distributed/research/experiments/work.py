@@ -11,6 +11,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.compress import Compression
 from embed.transform_options import TransformOptions
+from train_distributed.research.baselines import trusted_descent
 from train_distributed.research.baselines.learn import train
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows
@@ -126,8 +127,11 @@ class Sets:
 def baselines(
     job: Trial, plan: Grid, held: RowsInMemory, transform: PublicTransform
 ) -> Iterator[Tensor]:
-    """(d, K) weights of a baseline, trained afresh for every promise."""
+    """(d, K) weights of a baseline, trained afresh for every promise; of descents all at once."""
     setting = job.family[0]
+    if setting.method == trusted_descent.NAME:
+        yield from _descents(job, plan, held, transform)
+        return
     rows = EmbeddingSet(embeddings=held.x[:, 1:].numpy(), labels=held.y.numpy())
     clipped = PublicTransform.identity(transform.dim - 1, transform.clip_norm, transform.constant)
     for promise in plan.promises:
@@ -143,3 +147,16 @@ def baselines(
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
         )
         yield train(task, setting.options).weights
+
+
+def _descents(
+    job: Trial, plan: Grid, held: RowsInMemory, transform: PublicTransform
+) -> Iterator[Tensor]:
+    settings = [trusted_descent.Setting(**each.options) for each in job.family]
+    found = []
+    for promise in plan.promises:
+        words = f"descent, seed {job.seed}, epsilon {promise.epsilon}"
+        draw = torch.Generator().manual_seed(zlib.crc32(words.encode()))
+        own = held, transform, plan.num_classes, settings, promise, draw
+        found.append(trusted_descent.train(*own))
+    yield from (weights for each in zip(*found, strict=True) for weights in each)

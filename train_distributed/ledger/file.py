@@ -25,6 +25,8 @@ from train_distributed.store.database import application_of
 from train_distributed.store.store import APPLICATION, Store, replace_file
 
 HINT = "; --ledger names another place"
+SQLITE = b"SQLite format 3"
+_STORES: list[ExitStack] = []  # opened as text, see `LedgerFile._text`
 Append = Callable[[str, dict[str, Any]], Line]  # (kind, body) -> the line
 
 
@@ -44,9 +46,9 @@ class LedgerFile:
         if not self._exists():
             return []
         if self._is_text():
-            with self.path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-                return read_lines(text_lines(file.read(), str(self.path)), str(self.path))
+            with self._text("rb", fcntl.LOCK_SH) as lines:
+                if lines is not None:
+                    return read_lines(lines, str(self.path))
         with self._store(self.path) as store:
             contents = [row.content for row in store.scan()]
         return read_lines(contents, str(self.path))
@@ -89,16 +91,33 @@ class LedgerFile:
 
         Lines keep their hashes, which reports name. Writers of text wait for the same lock.
         """
-        path = self.path.resolve()
         try:
-            with path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    return  # another process has carried it over meanwhile
-                lines = text_lines(file.read(), str(self.path))
-                replace_file(path, self._store, (("", line) for line in lines))
+            with self._text("r+b", fcntl.LOCK_EX) as lines:
+                if lines is not None:
+                    replace_file(self.path.resolve(), self._store, (("", line) for line in lines))
         except OSError as error:
             raise _unwritten(error, self.path) from error
+
+    @contextmanager
+    def _text(self, mode: str, lock: int) -> Iterator[list[bytes] | None]:
+        """Lines of a file of text, locked; None: another process has put a store in its place.
+
+        A store that was opened here stays open: closing it would release the locks that other
+        threads hold through SQLite.
+        """
+        path = self.path.resolve()
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open(mode))
+            fcntl.flock(file, lock)
+            content = file.read()
+            if content.startswith(SQLITE):
+                fcntl.flock(file, fcntl.LOCK_UN)
+                _STORES.append(stack.pop_all())
+                yield None
+            elif not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                yield None
+            else:
+                yield text_lines(content, str(self.path))
 
 
 def _unwritten(error: OSError, path: Path) -> OSError:

@@ -1,8 +1,10 @@
 """Ledgers of versions before, which were text: read as they are, carried over when written."""
 
 import os
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +113,26 @@ def test_many_that_carry_over_at_once_count_everything_once(ledger) -> None:
         list(pool.map(reserve, range(6)))
     assert ledger.state().length == 5 + 6
     ledger.check_against(TOLD)
+
+
+def test_a_store_that_comes_between_look_and_opening_is_read_as_one(ledger, monkeypatch) -> None:
+    ledger.path.write_bytes(BEFORE)
+    ledger.reserve(GAUSSIAN)
+    monkeypatch.setattr(ledger_module.LedgerFile, "_is_text", lambda _: True)
+    opened: list[ExitStack] = []
+    monkeypatch.setattr("train_distributed.ledger.file._STORES", opened)
+    assert ledger.state().length == 5 + 1
+    with ledger_module.LedgerFile(ledger.path).locked():
+        assert ledger.state().length == 5 + 1  # a reader does not release the writer's lock
+        other = sqlite3.connect(ledger.path, timeout=0)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+    ledger.reserve(GAUSSIAN)
+    assert ledger.state().length == 5 + 2
+    ledger.check_against(TOLD)
+    for each in opened:
+        each.close()
 
 
 def test_a_disk_that_is_full_keeps_the_text(ledger, monkeypatch) -> None:

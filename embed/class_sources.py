@@ -33,19 +33,37 @@ class ClassMeans:
 
     means: Tensor  # (L, q) float64; NaN for a class without rows
     counts: Tensor  # (L,) float64
+    scatter: Tensor | None = None  # (q, q) Σ (u − x_k)(u − x_k)ᵀ over rows; None: not asked for
 
     @classmethod
-    def of(cls, rows: EmbeddingSet, transform: PublicTransform, classes: int) -> "ClassMeans":
-        """Means of classes 0 to `classes` − 1."""
+    def of(
+        cls,
+        rows: EmbeddingSet,
+        transform: PublicTransform,
+        classes: int,
+        scattered: Sequence[int] = (),
+    ) -> "ClassMeans":
+        """Means of classes 0 to `classes` − 1, and the scatter within those that are named."""
         sums = torch.zeros(classes, transform.dim - 1, dtype=torch.float64)
+        squares = torch.zeros(len(sums.mT), len(sums.mT), dtype=torch.float64)
+        counted = torch.zeros(classes, dtype=torch.bool)
+        counted[list(scattered)] = True
         labels = torch.from_numpy(np.array(rows.labels, np.int64))
         start = 0
         for block in rows.blocks():
             features = transform(torch.from_numpy(np.array(block)))[:, 1:].double()
-            sums.index_add_(0, labels[start : start + len(block)], features)
+            own = labels[start : start + len(block)]
+            sums.index_add_(0, own, features)
+            if scattered:
+                features = features[counted[own]]
+                squares += features.mT @ features
             start += len(block)
         counts = torch.bincount(labels, minlength=classes).double()
-        return cls(sums / counts[:, None], counts)
+        means = sums / counts[:, None]
+        if not scattered:
+            return cls(means, counts)
+        kept = counted & (counts > 0)
+        return cls(means, counts, squares - means[kept].mT @ sums[kept])
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,31 @@ def from_examples(
     words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
     earlier, trust = ("", 0) if before is None else (f"{before.source}, then ", before.trust)
     return ClassGuess(earlier + words, means, (left + left.mT) / 2, trust + SHOWN)
+
+
+def scatter_within(examples: ClassMeans, scatter: PublicScatter) -> Tensor:
+    """(q, q) covariance within classes, of public rows and of examples: a posterior mean.
+
+    W ~ inverse Wishart with the mean W_pub, which weighs as much as ν rows; examples about their
+    means scatter by S ~ Wishart(W, n), n their number less that of their classes. The mean of W is
+    then (ν W_pub + S)/(ν + n), ν of largest evidence: where examples scatter as public rows do it
+    is large.
+    """
+    rows = float((examples.counts - 1).clamp(min=0).sum())
+    if examples.scatter is None or rows == 0:
+        return scatter.within
+    values, vectors = torch.linalg.eigh(scatter.within)
+    root = values.clamp(min=1e-6 * float(values.mean())).sqrt()
+    white = vectors.mT @ examples.scatter @ vectors / torch.outer(root, root)
+    own, size = torch.linalg.eigvalsh(white).clamp(min=0), len(root)
+    weights = torch.logspace(0, 6, 61, dtype=torch.float64)  # ν
+    degrees = weights + size + 1
+    evidence = torch.special.multigammaln((degrees + rows) / 2, size)
+    evidence = evidence - torch.special.multigammaln(degrees / 2, size)
+    evidence = evidence + degrees / 2 * size * weights.log()
+    evidence = evidence - (degrees + rows) / 2 * (weights[:, None] + own).log().sum(1)
+    weight = float(weights[evidence.argmax()])
+    return (weight * scatter.within + examples.scatter) / (weight + rows)
 
 
 def spread_of(public: ClassMeans | None, scatter: PublicScatter) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from embed.class_sources import (
     from_examples,
     from_names,
     of_classifier,
+    scatter_within,
 )
 from embed.encoding import refuse_other
 from embed.identity import known_rows
@@ -77,12 +78,11 @@ def added_to(
         labels = read_alike(knowledge.alike, names, public.meta.get("class_names", ()))
         alike = from_alike(labels, means, PublicScatter.of(transform))
     groups = sources.vectors(knowledge.names or names)
-    guesses = assembled(transform, rule, words, groups, found, alike, means)
+    transform = knowing(transform, names, rule, words, groups, found, alike, means)
     if shown is not None and shown is not public and transform.seen is not None:
         rows = (block for each in (public, shown) for block in each.blocks())
         transform = replace(transform, seen=known_rows(rows))
-    known = KnownClasses(names, guesses) if guesses else None
-    return replace(transform, known=known)
+    return transform
 
 
 @dataclass(frozen=True)
@@ -168,26 +168,28 @@ class Sources:
         return NameRule.learned(vectors, known, len(kept)), words
 
 
-def assembled(
+def knowing(
     transform: PublicTransform,
+    names: Sequence[str],
     rule: NameRule | None,
     words: str,
     groups: Sequence[Tensor],
     examples: ClassMeans | None,
-    alike: ClassGuess | None,
+    alike: ClassGuess | None = None,
     public: ClassMeans | None = None,
-) -> tuple[ClassGuess, ...]:
-    """Guesses of every source, and of examples after each of the others.
+) -> PublicTransform:
+    """The transform with guesses of every source, and of examples after each of the others.
 
-    `public` are the public class means, near which examples may lie.
+    Its covariance within classes is that of public rows and examples. `public` are the public class
+    means, near which examples may lie.
     """
     scatter = PublicScatter.of(transform)
     said = None if rule is None else from_names(rule, groups, scatter, words)
-    first = [each for each in (said, alike) if each is not None]
-    if examples is None:
-        return tuple(first)
-    after = [from_examples(examples, scatter, each, public) for each in (None, *first)]
-    return (*first, *after)
+    guesses = [each for each in (said, alike) if each is not None]
+    if examples is not None:
+        transform = replace(transform, within_class=scatter_within(examples, scatter))
+        guesses += [from_examples(examples, scatter, each, public) for each in (None, *guesses)]
+    return replace(transform, known=KnownClasses(tuple(names), tuple(guesses)) if guesses else None)
 
 
 def covariance_with(public: EmbeddingSet, weights: Tensor) -> Tensor:
@@ -231,13 +233,14 @@ def means_by_name(
     place = [theirs.get(plain(name)) for name in names]
     if all(label is None for label in place):
         raise ValueError(f"examples must have classes named as the private ones, got {[*theirs]}")
-    found = ClassMeans.of(shown, transform, len(theirs))
+    own = [label for label in place if label is not None]
+    found = ClassMeans.of(shown, transform, len(theirs), own)
     means = torch.zeros(len(names), transform.dim - 1, dtype=torch.float64)
     counts = torch.zeros(len(names), dtype=torch.float64)
     for k, label in enumerate(place):
         if label is not None and found.counts[label]:
             means[k], counts[k] = found.means[label], found.counts[label]
-    return ClassMeans(means, counts)
+    return ClassMeans(means, counts, found.scatter)
 
 
 def read_alike(path: Path, names: Sequence[str], public: Sequence[str]) -> list[list[int]]:

@@ -42,7 +42,7 @@ class PublicTransform(RowMap):
 
     row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
     second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
-    within_class: Tensor | None = None  # (q, q) covariance within public classes; None: no labels
+    within_class: Tensor | None = None  # (q, q) covariance within classes; None: no labels
     between_class: Tensor | None = None  # (q, q) covariance of public class means
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown

@@ -13,7 +13,7 @@ import argparse
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,8 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
 from embed.compress import Compression
-from embed.guesses import Sources, assembled, means_by_name
+from embed.guesses import Sources, knowing, means_by_name
 from embed.knowledge import Knowledge
-from embed.known_classes import KnownClasses
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.provenance import provenance
@@ -78,9 +77,9 @@ class Stage:
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        guesses = assembled(self.transform, rule, words, groups, examples, None, means)
-        known = KnownClasses(self.names, guesses) if guesses else None
-        return replace(self.transform, known=known), left
+        names = self.names
+        moved = knowing(self.transform, names, rule, words, groups, examples, public=means)
+        return moved, left
 
     def cell(self, source: str, seed: int, users: Sequence[int]) -> list[dict[str, Any]]:
         """Accuracies of one source and seed, of all users and ε."""

@@ -20,9 +20,10 @@ from embed.class_sources import (
     from_examples,
     from_names,
     of_classifier,
+    scatter_within,
     spread_of,
 )
-from embed.guesses import Sources, added_to, assembled, covariance_with, read_alike
+from embed.guesses import Sources, added_to, covariance_with, knowing, means_by_name, read_alike
 from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
 from embed.run import FitTransform
@@ -112,6 +113,55 @@ def test_examples_are_likelier_near_public_classes(transform: PublicTransform) -
     assert torch.equal(wide, between)
 
 
+def test_examples_show_how_rows_scatter_within_classes(transform: PublicTransform) -> None:
+    """ν of largest density of S by brute force; the more rows say otherwise, the less is public."""
+    scatter = PublicScatter.of(transform)
+    draw = torch.Generator().manual_seed(5)
+    narrow = torch.diag(torch.tensor([4.0, 1.0, 0.2, 1.0], dtype=torch.float64))
+    shares = []
+    for law in (scatter.within, narrow):
+        rows = torch.randn(3, 20, 4, generator=draw, dtype=torch.float64)
+        rows = rows @ torch.linalg.cholesky(law).mT
+        apart = (rows - rows.mean(1, keepdim=True)).flatten(0, 1)
+        own = apart.mT @ apart
+        found = scatter_within(ClassMeans(rows.mean(1), torch.full((3,), 20.0), own), scatter)
+        logs = {}
+        for weight in torch.logspace(0, 6, 61, dtype=torch.float64).tolist():
+            degrees = weight + 5
+            # p(S) = p(S | W) p(W) / p(W | S) at W = I, up to what ν does not change
+            prior = torch.distributions.Wishart(degrees, torch.linalg.inv(weight * scatter.within))
+            after = torch.distributions.Wishart(
+                degrees + 57, torch.linalg.inv(weight * scatter.within + own)
+            )
+            one = torch.eye(4, dtype=torch.float64)
+            logs[weight] = float(prior.log_prob(one) - after.log_prob(one))
+        best = max(logs, key=logs.__getitem__)
+        assert torch.allclose(found, (best * scatter.within + own) / (best + 57))
+        shares.append(best / (best + 57))
+    assert shares[0] > 0.9
+    assert shares[1] < 0.5
+    bare = ClassMeans(torch.zeros(3, 4), torch.ones(3))
+    assert torch.equal(scatter_within(bare, scatter), scatter.within)
+
+
+def test_only_examples_of_the_classes_count(transform: PublicTransform) -> None:
+    shown = rows_of((*NAMES, "fourth"), 6, each=9)
+    found = means_by_name(shown, transform, ["ship", "cat", "bird"])
+    features = transform(torch.from_numpy(shown.embeddings))[:, 1:].double().unflatten(0, (4, 9))
+    own = features[[2, 0]]
+    assert torch.allclose(found.means[:2], own.mean(1))
+    assert found.counts.tolist() == [9, 9, 0]
+    apart = (own - own.mean(1, keepdim=True)).flatten(0, 1)
+    assert found.scatter is not None
+    assert torch.allclose(found.scatter, apart.mT @ apart)
+    scatter = PublicScatter.of(transform)
+    moved = knowing(transform, ["ship", "cat", "bird"], None, "", [], found)
+    assert moved.within_class is not None
+    assert torch.equal(moved.within_class, scatter_within(found, scatter))
+    assert not torch.allclose(moved.within_class, scatter.within)
+    assert moved.same_rows(transform)
+
+
 def test_the_leave_one_out_error_is_that_of_rules_without_the_class() -> None:
     vectors = unit(14, 5, seed=2)
     means = vectors[:, :3] + 0.1 * unit(14, 3, seed=3)
@@ -134,8 +184,9 @@ def test_names_that_say_nothing_are_left_out(transform: PublicTransform) -> None
     rule = NameRule.learned(unit(30, 200, seed=4), unit(30, 4, seed=5), 30)
     assert rule.explained <= 0
     scatter = PublicScatter.of(transform)
-    assert from_names(rule, [unit(1, 200, seed=6)], scatter, "names") is None
-    assert assembled(transform, rule, "names", [unit(1, 200, seed=6)], None, None) == ()
+    groups = [unit(1, 200, seed=6)]
+    assert from_names(rule, groups, scatter, "names") is None
+    assert knowing(transform, ["cat"], rule, "names", groups, None).known is None
 
 
 def test_a_classifier_shows_the_means_of_its_classes() -> None:

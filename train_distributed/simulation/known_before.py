@@ -8,9 +8,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
-from embed.guesses import Sources, assembled, examples_of
+from embed.guesses import Sources, examples_of, knowing
 from embed.knowledge import NONE, Knowledge
-from embed.known_classes import KnownClasses
 
 HELD_BACK = 0.5  # of the rows of a task's class, at most, that are its examples
 
@@ -74,8 +73,8 @@ class KnownBefore:
         rule, words = self.sources.rule(transform, means, without=asked)
         vectors = self.sources.public
         named = [] if vectors is None else [vectors[list(group)] for group in groups]
-        found = None if shown is None else ClassMeans.of(shown, transform, len(groups))
+        own, found = range(len(groups)), None
+        if shown is not None:
+            found = ClassMeans.of(shown, transform, len(own), own)
         others = replace(means, counts=means.counts.index_fill(0, torch.tensor(asked), 0))
-        guesses = assembled(transform, rule, words, named, found, None, others)
-        known = KnownClasses(tuple(map(str, range(len(groups)))), guesses)
-        return replace(transform, known=known if guesses else None)
+        return knowing(transform, [*map(str, own)], rule, words, named, found, public=others)

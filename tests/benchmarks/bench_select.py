@@ -69,7 +69,8 @@ def measured(
         folder = Path(name)
         parted(private, public, rows, folder)
         kind = Kind(folder / "private", folder / "public")
-        candidates = Candidates.default(EmbeddingSet.open(public).dim).for_equal_classes()
+        dim = EmbeddingSet.open(public).dim
+        candidates = Candidates.default(dim, centre="private").for_equal_classes()
         found: dict[str, dict[Cell, float]] = {}
         for each in candidates.settings:
             transform: TransformOptions = candidates.transforms[each.transform]

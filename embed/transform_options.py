@@ -22,7 +22,7 @@ class TransformOptions:
     noise hides the leading ones less; discriminant: best separation of labelled public classes;
     mixed: between principal and discriminant; hedge: near discriminant, for private pictures of any
     kind, and tempered where public pictures have no labels (default: in `run` hedge for method
-    discriminant and tempered for heads, otherwise principal)."""
+    discriminant, tempered for softmax, svm and logistic, otherwise principal)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1

@@ -40,7 +40,7 @@ def true_positives(report: Report, false_positives: NDArray[np.float64]) -> NDAr
 
 
 def best_guess(report: Report) -> float:
-    """How often the best attacker tells two neighbours apart, at even odds; rounded up.
+    """Probability that the best attacker tells two neighbours apart, at even odds; rounded up.
 
     ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
     (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).

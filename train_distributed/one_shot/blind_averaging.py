@@ -145,7 +145,7 @@ class TrainedHeads(Statistic):
 
     @property
     def compositions(self) -> int:
-        """How many equal parts of a submission a record moves, each by `record_sensitivity`."""
+        """Number of parts of a submission that a record moves, each by `record_sensitivity`."""
         return self.head.compositions
 
     @property

@@ -10,7 +10,8 @@ class MethodOptions:
     """Settings of a method; each is left to the method's default unless given."""
 
     l2_reg: float | None = None
-    """L2 regularisation Λ of a head (default: by a public rule)."""
+    """L2 regularisation Λ of the layer that each user trains with softmax, svm or logistic, called
+    a head (default: by a public rule)."""
     radius: float | None = None
     """Radius R of the ball that head weights are projected to."""
     solver: Literal["exact", "sgd"] | None = None
@@ -25,8 +26,8 @@ class MethodOptions:
     """Weight of the second moments in least squares."""
     class_code: float | None = None
     """Weight β in [0.1, 1] of the sum over all classes, in class-sums, least-squares and
-    discriminant. With less than 1 the differences of few classes get less noise: 21 % for two
-    classes and 0.5."""
+    discriminant. With less than 1 the differences of few classes get less noise: 21 % less for
+    two classes and β = 0.5."""
     ridge: float | None = None
     """Regulariser of least squares, added to the sum over all rows."""
     public_share: float | None = None
@@ -42,13 +43,14 @@ class MethodOptions:
     """class-sums: shrinkage of the public covariance."""
     centre: Literal["private", "public"] | None = None
     """Mean that is subtracted from all rows. `private`: that of the private rows, which a first,
-    noised sum finds for 5 % of μ²; `public`: that of the public rows, so one sum is enough.
-    Default: `private` for discriminant in `run`, unless --user-clip, --rounds or knowledge of the
-    classes is given; otherwise `public`."""
+    noised sum finds for 5 % of the privacy budget (of μ²); `public`: that of the public rows, so
+    one sum is enough. Default: `private` for discriminant in `run`, unless --user-clip, --rounds or
+    knowledge of the classes is given; otherwise `public`."""
     user_clip: float | None = None
-    """Public norm to which every user's vector is clipped, after taking out what public rows would
-    add. For `--unit user` (`select` proposes one), or against poisoned vectors: then about
-    sqrt(n) times the rows' clip norm where users have n rows, with `--moments none`."""
+    """Public norm to which every user's vector is clipped, after subtracting what as many public
+    rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned
+    vectors: take about sqrt(n) times the rows' clip norm where users have n rows, and `--moments
+    none`."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after the sum of discriminant (default:
     16 where one server is trusted with all rows and noise is small, 0 elsewhere), or all sums of

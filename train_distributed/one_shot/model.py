@@ -25,7 +25,7 @@ UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown,
 
 
 def reading(method: str | None) -> str:
-    """How the probabilities of a method's model are made, and whether they are calibrated."""
+    """Words on how a method's probabilities are made, and whether they are calibrated."""
     entry = METHODS.get(method or "")
     return (entry and entry.probabilities) or UNKNOWN
 

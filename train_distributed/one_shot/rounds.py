@@ -62,7 +62,10 @@ def mu_shares(rounds: int) -> tuple[float, float]:
 
 
 def further_sums(method: Method) -> tuple[int, int]:
-    """How many sums follow the first one, and numbers in each; ValueError where these differ."""
+    """Count of the sums after the first one, and of the numbers in each.
+
+    Raises ValueError where these differ, as with a centre before further rounds.
+    """
     if method.centring is not None and method.rounds:
         raise ValueError("centre must be 'public' with rounds of a federation, got 'private'")
     if method.centring is not None:

@@ -107,7 +107,7 @@ class UserClip(Statistic):
         return False
 
     def entry_bound(self, n: int) -> float:
-        """That of statistics before they are clipped, which float64 must hold exactly too."""
+        """Largest entry before the clip, which float64 must hold exactly as well."""
         bound = self.statistic.entry_bound(n)
         if self.grid_powers is None:
             return min(bound, self.norm)

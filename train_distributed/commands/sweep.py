@@ -36,11 +36,10 @@ class Sweep:
     `select` chooses against the best of a grid. user-level: all records of a user protected, with
     and without users' clips; users hold their own rows where the set names them. accuracy: against
     epsilon for several numbers of users. users: against the number of users. groups: heat map for
-    more users and group privacy. central: one user. trusted:
-    the default of `run` and tuned gradient descent, where one server is trusted with all rows.
-    non-iid: partitions. unequal: local sizes.
-    cost: seconds, memory, bytes. rivals: one sum, ADMM and Charter. convergence: averaged and
-    global models of two users, and of many."""
+    more users and group privacy. central: one user. trusted: the default of `run` and tuned
+    gradient descent, where one server is trusted with all rows. non-iid: partitions. unequal: local
+    sizes. cost: seconds, memory, bytes. rivals: one sum, ADMM and Charter. convergence: averaged
+    and global models of two users, and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None

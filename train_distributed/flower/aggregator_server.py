@@ -50,7 +50,8 @@ async def serve(
         OSError: the address is taken.
     """
     loop = asyncio.get_running_loop()
-    config = http_config(app, h11_max_incomplete_event_size=HEAD_BYTES)
+    quiet = {"log_level": "critical"}  # what strangers send is not worth a line
+    config = http_config(app, h11_max_incomplete_event_size=HEAD_BYTES, **quiet)
     state, places = ServerState(), Places(_most(MOST_LINES if tls is None else MOST_TLS_LINES))
     watch.connections.set_function(lambda: len(places))
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -151,6 +151,27 @@ def test_a_full_disk_of_the_ledger_stops_a_run(run, tmp_path, small_disk) -> Non
     assert not Ledger.open(small_disk / "rows.ledger").state().records
 
 
+def test_a_run_on_an_altered_ledger_draws_nothing(run, ledger, monkeypatch) -> None:
+    assert run()[0] == 0
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"epsilon": 1.0', b'"epsilon": 0.1'))
+    monkeypatch.setattr(summation, "discrete_gaussian", lambda *_: pytest.fail("drawn"))
+    before = ledger.path.read_bytes()
+    code, printed, error = run()
+    assert (code, printed, error.count("\n")) == (2, "", 1)
+    assert "must be an unbroken chain of entries, entry 1 is altered" in error
+    assert ledger.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [0, 1])
+def test_out_must_not_hold_what_is_read(run, sets, tmp_path, name: int) -> None:
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
+    for out in (sets[name], str(tmp_path)):  # the set itself, and the folder around it
+        code, _, error = run("--out", out, "--overwrite")
+        assert code == 2
+        assert "out must not hold what the command reads" in error
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
+
+
 def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeypatch) -> None:
     def interrupted(std, count):
         raise KeyboardInterrupt

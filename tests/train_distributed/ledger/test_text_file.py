@@ -1,7 +1,8 @@
 """Ledgers of versions before, which were text: read as they are, carried over when written."""
 
 import os
-import sqlite3
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -124,10 +125,9 @@ def test_a_store_that_comes_between_look_and_opening_is_read_as_one(ledger, monk
     assert ledger.state().length == 5 + 1
     with ledger_module.LedgerFile(ledger.path).locked():
         assert ledger.state().length == 5 + 1  # a reader does not release the writer's lock
-        other = sqlite3.connect(ledger.path, timeout=0)
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("BEGIN IMMEDIATE")
-        other.close()
+        write = "import sqlite3, sys; sqlite3.connect(sys.argv[1], 0).execute('BEGIN IMMEDIATE')"
+        other = [sys.executable, "-c", write, str(ledger.path)]  # locks are a process's
+        assert b"database is locked" in subprocess.run(other, capture_output=True).stderr
     ledger.reserve(GAUSSIAN)
     assert ledger.state().length == 5 + 2
     ledger.check_against(TOLD)

@@ -118,14 +118,13 @@ class Line(H11Protocol):
 
 
 def http_config(app: Any, **more: Any) -> uvicorn.Config:
-    """Configuration of a server of `Line`s; what strangers send is not worth a line of its log."""
+    """Configuration of a server of `Line`s, without a line of log for each request."""
     config = uvicorn.Config(
         app,
         http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",
         access_log=False,
         proxy_headers=False,
         server_header=False,

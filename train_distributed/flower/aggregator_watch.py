@@ -138,17 +138,17 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def logged(directory: Path) -> Iterator[None]:
-    """All of the process's lines on stderr and in a file that is rotated, bounded both."""
+    """Adds the process's lines to stderr and to a file that is rotated, bounded both."""
     file = RotatingFileHandler(directory / EVENTS, "a", LOG_BYTES, LOG_FILES - 1)
     handlers = [logging.StreamHandler(sys.stderr), file]
-    root = logging.getLogger()
-    before, root.handlers[:] = root.handlers[:], handlers
     LOG.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(JsonLines())
         handler.addFilter(Seldom())
+        logging.getLogger().addHandler(handler)
     try:
         yield
     finally:
-        root.handlers[:] = before
+        for handler in handlers:  # only ours: others may come and go meanwhile
+            logging.getLogger().removeHandler(handler)
         file.close()

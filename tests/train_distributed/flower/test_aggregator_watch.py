@@ -52,6 +52,20 @@ def test_the_file_is_rotated(tmp_path: Path, monkeypatch, capsys) -> None:
     assert lines(tmp_path)[-1]["number"] == 999
 
 
+def test_logs_of_one_process_may_end_in_any_order(tmp_path: Path, capsys) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    logs = []
+    for folder in folders:
+        folder.mkdir()
+        logs.append(logged(folder))
+        logs[-1].__enter__()
+    logs[0].__exit__(None, None, None)
+    LOG.warning("after the first")
+    logs[1].__exit__(None, None, None)
+    LOG.warning("after both")
+    assert [len(lines(folder)) for folder in folders] == [0, 1]
+
+
 def test_an_error_is_one_line(tmp_path: Path, capsys) -> None:
     with logged(tmp_path):
         try:

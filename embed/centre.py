@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from embed.clip import add_constant_and_clip
@@ -12,41 +11,41 @@ TIGHT = 0.6  # of the length that is left about the centre: nearly every row is 
 LEAST = 0.05  # of a squared length, that is left at least
 
 
-def about(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Tensor:
-    """Moves rows [a, x] to [a, clip((x − m)/s)], m the centre and s from `length_about`.
+def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constant: float) -> Tensor:
+    """Moves rows [a, x] to [a, clip((x − m)/s)], m the centre and x its first k features.
 
     The features' norm is at most r before and after, whatever the centre is.
 
     Args:
         rows: (n, q + 1) floats, the constant a first, features of norm at most r.
-        centre: (q,) m, at most r long.
+        centre: (k,) m, at most r long, k <= q.
+        length: s, as `length_about` says.
         clip_norm: c, r = √(c² − a²).
         constant: a.
 
     Returns:
-        (n, q + 1) of the type of the rows.
+        (n, k + 1) of the type of the rows.
 
     Examples:
         >>> rows = torch.tensor([[1.0, 0.6, 0.8], [1.0, 0.6, -0.8]])
-        >>> about(rows, torch.tensor([0.6, 0.0]), 2**0.5, 1.0)
+        >>> about(rows, torch.tensor([0.6, 0.0]), 0.5, 2**0.5, 1.0)
         tensor([[ 1.0000,  0.0000,  1.0000],
                 [ 1.0000,  0.0000, -1.0000]])
     """
-    scale = length_about(centre, clip_norm, constant)
+    k = len(centre)
 
     def moved(block: Tensor, _: int) -> Tensor:
-        features = (block[:, 1:].double() - centre.double()) / scale
+        features = (block[:, 1 : k + 1].double() - centre.double()) / length
         return add_constant_and_clip(features, clip_norm, constant, dtype=rows.dtype)
 
-    return in_blocks(rows, moved, torch.empty_like(rows))
+    return in_blocks(rows, moved, rows.new_empty(len(rows), k + 1))
 
 
-def length_about(centre: Tensor, clip_norm: float, constant: float) -> float:
-    """Scale s by which features are divided after the (q,) centre m is subtracted.
+def length_about(common: float, kept: float = 1.0) -> float:
+    """Scale s by which features are divided after their centre is subtracted.
 
-    With r = √(c² − a²), rows of length r whose mean is m lie √(r² − ‖m‖²) from it on average (root
-    mean square). s is `TIGHT` times this distance over r.
+    Rows of length r whose mean is m lie r √(1 − h) from it on average (root mean square), h =
+    ‖m‖²/r² what they have in `common`; in some of the directions, √v of that, v the share of the
+    rows' variance that is `kept`. s is `TIGHT` times this distance over r.
     """
-    reach = math.sqrt(clip_norm**2 - constant**2)
-    common = float(centre.double().square().sum()) / reach**2
-    return TIGHT * math.sqrt(max(LEAST, 1 - common))
+    return TIGHT * math.sqrt(max(LEAST, 1 - common) * kept)

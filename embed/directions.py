@@ -14,7 +14,7 @@ Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
 # λ and f of `separating`; "discriminant" relies more on public classes than "mixed" does.
-MIXTURES = {"mixed": (0.3, 0.3), "hedge": (0.1, 0.005), "discriminant": (0.03, 0.005)}
+MIXTURES = {"mixed": (0.3, 0.3), "hedge": (0.1, 0.02), "discriminant": (0.03, 0.005)}
 
 
 class PublicMoments:

@@ -18,9 +18,12 @@ from pretrain import check
 class RowMap:
     """x -> [a, clip(Pᵀ(x - m)/s, r)], r = sqrt(c² - a²); about a `centre` clipped once more.
 
+    A centre of fewer than q numbers keeps the first k features alone.
+
     Raises:
         ValueError: at construction, for a number that is not finite, a scale that is not positive,
-            another precision than float32, or of the centre float64, or a centre longer than r.
+            another precision than float32, or of the centre float64, or a centre longer than r, or
+            without the `length` that rows about it are divided by.
     """
 
     mean: Tensor  # (p,) m
@@ -28,7 +31,8 @@ class RowMap:
     scale: Tensor  # (q,) s: divides; whitening and the clip quantile together
     clip_norm: float  # c
     constant: float  # a
-    centre: Tensor | None = None  # (q,) float64 mean of rows, from a noised sum; None: not taken
+    centre: Tensor | None = None  # (k,) float64 mean of rows, from a noised sum; None: not taken
+    length: float = 1.0  # by which features about the centre are divided
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
@@ -44,13 +48,15 @@ class RowMap:
         if not (self.scale > 0).all():
             raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
         if self.centre is not None:
-            check.shape((self.dim - 1,), centre=self.centre)
+            check.shape(("k",), centre=self.centre)
+            check.within(f"[1, {self.basis.shape[1]}]", centre_numbers=len(self.centre))
             check.within(f"[0, {self.reach}]", centre_norm=float(self.centre.norm()))
+            check.positive(length=self.length)
 
     @property
     def dim(self) -> int:
         """Columns of a transformed row, the constant included."""
-        return self.basis.shape[1] + 1
+        return (self.basis.shape[1] if self.centre is None else len(self.centre)) + 1
 
     @property
     def reach(self) -> float:
@@ -85,10 +91,10 @@ class RowMap:
         return self.about_centre(rows)
 
     def about_centre(self, rows: Tensor) -> Tensor:
-        """(n, dim) rows of this transform from those of the one without its centre."""
+        """(n, dim) rows of this transform from the (n, q + 1) of the one without its centre."""
         if self.centre is None:
             return rows
-        return about(rows, self.centre, self.clip_norm, self.constant)
+        return about(rows, self.centre, self.length, self.clip_norm, self.constant)
 
     @cached_property
     def _rotates(self) -> bool:

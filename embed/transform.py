@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.centre import length_about
 from embed.clip import check_bounds, roughly_clipped
 from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
 from embed.encoding import Encoding
@@ -30,7 +31,7 @@ class PublicTransform(RowMap):
 
     With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1. With a
     `centre` rows are taken about it and clipped again (`embed.centre`); the public statistics then
-    stand for rows about their own mean.
+    stand for rows about their own mean, in the directions that are kept.
 
     A transform keeps the hashes of the rows it was fitted on (see `embed.identity`), so that a
     release can refuse a transform that was fitted on its rows.
@@ -53,6 +54,8 @@ class PublicTransform(RowMap):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.centre is not None:
+            check.shape((self.dim,), row_mean=self.row_mean)
         for name, values in self.tensors().items():
             if not values.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
@@ -204,16 +207,36 @@ class PublicTransform(RowMap):
             second_moment=torch.eye(dim + 1, dtype=torch.float64),
         )
 
-    def recentred(self, centre: Tensor) -> "PublicTransform":
+    def recentred(self, centre: Tensor, keep: int | None = None) -> "PublicTransform":
         """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
+
+        Of the directions it has the first `keep`, or all; public rows are as long as before.
 
         Raises ValueError for another one, a transform that has one already, or guesses of classes,
         which say where classes are without it.
         """
-        check.shape((self.dim - 1,), centre=centre)
+        q = self.dim - 1
+        kept = q if keep is None else keep
+        check.shape((q,), centre=centre)
+        check.within(f"[1, {q}]", keep=kept)
         if self.placed:
             raise ValueError("transform must have neither a centre nor guesses of classes, has one")
-        return replace(self, centre=centre.double())
+        squares = self.second_moment.diagonal()[1:]
+        share = float(squares[:kept].sum() / squares.sum())
+        common = float(centre.double().square().sum()) / self.reach**2
+        longer = torch.tensor([1.0, *[share**-0.5] * kept], dtype=torch.float64)
+
+        def cut(scatter: Tensor, units: Tensor) -> Tensor:
+            return scatter[: len(units), : len(units)] * torch.outer(units, units)
+
+        return replace(
+            self,
+            centre=centre.double()[:kept],
+            length=length_about(common, share),
+            row_mean=self.row_mean[: kept + 1] * longer,
+            second_moment=cut(self.second_moment, longer),
+            **{name: cut(values, longer[1:]) for name, values in self._scatter.items()},
+        )
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
@@ -223,7 +246,8 @@ class PublicTransform(RowMap):
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that determine the rows, without provenance, for files that hold more."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        about_centre = {} if self.centre is None else {"centre": self.centre}
+        length = torch.tensor(self.length, dtype=torch.float64)
+        about_centre = {} if self.centre is None else {"centre": self.centre, "length": length}
         return (
             self._scatter
             | about_centre

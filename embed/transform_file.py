@@ -81,10 +81,17 @@ def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
     if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
         raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
     p, q = tensors["basis"].shape
-    shapes = {"mean": (p,), "basis": (p, q), "scale": (q,), "row_mean": (q + 1,), "centre": (q,)}
-    shapes |= {"second_moment": (q + 1, q + 1), "within_class": (q, q), "between_class": (q, q)}
+    check.shape(("k",), row_mean=tensors["row_mean"])
+    k = len(tensors["row_mean"]) - 1  # features about a centre; without one q
+    shapes = {"mean": (p,), "basis": (p, q), "scale": (q,), "row_mean": (k + 1,), "centre": (k,)}
+    shapes |= {"second_moment": (k + 1, k + 1), "within_class": (k, k), "between_class": (k, k)}
     fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
     for name, values in fields.items():
         check.shape(shapes[name], **{name: values})
+    if "centre" in tensors:
+        check.shape((), length=tensors.get("length", torch.empty(0)))
+        fields["length"] = float(tensors["length"])
+    else:
+        check.shape((q + 1,), row_mean=tensors["row_mean"])
     clip_norm, constant = tensors["bounds"].tolist()
     return fields | {"clip_norm": clip_norm, "constant": constant}

@@ -88,8 +88,9 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, each) for each in parts)
     if origin is Literal:
         return isinstance(value, str | int) and value in parts
-    if origin is tuple and parts[1:] == (...,):
-        return isinstance(value, tuple) and all(fits(each, parts[0]) for each in value)
+    if origin is tuple and isinstance(value, tuple):
+        each = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        return len(value) == len(each) and all(map(fits, value, each))
     if hint in (int, float):
         known = isinstance(value, Integral if hint is int else Real)
         return known and not isinstance(value, bool)

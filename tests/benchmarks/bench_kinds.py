@@ -27,6 +27,7 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.defaults import PublicFacts, rule_of
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
@@ -63,16 +64,19 @@ class Kind:
         self.num_classes = int(rows.labels.max()) + 1
         self.federations = [each for each in tried if each[0] * each[1] <= len(train)]
 
-    def rule(self, cell: Cell, method: str) -> Settings:
-        """Transform and options that `run` takes when none are given."""
+    def rule(self, cell: Cell, method: str, centre: str | None = None) -> Settings:
+        """Transform and options that `run` takes when none or only the centre is given."""
         users, rows, epsilon = cell
         facts = PublicFacts(
             sizes=torch.full((users,), rows),
             num_classes=self.num_classes,
             privacy=Privacy(epsilon, DELTA),
         )
-        transform = facts.transform(method, TransformOptions(), len(self._compression.mean))
-        return transform, tuple(facts.options(method, {}).items())
+        width = len(self._compression.mean)
+        given = {} if centre is None else {"centre": centre}
+        plain = RunConfig(method, TransformOptions(), given, facts.privacy)
+        found = plain.filled_in(facts, (), width=width)
+        return found.transform_options, tuple(facts.options(method, found.options).items())
 
     def accuracies(
         self, method: str, settings: Settings, cells: Sequence[Cell], seeds: int
@@ -118,11 +122,12 @@ def measured(
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
     kind = Kind(private, public, users)
     cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
-    rules = {cell: kind.rule(cell, method) for cell in cells}
-    if centre is not None:
-        rules = {cell: (t, (*own, ("centre", centre))) for cell, (t, own) in rules.items()}
+    rules = {cell: kind.rule(cell, method, centre) for cell in cells}
     grid: dict[str, dict[Cell, Settings]] = {
-        f"{name} {q}": {cell: (TransformOptions(q, name), own) for cell, (_, own) in rules.items()}
+        f"{name} {q}": {
+            cell: (TransformOptions(q, name), tuple((k, v) for k, v in own if k != "keep"))
+            for cell, (_, own) in rules.items()
+        }
         for name, q in product(KINDS, WIDTHS)
     }
     if rule_of(method).l2_reg is not None:

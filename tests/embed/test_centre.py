@@ -14,17 +14,24 @@ from torch import Tensor
 
 from embed import PublicTransform, add_constant_and_clip
 from embed import centre as centre_module
-from embed.centre import LEAST, TIGHT, about
+from embed.centre import LEAST, TIGHT, about, length_about
 from embed.known_classes import ClassGuess, KnownClasses
 from embed.project import ROWS
 from tests.embed.test_clip_scales import squared
 
 BOUNDS = [(math.sqrt(2), 1.0), (math.sqrt(1.25), 0.5), (1.0, 0.0), (1e-30, 0.0), (1e30, 2.0**80)]
 DTYPES = [torch.float32, torch.float64]
+ONE = torch.tensor(1.0, dtype=torch.float64)
 
 
 def reach_of(clip_norm: float, constant: float) -> float:
     return math.sqrt(clip_norm**2 - constant**2)
+
+
+def moved(rows: Tensor, centre: Tensor, clip_norm: float, constant: float) -> Tensor:
+    """Rows about the centre, divided by what its length says."""
+    common = float(centre.square().sum()) / reach_of(clip_norm, constant) ** 2
+    return about(rows, centre, length_about(common), clip_norm, constant)
 
 
 def rows_of(q: int, clip_norm: float, constant: float, dtype: torch.dtype) -> Tensor:
@@ -67,10 +74,10 @@ def test_exact_norms_about_any_centre(
     rows = rows_of(q, clip_norm, constant, dtype)
     bound = Fraction(clip_norm) ** 2
     for centre in hostile(rows, reach_of(clip_norm, constant)):
-        moved = about(rows, centre, clip_norm, constant)
-        assert moved.dtype == dtype
-        assert (moved[:, 0] == constant).all()
-        assert all(squared(row) <= bound for row in moved)
+        found = moved(rows, centre, clip_norm, constant)
+        assert found.dtype == dtype
+        assert (found[:, 0] == constant).all()
+        assert all(squared(row) <= bound for row in found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +91,7 @@ def test_exact_norms_about_a_centre_at_any_scale(dtype: torch.dtype) -> None:
         towards = torch.from_numpy(draw.standard_normal(rows.shape[1] - 1))
         centre = towards / towards.norm() * reach * draw.uniform(0, 1)
         bound = Fraction(clip_norm**2 - constant**2)  # by which a sensitivity is stated
-        for row in about(rows, centre, clip_norm, constant)[:, 1:]:
+        for row in moved(rows, centre, clip_norm, constant)[:, 1:]:
             assert squared(row) <= bound
 
 
@@ -93,8 +100,8 @@ def test_a_centre_beyond_all_rows_makes_no_row_longer(length: float) -> None:
     """No transform has one; `about` clips all the same."""
     rows = rows_of(5, math.sqrt(2), 1.0, torch.float64)
     centre = torch.full((5,), length / math.sqrt(5), dtype=torch.float64)
-    moved = about(rows, centre, math.sqrt(2), 1.0)
-    assert all(squared(row) <= Fraction(math.sqrt(2)) ** 2 for row in moved)
+    found = moved(rows, centre, math.sqrt(2), 1.0)
+    assert all(squared(row) <= Fraction(math.sqrt(2)) ** 2 for row in found)
 
 
 def naive(row: list[float], centre: list[float], clip_norm: float, constant: float) -> list[float]:
@@ -115,7 +122,7 @@ def test_rows_are_those_of_the_formula(clip_norm: float, constant: float, length
     towards = torch.arange(1.0, 8, dtype=torch.float64)
     centre = towards / towards.norm() * length * reach_of(clip_norm, constant)
     expected = [naive(row, centre.tolist(), clip_norm, constant) for row in rows.tolist()]
-    found = about(rows, centre, clip_norm, constant)
+    found = moved(rows, centre, clip_norm, constant)
     exact = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(found, exact, rtol=1e-13, atol=1e-15)
 
@@ -127,13 +134,13 @@ def test_a_row_at_the_centre_keeps_its_constant_alone(
 ) -> None:
     rows = rows_of(9, clip_norm, constant, dtype)
     for number, row in enumerate(rows):
-        found = about(rows, row[1:].double(), clip_norm, constant)[number]
+        found = moved(rows, row[1:].double(), clip_norm, constant)[number]
         assert found.tolist() == [constant] + [0.0] * 9
 
 
 def test_a_centre_at_zero_changes_lengths_alone() -> None:
     rows = rows_of(9, math.sqrt(2), 1.0, torch.float64)
-    found = about(rows, torch.zeros(9, dtype=torch.float64), math.sqrt(2), 1.0)
+    found = moved(rows, torch.zeros(9, dtype=torch.float64), math.sqrt(2), 1.0)
     expected = add_constant_and_clip(rows[:, 1:] / TIGHT, math.sqrt(2), 1.0)
     assert torch.equal(found, expected)
 
@@ -180,7 +187,7 @@ def test_rows_are_always_moved_as_many_at_a_time(
         return add_constant_and_clip(x, *bounds, dtype=dtype)
 
     monkeypatch.setattr(centre_module, "add_constant_and_clip", counted)
-    about(torch.zeros(rows, 4), torch.zeros(3, dtype=torch.float64), math.sqrt(2), 1.0)
+    about(torch.zeros(rows, 4), torch.zeros(3, dtype=torch.float64), 1.0, math.sqrt(2), 1.0)
     assert seen == [ROWS] * -(-rows // ROWS)
 
 
@@ -202,9 +209,11 @@ def test_a_centre_as_long_as_a_row_is_taken(transform: PublicTransform) -> None:
         ([1e200, 0, 0], r"centre_norm must be in \[0, 1.0\d*\], got inf"),
         ([math.nan, 0, 0], "centre must be finite, got NaN or infinity"),
         ([0, math.inf, 0], "centre must be finite, got NaN or infinity"),
-        ([0.0, 0], r"centre must be \(3\), got"),
-        ([0.0], r"centre must be \(3\), got"),  # would fit by broadcasting
-        ([[0.0, 0, 0]], r"centre must be \(3\), got"),
+        ([0.0, 0], r"(centre|row_mean) must be \(3\), got"),
+        ([0.0], r"centre must be \(3\), got|row_mean must be \(2\), got"),  # would broadcast
+        ([[0.0, 0, 0]], r"centre must be \((3|k)\), got"),
+        ([0.0] * 4, r"centre must be \(3\), got|centre_numbers must be in \[1, 3\], got 4"),
+        ([], r"centre must be \(3\), got|centre_numbers must be in \[1, 3\], got 0"),
     ],
 )
 def test_a_centre_out_of_range_is_refused_in_one_line(values: list, rule: str) -> None:
@@ -213,7 +222,7 @@ def test_a_centre_out_of_range_is_refused_in_one_line(values: list, rule: str) -
     ways = [
         lambda: plain.recentred(given),
         lambda: replace(plain, centre=given),
-        lambda: PublicTransform.from_tensors(plain.tensors() | {"centre": given}),
+        lambda: PublicTransform.from_tensors(plain.tensors() | {"centre": given, "length": ONE}),
     ]
     for way in ways:
         with pytest.raises(ValueError, match=rule) as refused:
@@ -223,7 +232,8 @@ def test_a_centre_out_of_range_is_refused_in_one_line(values: list, rule: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex128])
 def test_a_centre_of_another_precision_is_refused_in_a_file(dtype: torch.dtype) -> None:
-    tensors = PublicTransform.identity(3).tensors() | {"centre": torch.zeros(3, dtype=dtype)}
+    given = {"centre": torch.zeros(3, dtype=dtype), "length": ONE}
+    tensors = PublicTransform.identity(3).tensors() | given
     with pytest.raises(ValueError, match="centre must be float64, got torch"):
         PublicTransform.from_tensors(tensors)
 
@@ -288,3 +298,56 @@ def test_a_file_without_a_centre_is_as_it_was(transform: PublicTransform, tmp_pa
     assert loaded.centre is None
     assert loaded.same_rows(transform)
     assert torch.equal(loaded(torch.ones(2, 96)), transform(torch.ones(2, 96)))
+
+
+@pytest.mark.parametrize("length", [math.nan, math.inf, 0.0, -1.0])
+def test_a_length_that_no_row_can_be_divided_by_is_refused(
+    centred: PublicTransform, length: float
+) -> None:
+    tensors = centred.tensors()
+    ways = [
+        lambda: replace(centred, length=length),
+        lambda: PublicTransform.from_tensors(tensors | {"length": length * ONE}),
+    ]
+    for way in ways:
+        with pytest.raises(ValueError, match=r"length must be finite and > 0, got"):
+            way()
+    for given in ({}, {"length": torch.ones(2)}):
+        with pytest.raises(ValueError, match=r"length must be \(\), got"):
+            PublicTransform.from_tensors(
+                {k: v for k, v in tensors.items() if k != "length"} | given
+            )
+
+
+@pytest.mark.parametrize("keep", [1, 8, 33])
+def test_the_first_directions_alone_are_kept(transform: PublicTransform, keep: int) -> None:
+    """As if the transform had no others, but for the length that they took from a row."""
+    towards = torch.arange(1.0, 34, dtype=torch.float64).flip(0)
+    centre = 0.6 * transform.reach * towards / towards.norm()
+    kept = transform.recentred(centre, keep)
+    assert kept.dim == keep + 1
+    x = torch.randn(2000, 96, generator=torch.Generator().manual_seed(2))
+    rows, full = kept(x, dtype=torch.float64), transform(x, dtype=torch.float64)
+    assert all(squared(row) <= Fraction(kept.clip_norm) ** 2 for row in rows[:50])
+    away = full[:, 1 : keep + 1] - centre[:keep]
+    expected = add_constant_and_clip(away / kept.length, kept.clip_norm, kept.constant)
+    torch.testing.assert_close(rows, expected)
+    assert torch.equal(kept.about_centre(full), rows)
+    for statistics in (kept, transform):
+        assert float(statistics.covariance.trace()) == pytest.approx(1.0, abs=0.1)
+    assert kept.same_rows(transform.recentred(centre)) == (keep == 33)
+
+
+@pytest.mark.parametrize("keep", [0, 34, -1])
+def test_directions_that_are_not_there_are_not_kept(transform: PublicTransform, keep: int) -> None:
+    with pytest.raises(ValueError, match=rf"keep must be in \[1, 33\], got {keep}"):
+        transform.recentred(torch.zeros(33, dtype=torch.float64), keep)
+
+
+def test_a_saved_transform_keeps_its_directions(transform: PublicTransform, tmp_path: Path) -> None:
+    kept = transform.recentred(torch.full((33,), 0.1, dtype=torch.float64), 7)
+    kept.save(tmp_path / "kept.safetensors")
+    loaded = PublicTransform.load(tmp_path / "kept.safetensors")
+    x = torch.randn(50, 96)
+    assert loaded.same_rows(kept)
+    assert torch.equal(loaded(x), kept(x))

@@ -46,7 +46,10 @@ class RunConfig:
             fields = parsed(path.read_text())
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash")
-            options = dict(fields.pop("options"))
+            options = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in dict(fields.pop("options")).items()
+            }
             transform_options = dict(fields.pop("transform_options"))
             _check_types(MethodOptions, options)
             _check_types(TransformOptions, transform_options)
@@ -90,6 +93,9 @@ class RunConfig:
                 width = known.most_components(self.method, width, options, most_bytes)
                 if METHODS[self.method].rule.centred:  # further sums would be more bytes
                     options = {"rounds": 0, **options}
+            if not knowing and (keep := known.keep(self.method, transform, width, options)):
+                options |= {"keep": keep}
+                transform = replace(transform, components=max(keep))
             transform = known.transform(self.method, transform, width, clip, knowing=knowing)
         return replace(self, options=options, transform_options=transform)
 

@@ -123,7 +123,7 @@ class Run:
         from train_distributed.one_shot.users import own_partition
         from train_distributed.one_shot.validation import known_classes
 
-        settings = self._settings()
+        settings = given = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
@@ -150,6 +150,8 @@ class Run:
         )
         transform = self._transform(private, settings)
         options = known.options(settings.method, settings.options, placed=transform.placed)
+        if transform.placed and "keep" not in given.options:
+            options.pop("keep", None)
         settings = replace(settings, options=options)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.released.encoder import carry_encoder

@@ -5,10 +5,16 @@ common takes most of the length that the clip leaves a row (three quarters of th
 digits among photographs), and the noise, which is measured by that length, covers the rest. The
 second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`).
 
+How much the rows have in common also says how many public directions serve them: all those that
+the noise allows where pictures are like the public ones, a third of these where they are of another
+kind, as drawings or negatives are, and more for writing, of which public classes say little.
+`FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
+
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
 no longer than before; so the second sum's sensitivity is what it is without a centre. Both are
 Gaussian mechanisms, the second chosen after the first was seen, and their μ² add up (Dong, Roth and
-Su 2022, Cor. 3.3, which holds for adaptive compositions).
+Su 2022, Cor. 3.3, which holds for adaptive compositions). Directions that are not kept are zero in
+all rows of a sum as long as was planned; leaving out what noise makes of them is post-processing.
 """
 
 from dataclasses import dataclass
@@ -18,10 +24,14 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import class_sums
+from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
 CENTRE_SHARE = 0.05  # of μ², spent by the first sum
+ALIKE, OTHER = 0.08, 0.6  # of a squared length: at most so much do rows have in common
+
+Keep = tuple[int, int, int]  # directions where rows have up to `ALIKE`, `OTHER`, all in common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +42,7 @@ class FeatureSum(Statistic):
     """
 
     transform: PublicTransform
+    keep: Keep | None = None  # directions of the second sum; None: all
 
     @property
     def dimension(self) -> int:
@@ -61,7 +72,14 @@ class FeatureSum(Statistic):
         return self.transform.reach
 
     def validate(self) -> None:
-        """Refuses a transform that takes no centre, before anything is spent on finding one."""
+        """Refuses a transform that takes no centre, before anything is spent on finding one.
+
+        And numbers of directions that it has not.
+        """
+        if self.keep is not None:
+            check.equal(3, keep_numbers=len(self.keep))
+            for kept in self.keep:
+                check.within(f"[1, {self.dimension}]", keep=kept)
         if self.transform.placed:
             raise ValueError(
                 "centre must be 'public' with a transform that has one or guesses of classes, "
@@ -85,3 +103,10 @@ class FeatureSum(Statistic):
             return torch.zeros_like(mean)
         keep = max(0.0, 1 - self.dimension * std**2 / squared)
         return keep * mean * min(1.0, self.transform.reach * (1 - 2.0**-40) / squared**0.5)
+
+    def about(self, centre: Tensor) -> PublicTransform:
+        """The transform about the (q,) centre, in the directions that its length says."""
+        if self.keep is None:
+            return self.transform.recentred(centre)
+        common = float(centre.square().sum()) / self.transform.reach**2
+        return self.transform.recentred(centre, self.keep[(common > ALIKE) + (common > OTHER)])

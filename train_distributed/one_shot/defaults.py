@@ -8,7 +8,8 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
 q = b/tᵉ directions and Λ = a t, each within the range that was tried. Of K > K₀ classes t counts
-√(K₀/K) times for q: many classes want more directions than their noise says. They were fitted to
+√(K₀/K) times for q: many classes want more directions than their noise says. After a first sum that
+finds a private centre q is multiplied by one of `KEEP`, see `centring`. The rules were fitted to
 classes of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant and of
 heads to photographs, digits and drawn pictures (`tests/benchmarks/bench_kinds.py`);
 results/methods.md has the losses. No number here comes from a private row of a user.
@@ -24,6 +25,7 @@ from torch import Tensor
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed import accounting
+from train_distributed.one_shot.centring import Keep
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity
 
@@ -34,6 +36,7 @@ KNOWN = Rule(2.5, 1)  # q then
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
+KEEP = (1.0, 0.35, 1.5)  # of q, where private rows have little, some, and much in common
 ROUNDS, QUIET = 16, 0.0035  # further sums for one trusted server, and t up to which they pay
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
@@ -85,11 +88,39 @@ class PublicFacts:
         """q of at most `most` directions."""
         return self._kept(rule_of(method), most, user_clip)
 
-    def _kept(self, rule: Rule, most: int, user_clip: float | None) -> int:
+    def keep_by_rule(self, method: str, most: int) -> Keep:
+        """Directions after a first sum, each at most `most`, for private rows of every kind."""
+        few, fewer, more = (self._kept(rule_of(method), most, None, times) for times in KEEP)
+        return few, fewer, more
+
+    def keep(
+        self, method: str, given: TransformOptions, most: int, options: Mapping[str, Any]
+    ) -> Keep | None:
+        """Directions after a first sum, each at most `most`; see `centring`.
+
+        None where there is no such sum, or the transform's directions were chosen otherwise.
+        """
+        rule = rule_of(method)
+        open_ = given.components is None and given.whiten
+        by_rule = open_ and given.directions in (None, rule.directions)
+        if not (rule.centred and by_rule and self.centred(method, options)):
+            return None
+        few, fewer, more = options.get("keep", self.keep_by_rule(method, most))
+        return (few, fewer, more) if "keep" in options or fewer < more else None
+
+    def _kept(self, rule: Rule, most: int, user_clip: float | None, times: float = 1.0) -> int:
         many = max(1.0, self.num_classes / rule.usual_classes)
         noise = self.noise(rule, user_clip) / math.sqrt(many)
-        wanted = rule.components / noise**rule.exponent if noise else math.inf
+        wanted = times * rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
+
+    def centred(self, method: str, given: Mapping[str, Any], *, placed: bool = False) -> bool:
+        """Whether a method of sums begins with one that finds the centre, as `options` says."""
+        rule = rule_of(method)
+        if "centre" in given or rule.l2_reg is not None or method in CHARTER:
+            return given.get("centre") == "private"
+        alone = placed or self.one_sum or "user_clip" in given or given.get("rounds")
+        return rule.centred and not alone
 
     def transform(
         self,
@@ -160,10 +191,9 @@ class PublicFacts:
             return {"cut_rounds": rounds, **given}
         rule = rule_of(method)
         if rule.l2_reg is None:
-            alone = placed or self.one_sum or "user_clip" in given or given.get("rounds")
-            if not rule.centred or alone or given.get("centre") == "public":
+            if not self.centred(method, given, placed=placed):
                 return dict(given)
-            pays = self.trusted and 0 < self.noise(rule) <= QUIET
+            pays = self.trusted and not self.one_sum and 0 < self.noise(rule) <= QUIET
             return {"centre": "private", **({"rounds": ROUNDS} if pays else {}), **given}
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}

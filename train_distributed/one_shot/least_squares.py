@@ -13,7 +13,7 @@ from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior, shares_of
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.statistic import NoisedSum
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.temperature import Solved
 from train_distributed.one_shot.users import Chunk
 
@@ -69,6 +69,15 @@ class ClassMoments(ClassSums):
         powers = torch.full((self.dimension,), 2)
         powers[: self.transform.dim * self.num_classes] = 1
         return powers
+
+    def positions(self, wide: Statistic) -> Tensor:
+        """(dimension,) places in the submission of rows with more features."""
+        assert isinstance(wide, ClassMoments)
+        sums = self.transform.dim * self.num_classes
+        row, column = torch.triu_indices(wide.features, wide.features)
+        kept = torch.nonzero((row < self.features) & (column < self.features)).flatten()
+        first = wide.transform.dim * self.num_classes
+        return torch.cat([torch.arange(sums), first + kept])
 
     def entry_bound(self, n: int) -> float:
         """n rows, each entry at most c, or α√2 c² after scaling."""

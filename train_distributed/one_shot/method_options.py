@@ -46,6 +46,11 @@ class MethodOptions:
     noised sum finds for 5 % of the privacy budget (of μ²); `public`: that of the public rows, so
     one sum is enough. Default: `private` for discriminant in `run`, unless --user-clip, --rounds or
     knowledge of the classes is given; otherwise `public`."""
+    keep: tuple[int, int, int] | None = None
+    """Numbers of directions that are kept after the first sum of `--centre private`: where rows
+    have up to 8 % of their squared length in common, as private pictures that are like the public
+    ones do; up to 60 %; and more. Default in `run`: by a public rule where --components is left
+    out; otherwise all."""
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after subtracting what as many public
     rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned

@@ -154,29 +154,43 @@ class Course:
     opened: NoisedSum | None = None  # of the method's own statistic
     descent: Descent | None = None  # of gradients
     asked: ClippedGradient | None = None  # of a user, who does not know the descent
+    planned: Method | None = None  # before the first sum, for all directions
+    centre: Tensor | None = None  # (q,) of that sum
 
     @property
     def statistic(self) -> Statistic:
-        """Statistic of the next sum; `rows` makes the rows that it is computed from."""
+        """Statistic of the next sum; `rows` makes the rows that it is computed from.
+
+        After a first sum, too, it has the dimension that was planned: directions that are not kept
+        are zero in all rows, and what is summed of them is noise that `after` leaves out.
+        """
+        planned = self.planned or self.method
         if self.descent is not None:
-            return self.descent.gradient
-        return self.asked or self.method.centring or self.method.statistic
+            assert planned.gradient is not None
+            weights = torch.zeros_like(planned.gradient.weights)
+            weights[: len(self.descent.weights)] = self.descent.weights
+            return replace(self.descent.gradient, weights=weights)
+        return self.asked or self.method.centring or planned.statistic
 
     @property
     def published(self) -> Tensor:
         """Vector that the operator publishes before the next sum: the centre, or weights."""
         if self.descent is not None:
             return self.descent.weights.flatten()
-        assert self.transform is not None
-        assert self.transform.centre is not None
-        return self.transform.centre
+        assert self.centre is not None
+        return self.centre
 
     def rows(self, chunk: Chunk) -> Chunk:
-        """The chunk with its rows about the centre."""
-        return replace(chunk, x=self.moved(chunk.x.flatten(0, 1)).view_as(chunk.x))
+        """The chunk with its rows about the centre, zero in directions that are not kept."""
+        return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).view_as(chunk.x))
+
+    def sent(self, x: Tensor) -> Tensor:
+        """(n, q + 1) of `moved`, with zeros for the directions that are not kept."""
+        moved = self.moved(x)
+        return torch.nn.functional.pad(moved, (0, x.shape[1] - moved.shape[1]))
 
     def moved(self, x: Tensor) -> Tensor:
-        """(n, d) rows about the centre, from rows of the transform that began."""
+        """(n, k + 1) rows about the centre, from (n, q + 1) of the transform that began."""
         return x if self.transform is None else self.transform.about_centre(x)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Course":
@@ -185,7 +199,10 @@ class Course:
         if method.centring is not None:
             return self._about(method.centring.centre(NoisedSum(total, rows, noise_std)))
         if self.descent is not None:
-            return replace(self, descent=self.descent.after(total, rows, noise_std))
+            kept = total[: self.descent.start.numel()]
+            return replace(self, descent=self.descent.after(kept, rows, noise_std))
+        if self.planned is not None:
+            total = total[method.statistic.positions(self.planned.statistic)]
         noised = method.opened(total, rows, noise_std)
         descent = method.estimator.descent(noised, method.rounds) if method.rounds else None
         return replace(self, opened=noised, descent=descent)
@@ -206,15 +223,19 @@ class Course:
         method = self.method
         assert method.centring is not None
         assert method.on is not None
-        transform = method.centring.transform.recentred(centre)
-        return Course(method.on(transform), transform)
+        transform = method.centring.about(centre)
+        return Course(method.on(transform), transform, planned=method, centre=centre)
 
     def report(self) -> dict[str, float]:
-        """Share of a row's squared length that all rows were found to have in common."""
-        if self.transform is None or self.transform.centre is None:
+        """Share of a row's squared length that all rows were found to have in common.
+
+        And the directions kept for that, where they are some of the transform's.
+        """
+        if self.transform is None or self.centre is None or self.transform.centre is None:
             return {}
-        squared = float(self.transform.centre.square().sum())
-        return {"common_share": squared / self.transform.reach**2}
+        kept = len(self.transform.centre)
+        found = {"common_share": float(self.centre.square().sum()) / self.transform.reach**2}
+        return found | ({"directions_kept": kept} if kept < len(self.centre) else {})
 
     def fitted(self) -> Fitted:
         """Weights of all sums."""

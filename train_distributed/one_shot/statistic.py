@@ -116,6 +116,10 @@ class Statistic(Submission):
         """(D,) float64 unscaled submission of a public row, with part of its count; None: zero."""
         return None
 
+    def positions(self, wide: "Statistic") -> Tensor:
+        """(D,) places of its numbers in the submission of one like it of `wide`r rows."""
+        return torch.arange(self.dimension)
+
     def clipped_(self, submitted: Tensor, counts: Tensor, grid: float | None = None) -> Tensor:
         """Applies the users' clip, if there is one, to (u, D) unscaled submissions in place."""
         return submitted

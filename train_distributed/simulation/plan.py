@@ -147,7 +147,9 @@ Place = tuple[str, str, tuple[tuple[str, Any], ...]]
 
 def place(of: "MethodConfig | Result") -> Place:
     """Method, transform and options: equal for one candidate's setting and its results."""
-    return of.method, of.transform, tuple(sorted(of.options.items()))
+    options = of.options.items()  # of a file lists, which were tuples
+    values = ((name, tuple(v) if isinstance(v, list) else v) for name, v in options)
+    return of.method, of.transform, tuple(sorted(values))
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,8 @@ class Choice:
     @property
     def twin(self) -> tuple[object, ...]:
         """Equal for settings that differ in the moments' weight alone."""
-        others = {k: v for k, v in self.setting.options.items() if k != "alpha"}
-        return self.setting.method, self.setting.transform, sorted(others.items())
+        method, transform, options = self.place
+        return method, transform, [each for each in options if each[0] != "alpha"]
 
 
 def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:

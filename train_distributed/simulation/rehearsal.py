@@ -85,11 +85,18 @@ class Candidates:
 
     @classmethod
     def default(
-        cls, dim: int, *, moments: Moments = "all", rounds: int = 0, centre: Centre = "public"
+        cls,
+        dim: int,
+        *,
+        moments: Moments = "all",
+        rounds: int = 0,
+        centre: Centre = "public",
+        others: tuple[int, int] | None = None,
     ) -> "Candidates":
         """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
-        `rounds` are T further sums, an alternative to none.
+        `rounds` are T further sums, an alternative to none. About a private centre those of the
+        kind "hedge" keep `others`, by the public rule, where pictures are of another kind.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         alone = base if centre == "public" else {**base, "centre": centre}
@@ -99,11 +106,16 @@ class Candidates:
         }
         settings = []
         for name, options in grid.items():
-            settings.append(MethodConfig("discriminant", "discriminant", name, alone))
-            if (options.components or dim) < MANY:
+            own, q = alone, options.components or dim
+            if others is not None and centre == "private" and options.directions == "hedge":
+                keep = (q, *others)
+                own = {**alone, "keep": keep}
+                grid[name] = replace(options, components=max(keep))
+            settings.append(MethodConfig("discriminant", "discriminant", name, own))
+            if q < MANY:
                 continue
-            more = [{**alone, "alpha": HEAVY}] if moments == "all" else []
-            more += [{**alone, "rounds": rounds}] if rounds else []
+            more = [{**own, "alpha": HEAVY}] if moments == "all" else []
+            more += [{**own, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)
 

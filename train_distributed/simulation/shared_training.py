@@ -89,7 +89,7 @@ def released(
     every = [guarantee for guarantee, times in planned for _ in range(times)]
     for number, guarantee in enumerate(every):
         statistic, std = course.statistic, guarantee.float_sum_std
-        own = _sum(replace(held, x=course.moved(held.x)), statistic) if total is None else total
+        own = _sum(replace(held, x=course.sent(held.x)), statistic) if total is None else total
         noised = scale * statistic.scale * own + std * draw(number, statistic.dimension)
         course, total = course.after(noised, rows, std), None
     return course

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.centre import about
+from embed.centre import about, length_about
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.centring import CENTRE_SHARE, FeatureSum
@@ -153,7 +153,8 @@ def test_the_model_is_that_of_rows_taken_about_the_centre_by_hand() -> None:
         x = transform(private.embeddings)
         centre = x[:, 1:].double().mean(0)
         torch.testing.assert_close(found.transform.centre, centre, rtol=0, atol=1e-5)
-        by_hand = about(x, centre, transform.clip_norm, transform.constant)
+        length = length_about(float(centre.square().sum()) / transform.reach**2)
+        by_hand = about(x, centre, length, transform.clip_norm, transform.constant)
         alike = (found.transform(private.embeddings) - by_hand).abs().max()
         assert alike < 1e-4
         placed = release(private, method, bare, transform=found.transform, **given)

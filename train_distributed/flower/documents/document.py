@@ -77,7 +77,7 @@ class Document:
     def list(self, name: str, most: int) -> "Document":
         """A list within, as a part whose fields are its places: "0", "1", ..."""
         value = self._of(name)
-        if not isinstance(value, list) or len(value) > most:
+        if not isinstance(value, list | tuple) or len(value) > most:
             self.refuse(name, f"a list of at most {most}", value)
         values = {str(place): each for place, each in enumerate(value)}
         return Document(self.path, values, f"{self.inside}{name}.")

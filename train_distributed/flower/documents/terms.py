@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from train_distributed.flower.documents.document import LARGE, Document, load_file, read_file
 from train_distributed.flower.documents.party import MOST_ROWS
@@ -235,6 +235,9 @@ def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
     if name == "prior" and isinstance(document.values[name], list):
         shares = document.list(name, MOST_CLASSES)
         return [shares.number(place, 0, 1) for place in shares.values]
+    if get_origin(kinds[0]) is tuple:
+        numbers = document.list(name, len(get_args(kinds[0])))
+        return tuple(numbers.whole(place, 1, MOST_STEPS) for place in numbers.values)
     if int in kinds:
         return document.whole(name, 0, MOST_STEPS)
     if float in kinds:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embed import PublicTransform
-from embed.centre import length_about
 from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.export import facts
@@ -47,7 +46,7 @@ def pipeline(released: Release) -> "Pipeline":
     features = _linear(padded, np.concatenate([[0.0], mean / LIMIT]))
     steps = [*limited, ("features", features), *_clip(q)]
     if transform.centre is not None:
-        steps += [("about_centre", _about(transform)), *_clip(q, again="_again")]
+        steps += [("about_centre", _about(transform)), *_clip(transform.dim - 1, again="_again")]
     made = Pipeline([*steps, ("classifier", _classifier(released, reach))])
     setattr(made, ABOUT, facts(released))
     return made
@@ -88,11 +87,12 @@ def _clip(q: int, again: str = "") -> list[tuple[str, Any]]:
 
 
 def _about(transform: PublicTransform) -> Any:
-    """(v₁ … v_q − m/ρ)/s of the q + 1 numbers of v."""
+    """(v₁ … v_k − m/ρ)/s of the q + 1 numbers of v."""
     assert transform.centre is not None
-    length = length_about(transform.centre, transform.clip_norm, transform.constant)
-    centre = transform.centre.double().numpy() / transform.reach
-    return _linear(np.eye(len(centre) + 1, len(centre)) / length, np.append(centre, 0.0))
+    width, k = transform.basis.shape[1] + 1, len(transform.centre)
+    centre = np.zeros(width)
+    centre[:k] = transform.centre.double().numpy() / transform.reach
+    return _linear(np.eye(width, k) / transform.length, centre)
 
 
 def _scaled(width: int, by: float) -> Any:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from embed.centre import length_about
 from pretrain.encoders.concat import Concat
 from pretrain.preprocess import Preprocess
 from train_distributed.one_shot.model import Release
@@ -124,8 +123,7 @@ class _Head(nn.Module):
         for name in ("mean", "basis", "scale"):
             self.register_buffer(name, getattr(transform, name).double().contiguous())
         self.register_buffer("centre", transform.centre)
-        if transform.centre is not None:
-            self.length = length_about(transform.centre, transform.clip_norm, transform.constant)
+        self.length = transform.length
         self.register_buffer("slopes", released.weights[1:].contiguous())
         self.register_buffer("offset", released.weights[0] * transform.constant)
         self.bound = transform.clip_norm**2 - transform.constant**2
@@ -134,7 +132,7 @@ class _Head(nn.Module):
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
         if self.centre is not None:
-            rows = self._clipped((rows - self.centre) / self.length)
+            rows = self._clipped((rows[:, : len(self.centre)] - self.centre) / self.length)
         scores = rows @ self.slopes + self.offset
         shares = torch.softmax(scores / self.temperature, 1)
         return scores.argmax(1), shares.to(torch.float32)

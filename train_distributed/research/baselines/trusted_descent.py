@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.centre import length_about
 from train_distributed.one_shot.centring import CENTRE_SHARE, FeatureSum
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.registry import Centre
@@ -72,7 +71,7 @@ def train(
         noise = std * torch.randn(dim - 1, generator=generator, dtype=torch.float64)
         total = x[:, 1:].sum(0, dtype=torch.float64) + noise
         centre = statistic.centre(NoisedSum(total, len(y), std))
-        scale = length_about(centre, transform.clip_norm, transform.constant)
+        scale = transform.recentred(centre).length
         x = torch.cat([x[:, :1], (x[:, 1:] - centre.to(x.dtype)) / scale], 1)
     clips = torch.tensor([each.clip * transform.clip_norm for each in settings], dtype=x.dtype)
     wanted = torch.tensor([each.noise for each in settings], dtype=x.dtype)

@@ -149,11 +149,12 @@ def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., M
     assert "an honest user has its own noise alone: ε = " in card(model, markup="markdown")
 
 
+@pytest.mark.parametrize("keep", [None, (2, 2, 2)])
 def test_about_a_centre_the_model_is_that_of_one_process(
-    make: Callable[..., ModelTask], tmp_path: Path
+    make: Callable[..., ModelTask], tmp_path: Path, keep: tuple[int, int, int] | None
 ) -> None:
     """Both sums as the users make them, the second one at the bytes that the operator publishes."""
-    options = MethodOptions(centre="private")
+    options = MethodOptions(centre="private", keep=keep)
     task = make("discriminant", options=options, privacy=Privacy(1e5, 1e-5, 0.75))
     width = task.transform.dim - 1
     agreed = task.federation
@@ -186,7 +187,10 @@ def test_about_a_centre_the_model_is_that_of_one_process(
         transform=task.transform,
         num_classes=K,
         partition=split(torch.from_numpy(pooled.labels), W),
+        centre="private",
+        keep=keep,
     )
+    assert alone.transform.dim == (width if keep is None else 2) + 1
     assert alone.transform.centre is not None
     assert model.transform.centre is not None
     torch.testing.assert_close(model.transform.centre, alone.transform.centre, rtol=0, atol=1e-3)

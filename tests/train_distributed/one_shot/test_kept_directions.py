@@ -1,0 +1,210 @@
+"""Directions kept after a first sum: which, what is sent of them, and what no option may change."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embed import PublicTransform
+from embed.transform_options import TransformOptions
+from tests.train_distributed.one_shot.test_centring import (
+    PROMISE,
+    K,
+    P,
+    chunk_of,
+    fitted,
+    longest,
+    moved,
+    rows_at,
+)
+from train_distributed import Privacy, release
+from train_distributed.commands.configuration import RunConfig
+from train_distributed.ledger.entry import Entry
+from train_distributed.one_shot.centring import ALIKE, CENTRE_SHARE, OTHER, FeatureSum
+from train_distributed.one_shot.defaults import KEEP, PublicFacts
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import Course
+
+SUMS = ["discriminant", "class-sums", "least-squares"]
+ALL: dict[str, Any] = {"centre": "private"}
+
+
+def kept(keep: int) -> dict[str, Any]:
+    """Options of a method that keeps so many directions, whatever rows have in common."""
+    return ALL | {"keep": (keep,) * 3}
+
+
+@pytest.mark.parametrize(
+    ("common", "place"),
+    [(0.0, 0), (ALIKE - 1e-9, 0), (ALIKE + 1e-9, 1), (OTHER - 1e-9, 1), (OTHER + 1e-9, 2), (1, 2)],
+)
+def test_how_much_rows_have_in_common_says_how_many_directions(common: float, place: int) -> None:
+    keep = (4, 2, 3)
+    transform = fitted()
+    centring = FeatureSum(transform=transform, keep=keep)
+    towards = torch.arange(1.0, P, dtype=torch.float64)
+    centre = math.sqrt(common) * transform.reach * towards / towards.norm()
+    about = centring.about(centre)
+    assert about.dim == keep[place] + 1
+    assert about.same_rows(transform.recentred(centre, keep[place]))
+    whole = replace(centring, keep=None).about(centre)
+    assert whole.dim == P
+
+
+@pytest.mark.parametrize("method", SUMS)
+@pytest.mark.parametrize("keep", [1, 2, P - 1])
+@pytest.mark.parametrize("length", [0.0, 0.7, 1.0])
+def test_a_record_moves_the_second_sum_no_further(method: str, keep: int, length: float) -> None:
+    """By the sensitivity that was stated before anybody knew how many directions are kept."""
+    draw, most = torch.Generator().manual_seed(1), 0.0
+    started = Course(build_method(method, fitted(), K, kept(keep)))
+    planned = started.method.statistic
+    for _ in range(150):
+        first, second = longest(draw), longest(draw)
+        course = started.told(length * first[1:].double() / float(first[1:].double().norm()))
+        assert course.statistic.dimension == planned.dimension
+        labels = torch.randint(K, (2,), generator=draw)
+        found = moved(course.statistic, course, first, second, labels)
+        most = max(most, found / planned.record_sensitivity(torch.tensor([8])))
+    assert 0.4 < most <= 1
+
+
+@pytest.mark.parametrize("method", SUMS)
+@pytest.mark.parametrize("keep", [1, 3, P - 1])
+def test_what_is_sent_of_kept_directions_is_their_own_sum(method: str, keep: int) -> None:
+    """The rest is zero, so that leaving it out loses nothing but noise."""
+    started = Course(build_method(method, fitted(), K, kept(keep)))
+    draw = torch.Generator().manual_seed(2)
+    x = torch.stack([longest(draw) for _ in range(20)])
+    chunk = chunk_of(x, torch.arange(20) % K)
+    course = started.told(torch.full((P - 1,), 0.2, dtype=torch.float64))
+    sent = course.statistic.submit(course.rows(chunk))[0]
+    own = course.method.statistic
+    alone = own.submit(replace(chunk, x=course.moved(x)[None]))[0]
+    places = own.positions(course.statistic)
+    torch.testing.assert_close(sent[places], alone)
+    others = torch.ones(len(sent), dtype=torch.bool)
+    others[places] = False
+    assert not sent[others].any()
+    assert torch.equal(
+        torch.as_tensor(own.scale).expand(len(alone)),
+        torch.as_tensor(course.statistic.scale).expand(len(sent))[places],
+    )
+
+
+@pytest.mark.parametrize("method", SUMS)
+@pytest.mark.parametrize("noise", ["float", "discrete"])
+def test_without_noise_the_model_is_that_of_a_transform_of_these_directions(
+    method: str, noise: Any
+) -> None:
+    private, bare = rows_at(3.0), Privacy(math.inf, 1e-5)
+    found = release(private, method, bare, transform=fitted(), noise=noise, **kept(2))
+    assert found.transform.dim == len(found.weights) == 3
+    assert found.report["directions_kept"] == 2
+    placed = release(private, method, bare, transform=found.transform, noise=noise)
+    torch.testing.assert_close(placed.weights, found.weights, rtol=1e-6, atol=1e-6)
+
+
+def test_further_rounds_are_of_kept_directions() -> None:
+    private, bare = rows_at(3.0), Privacy(math.inf, 1e-5)
+    given: dict[str, Any] = kept(2) | {"rounds": 3}
+    found = release(private, "discriminant", bare, transform=fitted(), **given)
+    about = release(private, "discriminant", bare, transform=found.transform, rounds=3)
+    torch.testing.assert_close(about.weights, found.weights, rtol=1e-6, atol=1e-6)
+
+
+def test_a_release_keeps_one_promise_and_can_be_read(tmp_path: Path) -> None:
+    private, transform, fields = rows_at(8.0), fitted(), {}
+    given: dict[str, Any] = {"transform": transform, "reserve": fields.update}
+    whole = release(private, "discriminant", PROMISE, transform=transform, **ALL)
+    found = release(private, "discriminant", PROMISE, **given, **ALL, keep=(1, 1, 2))
+    assert found.report["share_per_round"] == [CENTRE_SHARE, 1 - CENTRE_SHARE]
+    for word in ("sensitivity", "local_noise_std_per_round", "bytes_per_round"):
+        assert found.report[word] == whole.report[word]
+    assert found.report["directions_kept"] == 2
+    assert "directions_kept" not in whole.report
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    entry = Entry(**known, epsilon=1.0, delta=1e-5, **fields)
+    assert entry.cost.at(1e-5) == pytest.approx(1.0, rel=1e-6)
+    found.save(tmp_path / "model")
+    again = Release.load(tmp_path / "model")
+    assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "rule"),
+    [
+        ("discriminant", {"keep": (1, 1, 1)}, "keep must be left out without a private centre"),
+        ("softmax", ALL | {"l2_reg": 0.1, "keep": (1, 1, 1)}, "keep must be left out without"),
+        ("discriminant", ALL | {"keep": (1, 0, 1)}, r"keep must be in \[1, 5\], got 0"),
+        ("discriminant", ALL | {"keep": (1, 1, P)}, r"keep must be in \[1, 5\], got 6"),
+        ("discriminant", ALL | {"keep": (1, 2)}, "keep_numbers must be 3, got 2"),
+    ],
+)
+def test_other_numbers_are_refused(method: str, options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        build_method(method, fitted(), K, options)
+
+
+def facts(epsilon: float = 1.0, **given: Any) -> PublicFacts:
+    known: dict[str, Any] = {"num_classes": 10, "privacy": Privacy(epsilon, 1e-5)} | given
+    return PublicFacts(sizes=torch.full((100,), 70), **known)
+
+
+def filled(options: dict[str, Any], transform: TransformOptions, **given: Any) -> RunConfig:
+    plain = RunConfig("discriminant", transform, options, Privacy(1.0, 1e-5))
+    return plain.filled_in(facts(), (), width=512, **given)
+
+
+def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
+    plain = facts().components("discriminant", 512)
+    few, fewer, more = facts().keep_by_rule("discriminant", 512)
+    assert few == plain
+    assert fewer == pytest.approx(KEEP[1] * plain, abs=1)
+    assert more == pytest.approx(KEEP[2] * plain, abs=1)
+    assert facts().keep_by_rule("discriminant", 40) == (40, 40, 40)
+    found = filled({}, TransformOptions())
+    assert found.options == {"keep": (few, fewer, more)}
+    assert facts().options("discriminant", found.options) == ALL | found.options
+    assert found.transform_options.components == more
+    given = filled({"keep": (7, 6, 5)}, TransformOptions())
+    assert given.options["keep"] == (7, 6, 5)
+    assert given.transform_options.components == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "transform", "given"),
+    [
+        ({"centre": "public"}, {}, {}),
+        ({"user_clip": 2.0}, {}, {}),
+        ({"rounds": 4}, {}, {}),
+        ({}, {"components": 64}, {}),
+        ({}, {"directions": "mixed"}, {}),
+        ({}, {"whiten": False}, {}),
+        ({}, {}, {"knowing": True}),
+    ],
+)
+def test_directions_that_were_chosen_otherwise_are_all_kept(
+    options: dict[str, Any], transform: dict[str, Any], given: dict[str, Any]
+) -> None:
+    assert "keep" not in filled(options, TransformOptions(**transform), **given).options
+
+
+def test_a_configuration_keeps_the_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "configuration.json"
+    written = filled({}, TransformOptions())
+    path.write_text(written.text())
+    assert RunConfig.read(path) == written
+    path.write_text(written.text().replace(str(written.options["keep"][1]), '"many"', 1))
+    with pytest.raises(ValueError, match="keep must be"):
+        RunConfig.read(path)
+
+
+def test_an_identity_has_directions_too() -> None:
+    about = PublicTransform.identity(4).recentred(torch.zeros(4, dtype=torch.float64), 2)
+    expected = 2 * torch.eye(2, dtype=torch.float64)
+    torch.testing.assert_close(about.second_moment[1:, 1:], expected)

@@ -64,14 +64,15 @@ class Kind:
         self.num_classes = int(rows.labels.max()) + 1
         self.federations = [each for each in tried if each[0] * each[1] <= len(train)]
 
+    def facts(self, cell: Cell) -> PublicFacts:
+        """Public numbers of a federation."""
+        users, rows, epsilon = cell
+        sizes, privacy = torch.full((users,), rows), Privacy(epsilon, DELTA)
+        return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
+
     def rule(self, cell: Cell, method: str, centre: str | None = None) -> Settings:
         """Transform and options that `run` takes when none or only the centre is given."""
-        users, rows, epsilon = cell
-        facts = PublicFacts(
-            sizes=torch.full((users,), rows),
-            num_classes=self.num_classes,
-            privacy=Privacy(epsilon, DELTA),
-        )
+        facts = self.facts(cell)
         width = len(self._compression.mean)
         given = {} if centre is None else {"centre": centre}
         plain = RunConfig(method, TransformOptions(), given, facts.privacy)

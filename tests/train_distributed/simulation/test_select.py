@@ -13,7 +13,7 @@ from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
-from train_distributed.commands.select import Select
+from train_distributed.commands.select import NEAR, Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Checkpoint
@@ -60,7 +60,7 @@ def test_run_takes_the_chosen_file(public, chosen, tmp_path, capsys):
     assert report["epsilon"] == written["privacy"]["epsilon"] == 2.0
     best = json.loads((chosen.parent / "report.json").read_text())["candidates"]
     assert best[0]["method"] == written["method"]
-    assert best[0]["accuracy"] == max(c["accuracy"] for c in best)
+    assert best[0]["accuracy"] > max(c["accuracy"] for c in best) - NEAR
     assert 1 <= len(best) <= 36
 
 

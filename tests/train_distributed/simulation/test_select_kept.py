@@ -1,0 +1,96 @@
+"""`select` on public tasks keeps the rule's directions for pictures of another kind."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.train_distributed.simulation.test_select import PROMISE, blobs
+from train_distributed.commands.configuration import RunConfig
+from train_distributed.commands.run import Run
+from train_distributed.commands.select import NEAR, Select
+from train_distributed.simulation.plan import Choice, Result, place
+from train_distributed.simulation.rehearsal import Candidates
+
+OTHERS = (3, 90)
+
+
+def kept(candidates: Candidates) -> dict[str, set]:
+    return {
+        kind: {s.options.get("keep") for s in candidates.settings if s.transform.endswith(kind)}
+        for kind in ("principal", "mixed", "hedge", "discriminant")
+    }
+
+
+def test_a_hedge_keeps_what_the_rule_says_where_pictures_are_of_another_kind() -> None:
+    found = Candidates.default(512, centre="private", others=OTHERS)
+    numbers = {(q, *OTHERS) for q in (64, 128, 256, 512)}
+    assert kept(found) == {
+        "principal": {None},
+        "mixed": {None},
+        "hedge": numbers,
+        "discriminant": {None},
+    }
+    widths = {n: o.components for n, o in found.transforms.items() if n.endswith("hedge")}
+    assert widths == {f"q={q} hedge": max(q, 90) for q in (64, 128, 256, 512)}
+    for plain in (
+        Candidates.default(512, centre="private"),
+        Candidates.default(512, centre="public", others=OTHERS),
+    ):
+        assert set().union(*kept(plain).values()) == {None}
+        assert plain.transforms["q=64 hedge"].components == 64
+
+
+@pytest.mark.parametrize(("behind", "first"), [(NEAR / 2, "hedge"), (2 * NEAR, "mixed")])
+def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, behind: float, first: str
+) -> None:
+    def played(self: Select, public: object, candidates: Candidates, *_, **__) -> list[Choice]:
+        by_kind = {s.transform.split()[-1]: s for s in candidates.settings}
+        return [Choice(by_kind["mixed"], 0.6), Choice(by_kind["hedge"], 0.6 - behind)]
+
+    monkeypatch.setattr(Select, "_played", played)
+    blobs(400, 8, 0).save(tmp_path / "public")
+    select = Select(tmp_path / "public", 10, 16, 4, PROMISE, out=tmp_path / "chosen")
+    select.run()
+    chosen = RunConfig.read(tmp_path / "chosen" / "configuration.json")
+    assert chosen.transform_options.directions == first
+    assert ("keep" in chosen.options) == (first == "hedge")
+    report = json.loads((tmp_path / "chosen" / "report.json").read_text())
+    assert report["candidates"][0]["transform"].endswith(first)
+    like = replace(select, like=tmp_path / "public", out=tmp_path / "like")
+    like.run()
+    alike = RunConfig.read(tmp_path / "like" / "configuration.json")
+    assert alike.transform_options.directions == "mixed"
+    assert "keep" not in alike.options
+
+
+def test_run_keeps_what_select_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(self: Select, public: object, candidates: Candidates, *_, **__) -> list[Choice]:
+        return [Choice(s, 0.5) for s in candidates.settings if "keep" in s.options]
+
+    monkeypatch.setattr(Select, "_played", played)
+    monkeypatch.setattr(Select, "_kept_of_others", lambda self, width: (2, 5))
+    blobs(400, 8, 0).save(tmp_path / "public")
+    blobs(200, 4, 1).save(tmp_path / "private")
+    Select(tmp_path / "public", 10, 16, 4, PROMISE, out=tmp_path / "chosen").run()
+    config = tmp_path / "chosen" / "configuration.json"
+    known = {"config": config, "privacy": PROMISE, "public": tmp_path / "public"}
+    Run(tmp_path / "private", scheme="iid", users=10, seed=0, out=tmp_path / "out", **known).run()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["configuration"]["options"]["keep"] == [12, 2, 5]
+    assert report.get("directions_kept") in (None, 2, 5)
+    assert "common_share" in report
+
+
+def test_results_of_a_file_are_those_of_their_candidate() -> None:
+    setting = next(s for s in Candidates.default(512, centre="private", others=OTHERS).settings)
+    keeping = replace(setting, options={**setting.options, "keep": (64, *OTHERS)})
+    result = Result(
+        *("", setting.method, "", 1.0, 0, 0.5),
+        options=keeping.options,
+        transform=setting.transform,
+    )
+    again = Result(**json.loads(json.dumps(result.as_dict())))
+    assert place(again) == place(result) == place(keeping) != place(setting)

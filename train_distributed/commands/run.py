@@ -132,8 +132,7 @@ class Run:
         )
         partition = simulated or own_partition(private, single=self.users == 1)
         if partition.counts.numel() == 1:
-            clip = settings.options.get("user_clip")
-            check.left_out("for a single user", user_clip=clip)
+            check.left_out("for a single user", user_clip=settings.options.get("user_clip"))
         classes = known_classes(private, self.num_classes)
         known = PublicFacts(
             sizes=partition.counts,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.simulation.rehearsal import Candidates, Sizes
 
 SHOWN = 10
-NEAR = 0.005  # of accuracy on public tasks, that a choice which suits other kinds may be behind
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,7 @@ class Select:
         from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.simulation.clip_candidates import clipped
         from train_distributed.simulation.known_before import KnownBefore
+        from train_distributed.simulation.plan import safest_first
         from train_distributed.simulation.rehearsal import Candidates
 
         public = EmbeddingSet.open(self.public)
@@ -119,7 +119,7 @@ class Select:
             moments=self.moments,
             rounds=self.rounds,
             centre=centre,
-            others=None if self.like else self._kept_of_others(public.dim),
+            others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
         )
         candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]
@@ -153,11 +153,8 @@ class Select:
         best = self._played(
             public, candidates, sizes, kinds, journal, balance=balance, before=known
         )
-        safer = [
-            c for c in best if "keep" in c.setting.options and best[0].accuracy - c.accuracy < NEAR
-        ]
-        if not self.shifted and safer:  # as good on public tasks, and better on other pictures
-            best.sort(key=lambda choice: choice is not safer[0])
+        if not self.shifted:
+            best = safest_first(best)
         setting = best[0].setting
         chosen = RunConfig(
             setting.method,
@@ -196,17 +193,6 @@ class Select:
                 f"{options}"
             )
         return journal
-
-    def _kept_of_others(self, width: int) -> tuple[int, int]:
-        """Directions that the public rule keeps where pictures are unlike the public ones."""
-        import torch
-
-        from train_distributed.one_shot.defaults import PublicFacts
-
-        sizes = torch.full((self.users,), self.rows_per_user)
-        facts = PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=self.privacy)
-        _, *others = facts.keep_by_rule("discriminant", width)
-        return others[0], others[1]
 
     def _played(
         self,

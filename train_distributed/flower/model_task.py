@@ -18,12 +18,12 @@ from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
-    Course,
     Round,
     check_zeta,
     further_sums,

@@ -11,6 +11,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from pretrain import check
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
@@ -19,7 +20,6 @@ from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
-    Course,
     main_sum,
     promise_report,
     rounds_of,

@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed import PublicTransform
 from train_distributed.one_shot.centring import CENTRE_SHARE
-from train_distributed.one_shot.further_rounds import FIRST_SHARE, ClippedGradient, Descent
-from train_distributed.one_shot.method import Fitted, Method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic, Submission
+from train_distributed.one_shot.further_rounds import FIRST_SHARE
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
-from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
@@ -143,112 +141,6 @@ def rounds_report(sums: Sequence[Planned]) -> dict[str, Any]:
         "sensitivity_per_round": [guarantee.sensitivity for guarantee, _ in sums],
         "local_noise_std_per_round": [summation.local_std for _, summation in sums],
     }
-
-
-@dataclass(frozen=True)
-class Course:
-    """State of a release between its sums: the next statistic, and results of the sums so far."""
-
-    method: Method
-    transform: PublicTransform | None = None  # with the first sum's centre; None: as given
-    opened: NoisedSum | None = None  # of the method's own statistic
-    descent: Descent | None = None  # of gradients
-    asked: ClippedGradient | None = None  # of a user, who does not know the descent
-    planned: Method | None = None  # before the first sum, for all directions
-    centre: Tensor | None = None  # (q,) of that sum
-
-    @property
-    def statistic(self) -> Statistic:
-        """Statistic of the next sum; `rows` makes the rows that it is computed from.
-
-        After a first sum, too, it has the dimension that was planned: directions that are not kept
-        are zero in all rows, and what is summed of them is noise that `after` leaves out.
-        """
-        planned = self.planned or self.method
-        if self.descent is not None:
-            assert planned.gradient is not None
-            weights = torch.zeros_like(planned.gradient.weights)
-            weights[: len(self.descent.weights)] = self.descent.weights
-            return replace(self.descent.gradient, weights=weights)
-        return self.asked or self.method.centring or planned.statistic
-
-    @property
-    def published(self) -> Tensor:
-        """Vector that the operator publishes before the next sum: the centre, or weights."""
-        if self.descent is not None:
-            return self.descent.weights.flatten()
-        assert self.centre is not None
-        return self.centre
-
-    def rows(self, chunk: Chunk) -> Chunk:
-        """The chunk with its rows about the centre, zero in directions that are not kept."""
-        return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).view_as(chunk.x))
-
-    def sent(self, x: Tensor) -> Tensor:
-        """(n, q + 1) of `moved`, with zeros for the directions that are not kept."""
-        moved = self.moved(x)
-        return torch.nn.functional.pad(moved, (0, x.shape[1] - moved.shape[1]))
-
-    def moved(self, x: Tensor) -> Tensor:
-        """(n, k + 1) rows about the centre, from (n, q + 1) of the transform that began."""
-        return x if self.transform is None else self.transform.about_centre(x)
-
-    def after(self, total: Tensor, rows: int, noise_std: float) -> "Course":
-        """With one more sum: a (D,) scaled, noised one over n rows."""
-        method = self.method
-        if method.centring is not None:
-            return self._about(method.centring.centre(NoisedSum(total, rows, noise_std)))
-        if self.descent is not None:
-            kept = total[: self.descent.start.numel()]
-            return replace(self, descent=self.descent.after(kept, rows, noise_std))
-        if self.planned is not None:
-            total = total[method.statistic.positions(self.planned.statistic)]
-        noised = method.opened(total, rows, noise_std)
-        descent = method.estimator.descent(noised, method.rounds) if method.rounds else None
-        return replace(self, opened=noised, descent=descent)
-
-    def told(self, published: Tensor) -> "Course":
-        """Next step of a user's course, from the vector that the operator published.
-
-        Raises:
-            ValueError: a centre longer than a row, weights out of range, or another length.
-        """
-        if self.method.centring is not None:
-            return self._about(published)
-        assert self.method.gradient is not None
-        weights = published.view_as(self.method.gradient.weights)
-        return replace(self, asked=replace(self.method.gradient, weights=weights))
-
-    def _about(self, centre: Tensor) -> "Course":
-        method = self.method
-        assert method.centring is not None
-        assert method.on is not None
-        transform = method.centring.about(centre)
-        return Course(method.on(transform), transform, planned=method, centre=centre)
-
-    def report(self) -> dict[str, float]:
-        """Share of a row's squared length that all rows were found to have in common.
-
-        And the directions kept for that, where they are some of the transform's.
-        """
-        if self.transform is None or self.centre is None or self.transform.centre is None:
-            return {}
-        kept = len(self.transform.centre)
-        found = {"common_share": float(self.centre.square().sum()) / self.transform.reach**2}
-        return found | ({"directions_kept": kept} if kept < len(self.centre) else {})
-
-    def fitted(self) -> Fitted:
-        """Weights of all sums."""
-        if self.descent is not None:
-            return Fitted(self.descent.released)
-        return self.method.fit(self.noised)
-
-    @property
-    def noised(self) -> NoisedSum:
-        """The method's own sum; raises ValueError before it was opened."""
-        if self.opened is None:
-            raise ValueError("the sum of the method must be opened first: no model without it")
-        return self.opened
 
 
 def main_sum(sums: Sequence[Planned]) -> Planned:

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
 from embed import EmbeddingSet
 from embed.compress import Compression
@@ -13,6 +14,7 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
+from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
@@ -58,6 +60,13 @@ class Sizes:
         classes = min(self.num_classes, most)
         rows = round(self.rows_per_user * classes / self.num_classes)
         return replace(self, num_classes=classes, rows_per_user=max(1, rows))
+
+    def kept_of_others(self, privacy: Privacy, width: int) -> tuple[int, int]:
+        """Directions that the public rule keeps where pictures are unlike the public ones."""
+        sizes = torch.full((self.users,), self.rows_per_user)
+        facts = PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
+        _, fewer, more = facts.keep_by_rule("discriminant", width)
+        return fewer, more
 
     @property
     def name(self) -> str:

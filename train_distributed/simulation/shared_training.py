@@ -9,9 +9,10 @@ from torch import Tensor
 from heads import Head, fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import Course, rounds_of
+from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition

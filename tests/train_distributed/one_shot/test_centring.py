@@ -14,10 +14,11 @@ from embed.centre import about, length_about
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.centring import CENTRE_SHARE, FeatureSum
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Course, further_sums, mu_shares
+from train_distributed.one_shot.rounds import further_sums, mu_shares
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 

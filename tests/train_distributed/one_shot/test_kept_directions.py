@@ -24,10 +24,10 @@ from train_distributed import Privacy, release
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.centring import ALIKE, CENTRE_SHARE, OTHER, FeatureSum
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import KEEP, PublicFacts
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Course
 
 SUMS = ["discriminant", "class-sums", "least-squares"]
 ALL: dict[str, Any] = {"centre": "private"}

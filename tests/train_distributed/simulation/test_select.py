@@ -13,11 +13,19 @@ from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
-from train_distributed.commands.select import NEAR, Select
+from train_distributed.commands.select import Select
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Checkpoint
-from train_distributed.simulation.plan import TIE, Choice, MethodConfig, Result, by_regret, ranking
+from train_distributed.simulation.plan import (
+    NEAR,
+    TIE,
+    Choice,
+    MethodConfig,
+    Result,
+    by_regret,
+    ranking,
+)
 from train_distributed.simulation.rehearsal import FEW, Candidates, Sizes
 from train_distributed.simulation.tasks import balanced_groups, pose_task
 

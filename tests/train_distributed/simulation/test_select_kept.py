@@ -9,9 +9,9 @@ import pytest
 from tests.train_distributed.simulation.test_select import PROMISE, blobs
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
-from train_distributed.commands.select import NEAR, Select
-from train_distributed.simulation.plan import Choice, Result, place
-from train_distributed.simulation.rehearsal import Candidates
+from train_distributed.commands.select import Select
+from train_distributed.simulation.plan import NEAR, Choice, Result, place
+from train_distributed.simulation.rehearsal import Candidates, Sizes
 
 OTHERS = (3, 90)
 
@@ -71,7 +71,7 @@ def test_run_keeps_what_select_chose(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return [Choice(s, 0.5) for s in candidates.settings if "keep" in s.options]
 
     monkeypatch.setattr(Select, "_played", played)
-    monkeypatch.setattr(Select, "_kept_of_others", lambda self, width: (2, 5))
+    monkeypatch.setattr(Sizes, "kept_of_others", lambda self, privacy, width: (2, 5))
     blobs(400, 8, 0).save(tmp_path / "public")
     blobs(200, 4, 1).save(tmp_path / "private")
     Select(tmp_path / "public", 10, 16, 4, PROMISE, out=tmp_path / "chosen").run()

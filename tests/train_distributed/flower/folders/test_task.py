@@ -17,9 +17,9 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Course
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split

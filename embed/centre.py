@@ -27,6 +27,7 @@ def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constan
         (n, k + 1) of the type of the rows.
 
     Examples:
+        >>> import torch
         >>> rows = torch.tensor([[1.0, 0.6, 0.8], [1.0, 0.6, -0.8]])
         >>> about(rows, torch.tensor([0.6, 0.0]), 0.5, 2**0.5, 1.0)
         tensor([[ 1.0000,  0.0000,  1.0000],

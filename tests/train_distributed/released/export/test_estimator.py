@@ -26,7 +26,10 @@ from train_distributed.released.export.parity import some_rows
 def make(
     p: int, q: int, classes: int, constant: float, temperature: float = 1.0, common: float = 0.0
 ) -> Release:
-    """A model whose rows are taken about a centre, if any, of a share `common` of their length."""
+    """A model whose rows are taken about a centre, if any, of a share `common` of their length.
+
+    Half of the directions are kept where that is 0.9.
+    """
     rng = np.random.default_rng(0)
     public = rng.standard_normal((300, p)) * np.linspace(0.01, 3, p) + 5
     transform = PublicTransform.fit(
@@ -35,10 +38,12 @@ def make(
         constant=constant,
         clip_norm=math.sqrt(constant**2 + 2),
     )
-    weights = torch.from_numpy(30 * rng.standard_normal((q + 1, classes)))
+    keep = max(1, q // 2) if common == 0.9 else q
+    weights = torch.from_numpy(30 * rng.standard_normal((keep + 1, classes)))
     if common:
         towards = torch.from_numpy(rng.standard_normal(q))
-        transform = transform.recentred(towards * (common * transform.reach / towards.norm()))
+        centre = towards * (common * transform.reach / towards.norm())
+        transform = transform.recentred(centre, keep)
     names = tuple(f"class {k}" for k in range(classes))
     report = Report.of({"epsilon": 0.5, "delta": 1e-5, "method": "svm"})
     return Release(weights, transform, names, report, temperature=temperature)
@@ -52,7 +57,9 @@ def rows(released: Release) -> np.ndarray:
     transform = released.transform
     mean = transform.mean.double().numpy()
     if transform.centre is not None:
-        mean = mean + (transform.basis.double() @ (transform.scale * transform.centre)).numpy()
+        k = len(transform.centre)
+        towards = transform.basis[:, :k].double() @ (transform.scale[:k] * transform.centre)
+        mean = mean + towards.numpy()
     near = np.random.default_rng(1).standard_normal((200, len(mean)))
     sizes = [1e-300, 1e-9, 1e-2, 0.1, 1.0, 10.0, 1e6, 1e30, 1e59, 1e150, 1e300, 1e307]
     far = [mean + size * near[k] for k, size in enumerate(sizes)]

@@ -155,8 +155,8 @@ def main() -> None:
     parser.add_argument("--public", type=Path, required=True)
     parser.add_argument("--text-encoder")
     parser.add_argument("--classifier")
-    parser.add_argument("--components", type=int, default=64)
-    parser.add_argument("--directions", default="mixed")
+    parser.add_argument("--components", type=int, default=96)
+    parser.add_argument("--directions", default="hedge")
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument(
         "--sources", nargs="+", default=["none", "names", "shuffled", "5", "20", "names+20"]

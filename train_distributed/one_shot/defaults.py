@@ -31,7 +31,7 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity
 
 COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
-KNOWING = 64  # least q where guesses of the class means are at hand
+KNOWING = 96  # least q where guesses of the class means are at hand
 KNOWN = Rule(2.5, 1)  # q then
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
@@ -133,14 +133,11 @@ class PublicFacts:
     ) -> TransformOptions:
         """Options of the transform; what is left out is filled in, at most `most` directions.
 
-        Where something is known of the classes, noise is no reason for fewer than `KNOWING`, and
-        directions that separate public classes serve what is guessed from those.
+        Where something is known of the classes, noise is no reason for fewer than `KNOWING`.
 
         Raises ValueError for a given number above `most`.
         """
         kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
-        if knowing and given.whiten and given.directions is None:
-            kind = "mixed"
         if given.components is not None:
             check.within(f"[1, {most}]", components=given.components)
         wanted = given.components

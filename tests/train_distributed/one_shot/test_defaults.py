@@ -132,7 +132,7 @@ def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() ->
     known = few.transform("discriminant", given, 512, knowing=True)
     assert plain.components is not None
     assert plain.components < 64
-    assert (known.components, known.directions) == (64, "mixed")
+    assert (known.components, known.directions) == (96, "hedge")
     kept = replace(given, components=9, directions="principal")
     assert few.transform("discriminant", kept, 512, knowing=True) == kept
 

@@ -114,7 +114,7 @@ def knowing_transforms(
 
     Raises ValueError for a private row among the examples.
     """
-    options = TransformOptions(components=min(KNOWING, public.dim), directions="mixed")
+    options = TransformOptions(components=min(KNOWING, public.dim), directions="hedge")
     fitted, names = options.fit(public), tuple(map(str, private.meta["class_names"]))
     told = {name: added_to(each, fitted, public, names) for name, each in sources.items()}
     for each in told.values():

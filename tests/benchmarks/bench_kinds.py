@@ -111,6 +111,22 @@ class Kind:
         return transform(rows.embeddings), torch.from_numpy(np.array(rows.labels))
 
 
+def searched_settings(rules: dict[Cell, Settings], method: str) -> dict[str, dict[Cell, Settings]]:
+    """Candidates by name: of a head every Λ, otherwise every kind and number of directions."""
+    if rule_of(method).l2_reg is not None:
+        return {
+            f"Λ = {value}": {c: (t, (*own, ("l2_reg", value))) for c, (t, own) in rules.items()}
+            for value in REGULARISERS
+        }
+    return {
+        f"{name} {q}": {
+            cell: (TransformOptions(q, name), tuple((k, v) for k, v in own if k != "keep"))
+            for cell, (_, own) in rules.items()
+        }
+        for name, q in product(KINDS, WIDTHS)
+    }
+
+
 def measured(
     private: Path,
     public: Path,
@@ -124,20 +140,7 @@ def measured(
     kind = Kind(private, public, users)
     cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
     rules = {cell: kind.rule(cell, method, centre) for cell in cells}
-    grid: dict[str, dict[Cell, Settings]] = {
-        f"{name} {q}": {
-            cell: (TransformOptions(q, name), tuple((k, v) for k, v in own if k != "keep"))
-            for cell, (_, own) in rules.items()
-        }
-        for name, q in product(KINDS, WIDTHS)
-    }
-    if rule_of(method).l2_reg is not None:
-        grid = {
-            f"Λ = {value}": {c: (t, (*own, ("l2_reg", value))) for c, (t, own) in rules.items()}
-            for value in REGULARISERS
-        }
-
-    grid = grid if searched else {}
+    grid = searched_settings(rules, method) if searched else {}
 
     def reached(settings: dict[Cell, Settings]) -> dict[Cell, float]:
         found: dict[Cell, float] = {}

@@ -49,6 +49,12 @@ def chunk_of(x: Tensor, y: Tensor) -> Chunk:
     return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
 
 
+def spent(fields: dict[str, Any]) -> float:
+    """ε at δ = 1e-5 of the ledger's entry with these fields, of ε = 1."""
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    return Entry(**known, epsilon=1.0, delta=1e-5, **fields).cost.at(1e-5)
+
+
 def moved(statistic: Statistic, course: Course, first: Tensor, second: Tensor, labels: Tensor):
     """How far a scaled submission of eight rows moves when one of them and its label change."""
     sums = []
@@ -125,9 +131,7 @@ def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -
     assert ratio == pytest.approx(1 / math.sqrt(1 - CENTRE_SHARE), rel=1e-6)
     assert found.opened is not None
     assert len(found.opened) == P - 1 + len(plain.opened)  # pyright: ignore[reportArgumentType]
-    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
-    entry = Entry(**known, epsilon=1.0, delta=1e-5, **fields)
-    assert entry.cost.at(1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     found.save(tmp_path / "model")
     again = Release.load(tmp_path / "model")
     assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))
@@ -196,9 +200,7 @@ def test_rounds_after_a_centre_are_of_rows_about_it_and_all_sums_keep_one_promis
     shares = [CENTRE_SHARE, left * first, *3 * [left * each]]
     assert found.report["share_per_round"] == pytest.approx(shares)
     assert sum(shares) == pytest.approx(1)
-    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
-    entry = Entry(**known, epsilon=1.0, delta=1e-5, **fields)
-    assert entry.cost.at(1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     bare = Privacy(math.inf, 1e-5)
     exact = release(private, "discriminant", bare, transform=transform, **given)
     about_it = release(private, "discriminant", bare, transform=exact.transform, rounds=3)

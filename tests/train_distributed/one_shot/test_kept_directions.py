@@ -19,10 +19,10 @@ from tests.train_distributed.one_shot.test_centring import (
     longest,
     moved,
     rows_at,
+    spent,
 )
 from train_distributed import Privacy, release
 from train_distributed.commands.configuration import RunConfig
-from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.centring import ALIKE, CENTRE_SHARE, OTHER, FeatureSum
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import KEEP, PublicFacts
@@ -127,9 +127,7 @@ def test_a_release_keeps_one_promise_and_can_be_read(tmp_path: Path) -> None:
         assert found.report[word] == whole.report[word]
     assert found.report["directions_kept"] == 2
     assert "directions_kept" not in whole.report
-    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
-    entry = Entry(**known, epsilon=1.0, delta=1e-5, **fields)
-    assert entry.cost.at(1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     found.save(tmp_path / "model")
     again = Release.load(tmp_path / "model")
     assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))

@@ -24,6 +24,7 @@ ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
 TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # h
 SHOWN = 2  # trust in examples, beside that in names
+ALIKE_NAMES = 0.1  # of the scatter that the rule expects of classes: less says nothing
 FEWEST = 10  # names of public classes from which a rule is learned
 
 
@@ -244,11 +245,16 @@ def from_names(
 ) -> ClassGuess | None:
     """Class means by names, with what the rule does not explain left open; None: nothing is said.
 
-    `groups` holds the (m_k, e) vectors of the names of each class, one or more.
+    It is where names explain nothing of public classes, or these names, such as "class_3", lead to
+    almost the same mean for all classes. `groups` holds the (m_k, e) vectors of the names of each
+    class, one or more.
     """
     if rule.explained <= 0:
         return None
     means = torch.stack([rule(each).mean(1) for each in groups], 1)
+    expected = rule.explained * float(scatter.between.trace())
+    if len(groups) > 1 and float(means.var(1).sum()) < ALIKE_NAMES * expected:
+        return None
     return ClassGuess(words, means, (1 - rule.explained) * scatter.between)
 
 

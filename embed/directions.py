@@ -12,6 +12,7 @@ from embed.store import EmbeddingSet
 
 Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
+FAINT = 0.15  # of their length, that directions after the leading ones keep
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
 # λ and f of `separating`; "discriminant" relies more on public classes than "mixed" does.
 MIXTURES = {"mixed": (0.3, 0.3), "hedge": (0.1, 0.02), "discriminant": (0.03, 0.005)}
@@ -44,6 +45,7 @@ class PublicMoments:
         kind: Directions,
         whiten: bool,
         shrinkage: float,
+        leading: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Centre m (p,), directions P (p, q) and units s (q,): x -> Pᵀ(x − m)/s.
 
@@ -55,21 +57,24 @@ class PublicMoments:
                 which is "tempered" without labels.
             whiten: divide principal directions by their (shrunk) standard deviation.
             shrinkage: see `PublicTransform.fit`.
+            leading: features after the first so many are divided by 1/`FAINT`; None: none.
 
         Raises:
             ValueError: second moments that overflow, or missing labels.
         """
         mean, average, variances, basis = self.principal
         directions = self._separated(kind, max(components, RESTRICTED))
+        faint = torch.ones(components, dtype=torch.float64)
+        faint[components if leading is None else leading :] = 1 / FAINT
         if directions is not None:
             directions = directions[:, :components]
             lengths = torch.linalg.vector_norm(directions, dim=0)
-            return mean, signed(directions / lengths), 1 / lengths
+            return mean, signed(directions / lengths), faint / lengths
         basis = basis[:, :components]
         if not whiten:
-            return mean, basis, torch.ones(components, dtype=torch.float64)
+            return mean, basis, faint
         scale = whitening_scale(variances[:components], average, shrinkage)
-        return mean, basis, scale if kind == "principal" else scale**TEMPER
+        return mean, basis, faint * (scale if kind == "principal" else scale**TEMPER)
 
     def projected(self, mean: Tensor, basis: Tensor) -> Iterator[Tensor]:
         """Blocks of (x − m)P, (b, q)."""

@@ -36,6 +36,7 @@ def added_to(
     transform: PublicTransform,
     public: EmbeddingSet,
     class_names: Sequence[str],
+    sources: "Sources | None" = None,
 ) -> PublicTransform:
     """The transform with guesses of these classes; it has seen the examples' rows as well.
 
@@ -44,6 +45,7 @@ def added_to(
         transform: fitted on `public`.
         public: labelled public set.
         class_names: K, in the order of their numbers; () where nobody knows them.
+        sources: of this knowledge and `public`, for several transforms; None: found here.
 
     Raises:
         ValueError: a file or set that does not serve, or names of another number.
@@ -65,20 +67,20 @@ def added_to(
     if knowledge.names and len(knowledge.names) != len(names):
         raise ValueError(f"names must be {len(names)}, one of each class, got {knowledge.names}")
     public.need_labels("public")
-    sources = Sources.of(knowledge, public)
+    sources = sources or Sources.of(knowledge, public)
     means = ClassMeans.of(public, transform, sources.classes)
     found = None if shown is None else means_by_name(shown, transform, names)
     rule, words = sources.rule(transform, means)
-    if rule is not None:
-        said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
-        nothing = "" if rule.explained > 0 else "names say nothing here: "
-        print(f"{nothing}{said}", file=sys.stderr)
     alike = None
     if knowledge.alike is not None:
         labels = read_alike(knowledge.alike, names, public.meta.get("class_names", ()))
         alike = from_alike(labels, means, PublicScatter.of(transform))
     groups = sources.vectors(knowledge.names or names)
     transform = knowing(transform, names, rule, words, groups, found, alike, means)
+    if rule is not None:
+        said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
+        telling = transform.known is not None and words in transform.known.words
+        print(f"{'' if telling else 'names say nothing here: '}{said}", file=sys.stderr)
     if shown is not None and shown is not public and transform.seen is not None:
         rows = (block for each in (public, shown) for block in each.blocks())
         transform = replace(transform, seen=known_rows(rows))

@@ -114,6 +114,7 @@ class PublicTransform(RowMap):
         whiten: bool = True,
         shrinkage: float = 0.01,
         directions: Directions = "principal",
+        leading: int | None = None,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
@@ -130,6 +131,8 @@ class PublicTransform(RowMap):
             directions: "principal": largest variance; "tempered": the same, not fully whitened;
                 "discriminant": best separation of the public classes; "mixed": between the two;
                 "hedge": near "discriminant", and "tempered" without labels.
+            leading: features after the first so many keep .15 of their length, so that noise covers
+                less of the others; for what is known of the classes without a sum. None: all do.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -152,6 +155,7 @@ class PublicTransform(RowMap):
         p = next(iter(blocks())).shape[1]
         q = p if components is None else components
         check.within(f"[1, {p}]", components=q)
+        check.within(f"[1, {q}]", **check.present(leading=leading))
         check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
         check_bounds(clip_norm, constant)
         check.one_of(get_args(Directions), directions=directions)
@@ -159,6 +163,7 @@ class PublicTransform(RowMap):
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
         found = moments or PublicMoments(public, blocks)
         how: dict[str, Any] = {"whiten": whiten, "shrinkage": shrinkage}
+        how |= check.present(leading=leading)
         mean, basis, scale = found.directions(q, kind=directions, **how)
         features = found.projected(mean, basis / scale)
         if not found.exact:

@@ -23,6 +23,10 @@ class TransformOptions:
     mixed: between principal and discriminant; hedge: near discriminant, for private pictures of any
     kind, and tempered where public pictures have no labels (default: in `run` hedge for method
     discriminant, tempered for softmax, svm and logistic, otherwise principal)."""
+    leading: int | None = None
+    """Keep directions after the first so many at .15 of their length, where what is known of the
+    classes says more of them than a noised sum (default: in `run` with such knowledge as many as
+    without it are kept; elsewhere all are whole)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
@@ -49,6 +53,7 @@ class TransformOptions:
         return {
             "components": self.components,
             "directions": self.directions or "principal",
+            "leading": self.leading,
             "whiten": self.whiten,
             "clip_quantile": self.clip_quantile,
             "constant": self.constant,

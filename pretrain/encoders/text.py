@@ -9,6 +9,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,12 @@ def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
     """
     photos = [PROMPT.format(words_of(name)) for name in names]
     known = [definition_of(name) or photo for name, photo in zip(names, photos, strict=True)]
-    vectors = _text_vectors([*photos, *known], encoder)
+    vectors = _text_vectors((*photos, *known), encoder)
     return torch.cat(vectors.chunk(2), 1) / math.sqrt(2)
 
 
-def _text_vectors(texts: Sequence[str], encoder: str) -> Tensor:
+@lru_cache(maxsize=8)
+def _text_vectors(texts: tuple[str, ...], encoder: str) -> Tensor:
     if encoder.startswith("open_clip:"):
         return _by_tower(encoder.partition(":")[2], texts)
     if encoder != "package":

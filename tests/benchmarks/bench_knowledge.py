@@ -3,17 +3,18 @@
 python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public tiny_lite0 \
     --text-encoder package --classifier package --write knowledge.json
 
-The discriminant on public principal coordinates of both sets, with float noise. A source is none,
-names, shuffled names (every class has another's), numbers ("class_3"), digits ("3"), a number of
-examples a class, or names and examples. Examples are training rows that are taken out of the
-private set first, others for each seed. Users hold 50 rows each, half of them honest.
+The discriminant as `run` releases it by default, on public principal coordinates of both sets,
+with float noise. A source is none, names, shuffled names (every class has another's), numbers
+("class_3"), digits ("3"), a number of examples a class, or names and examples. Examples are
+training rows that are taken out of the private set first, others for each seed. Users hold 50 rows
+each, half of them honest.
 """
 
 import argparse
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.class_sources import ClassMeans
+from embed.class_sources import ClassMeans, NameRule
 from embed.compress import Compression
 from embed.guesses import Sources, knowing, means_by_name
 from embed.knowledge import Knowledge
@@ -30,11 +31,13 @@ from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy
+from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
-from train_distributed.simulation.shared_training import RowsInMemory, released, totals
+from train_distributed.simulation.shared_training import RowsInMemory, released
 
-COORDINATES, EACH, DELTA = 512, 50, 1e-5
+METHOD, COORDINATES, EACH, DELTA = "discriminant", 512, 50, 1e-5
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
 USERS = (10, 20, 50, 100, 1000)
 DRAWN = (0.1, 0.4, 1.2)  # ε of the picture's panels
@@ -48,73 +51,98 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Both sets as public coordinates, the transform, and the names' vectors."""
+    """Both sets as public coordinates, their transforms, and the names' vectors."""
 
     private: EmbeddingSet
     public: EmbeddingSet
-    transform: PublicTransform
+    compression: Compression
     sources: Sources
+    fitted: dict[TransformOptions, tuple[PublicTransform, ClassMeans]] = field(default_factory=dict)
+    rules: dict[TransformOptions, tuple[NameRule | None, str]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Classes of the private set."""
         return tuple(map(str, self.private.meta["class_names"]))
 
-    def knowing(self, source: str, seed: int) -> tuple[PublicTransform, np.ndarray]:
-        """The transform with this source's guesses, and the training rows that are left."""
+    def transform(self, options: TransformOptions) -> tuple[PublicTransform, ClassMeans]:
+        """A transform, fitted once, and the public class means in its features."""
+        if options not in self.fitted:
+            found = self.compression.fit_transform(self.public, **options.arguments())
+            means = ClassMeans.of(self.public, found, self.sources.classes)
+            self.fitted[options] = found, means
+        return self.fitted[options]
+
+    def rows(self, source: str, seed: int) -> tuple[EmbeddingSet | None, np.ndarray]:
+        """Examples of a source, and the training rows that are left, in the users' order."""
         train = np.flatnonzero(self.private.split == TRAIN)
         rng = np.random.default_rng(seed)
-        parts = source.split("+")
-        number = next((int(part) for part in parts if part.isdecimal()), 0)
+        most = max((int(part) for part in source.split("+") if part.isdecimal()), default=0)
         labels, order = self.private.labels, rng.permutation(train)
-        most = max((int(part) for part in parts if part.isdecimal()), default=0)
-        shown = [order[labels[order] == k][:most] for k in range(len(self.names))]
-        left = np.setdiff1d(order, np.concatenate(shown)) if most else order
-        left = rng.permutation(left)
-        examples = None
-        if number:
-            rows = self.private.subset(np.sort(np.concatenate(shown)))
-            examples = means_by_name(rows, self.transform, self.names)
+        shown = np.concatenate([order[labels[order] == k][:most] for k in range(len(self.names))])
+        left = rng.permutation(np.setdiff1d(order, shown) if most else order)
+        return (self.private.subset(np.sort(shown)) if most else None), left
+
+    def knowing(
+        self, source: str, options: TransformOptions, shown: EmbeddingSet | None
+    ) -> PublicTransform:
+        """The transform with this source's guesses."""
+        (transform, means), parts = self.transform(options), set(source.split("+"))
+        examples = None if shown is None else means_by_name(shown, transform, self.names)
         rule, words, groups = None, "", []
-        means = ClassMeans.of(self.public, self.transform, self.sources.classes)
         odd = {"numbers": "class_{}", "digits": "{}"}
-        if {"names", "shuffled", *odd} & set(parts):
-            rule, words = self.sources.rule(self.transform, means)
+        if {"names", "shuffled", *odd} & parts:
+            if options not in self.rules:
+                self.rules[options] = self.sources.rule(transform, means)
+            rule, words = self.rules[options]
             form = next((odd[part] for part in parts if part in odd), "")
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        names = self.names
-        moved = knowing(self.transform, names, rule, words, groups, examples, public=means)
-        return moved, left
+        return knowing(transform, self.names, rule, words, groups, examples, public=means)
+
+    def method(
+        self, source: str, facts: PublicFacts, shown: EmbeddingSet | None
+    ) -> tuple[PublicTransform, Method]:
+        """What `run` takes: where a source says nothing, as where there is none."""
+        open_ = METHOD, TransformOptions(), {}, self.compression.basis.shape[1]
+        if source != "none":
+            options, _ = facts.filled_in(*open_, knowing=True)
+            transform = self.knowing(source, options, shown)
+            if transform.known is not None:
+                return transform, build_method(METHOD, transform, len(self.names), {})
+        options, own = facts.filled_in(*open_)
+        transform, _ = self.transform(options)
+        return transform, build_method(
+            METHOD, transform, len(self.names), facts.options(METHOD, own)
+        )
 
     def cell(self, source: str, seed: int, users: Sequence[int]) -> list[dict[str, Any]]:
         """Accuracies of one source and seed, of all users and ε."""
-        transform, left = self.knowing(source, seed)
+        shown, left = self.rows(source, seed)
         test = self.private.split == TEST
-        x, y = transform(self.private.embeddings[test]).double(), self.private.labels[test]
-        method = build_method("discriminant", transform, len(self.names), {})
-        found = []
-        for count in users:
+        y, found = self.private.labels[test], []
+        for count, epsilon in product(users, EPSILONS):
+            promise, classes = Privacy(epsilon, DELTA), len(self.names)
+            sizes = torch.full((count,), EACH)
+            facts = PublicFacts(sizes=sizes, num_classes=classes, privacy=promise)
+            transform, method = self.method(source, facts, shown)
             rows = left[: count * EACH]
             labels = torch.from_numpy(self.private.labels[rows].astype(np.int64))
-            held = RowsInMemory(
-                transform(self.private.embeddings[rows]), labels, split(labels, count)
-            )
-            (total,) = totals(held, [method.statistic])
-            for epsilon in EPSILONS:
+            x = transform(self.private.embeddings[rows])
+            held = RowsInMemory(x, labels, split(labels, count))
 
-                def draw(number: int, size: int, epsilon: float = epsilon) -> torch.Tensor:
-                    words = f"{seed} {epsilon} {number}".encode()
-                    own = torch.Generator().manual_seed(zlib.crc32(words))
-                    return torch.randn(size, generator=own, dtype=torch.float64)
+            def draw(number: int, size: int, epsilon: float = epsilon) -> torch.Tensor:
+                words = f"{seed} {epsilon} {number}".encode()
+                own = torch.Generator().manual_seed(zlib.crc32(words))
+                return torch.randn(size, generator=own, dtype=torch.float64)
 
-                promise = Privacy(epsilon, DELTA)
-                course = released(method, total, held, held.sizes, promise, draw)
-                hits = (x @ course.fitted().weights).argmax(1).numpy() == y
-                shares = [hits[y == k].mean() for k in np.unique(y)]
-                cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
-                found.append(cell | {"accuracy": hits.mean(), "balanced": float(np.mean(shares))})
+            course = released(method, None, held, held.sizes, promise, draw)
+            tested = course.moved(transform(self.private.embeddings[test])).double()
+            hits = (tested @ course.fitted().weights).argmax(1).numpy() == y
+            shares = [hits[y == k].mean() for k in np.unique(y)]
+            cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
+            found.append(cell | {"accuracy": hits.mean(), "balanced": float(np.mean(shares))})
         return found
 
 
@@ -184,8 +212,6 @@ def main() -> None:
     parser.add_argument("--public", type=Path, required=True)
     parser.add_argument("--text-encoder")
     parser.add_argument("--classifier")
-    parser.add_argument("--components", type=int, default=96)
-    parser.add_argument("--directions", default="hedge")
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument(
         "--sources", nargs="+", default=["none", "names", "shuffled", "5", "20", "names+20"]
@@ -198,9 +224,7 @@ def main() -> None:
     compression = Compression.fit(public, COORDINATES)
     sources = Sources.of(knowledge, public).compressed(compression.basis)
     coordinates = compression.apply(public)
-    options = TransformOptions(components=given.components, directions=given.directions)
-    transform = compression.fit_transform(coordinates, **options.arguments())
-    stage = Stage(compression.apply(private), coordinates, transform, sources)
+    stage = Stage(compression.apply(private), coordinates, compression, sources)
     cells = []
     for source, seed in product(given.sources, range(given.seeds)):
         cells += stage.cell(source, seed, given.users)

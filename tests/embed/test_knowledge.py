@@ -337,17 +337,20 @@ def test_what_names_explain_is_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Vectors of names that are the class means explain them, random ones nothing."""
+    """Vectors of names that are the class means explain them, random ones nothing.
+
+    Nor do words that are all as far from all names as "class_3" and "class_4".
+    """
     means = ClassMeans.of(public, transform, 30).means
     said = dict(zip(public.meta["class_names"], torch.nn.functional.normalize(means), strict=True))
-    for telling in (True, False):
-        vectors = said if telling else {name: unit(1, 99, seed=k)[0] for k, name in enumerate(said)}
-        wanted = next(iter(vectors.values()))
+    odd = {name: unit(1, 99, seed=k)[0] for k, name in enumerate(said)}
+    apart, alike = list(said.values())[:3], [next(iter(said.values()))] * 3
+    for vectors, own in ((said, apart), (odd, list(odd.values())[:3]), (said, alike)):
+        telling = own is apart
+        known_names = vectors | dict(zip(NAMES, own, strict=True))
         monkeypatch.setattr(
             "embed.guesses.name_vectors",
-            lambda names, encoder, known=vectors, other=wanted: torch.stack(
-                [known.get(name, other) for name in names]
-            ),
+            lambda names, encoder, known=known_names: torch.stack([known[name] for name in names]),
         )
         known = added_to(Knowledge(text_encoder="package"), transform, public, NAMES).known
         printed = capsys.readouterr().err

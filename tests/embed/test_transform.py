@@ -3,12 +3,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed.directions import FAINT
 from pretrain.preprocess import Preprocess
 
 CLIP = math.sqrt(2)
@@ -146,6 +148,24 @@ def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tenso
     turned = replace(same, basis=same.basis.flip(1))
     assert torch.equal(same.features(public), public.float())
     assert torch.equal(turned.features(public), public.float().flip(1))
+
+
+@pytest.mark.parametrize("kind", ["principal", "tempered"])
+def test_directions_after_the_leading_ones_are_faint(public: torch.Tensor, kind: str) -> None:
+    """The same directions, and the same units but for one factor; rows are clipped as ever."""
+    options: dict[str, Any] = {"components": 5, "directions": kind}
+    plain = PublicTransform.fit(public, **options)
+    faint = PublicTransform.fit(public, leading=2, **options)
+    assert torch.equal(faint.basis, plain.basis)
+    ratio = faint.scale / plain.scale
+    expected = torch.tensor([1.0, 1, 1 / FAINT, 1 / FAINT, 1 / FAINT]) * ratio[0]
+    torch.testing.assert_close(ratio, expected)
+    assert ratio[0] < 1  # which leaves more of a row's length to the leading ones
+    assert float(torch.linalg.vector_norm(faint(1e6 * public), dim=1).max()) <= 2**0.5
+    assert faint.options is not None
+    assert faint.options["leading"] == 2
+    with pytest.raises(ValueError, match=r"leading must lie in \[1, 5\], got 6"):
+        PublicTransform.fit(public, leading=6, **options)
 
 
 def test_saved_transform_is_the_same(public: torch.Tensor, tmp_path: Path) -> None:

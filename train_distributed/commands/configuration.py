@@ -88,15 +88,13 @@ class RunConfig:
         options = known.options(self.method, given, placed=True)  # until the transform is there
         transform = self.transform_options
         if width is not None:
-            clip = options.get("user_clip")
             if most_bytes is not None:
                 width = known.most_components(self.method, width, options, most_bytes)
                 if METHODS[self.method].rule.centred:  # further sums would be more bytes
                     options = {"rounds": 0, **options}
-            if not knowing and (keep := known.keep(self.method, transform, width, options)):
-                options |= {"keep": keep}
-                transform = replace(transform, components=max(keep))
-            transform = known.transform(self.method, transform, width, clip, knowing=knowing)
+            transform, options = known.filled_in(
+                self.method, transform, options, width, knowing=knowing
+            )
         return replace(self, options=options, transform_options=transform)
 
 

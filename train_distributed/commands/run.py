@@ -11,6 +11,7 @@ from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MethodGroup, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
+from train_distributed.commands.public_side import PublicSide
 from train_distributed.commands.simulated_users import simulated_partition
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 
 MANY_BYTES = 500_000  # that a user sends: said on the console
 SPARE = 1 << 22  # bytes of report and pictures
-KNOWING = "discriminant"  # the method that starts from what is known of the classes
 BY_LABEL = ("one-class", "dirichlet")  # a replaced record moves others from user to user
 
 
@@ -119,11 +119,10 @@ class Run:
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import PublicFacts
         from train_distributed.one_shot.release import ReleaseRequest
-        from train_distributed.one_shot.report import class_names
         from train_distributed.one_shot.users import own_partition
         from train_distributed.one_shot.validation import known_classes
 
-        settings = given = self._settings()
+        settings = self._settings()
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
@@ -140,17 +139,9 @@ class Run:
             privacy=self.privacy,
             min_survivors=self.min_survivors,
         )
-        settings = settings.filled_in(
-            known,
-            class_names(private.declared_classes, classes),
-            width=EmbeddingSet.open(self.public).dim if self.public else None,
-            knowing=settings.method == KNOWING and self.knowledge.guesses,
-            most_bytes=self.most_bytes,
-        )
-        transform = self._transform(private, settings)
+        side = PublicSide(self.public, self.transform, self.knowledge, self.most_bytes)
+        settings, transform = side.prepared(private, settings, known, counted=self.num_classes)
         options = known.options(settings.method, settings.options, placed=transform.placed)
-        if transform.placed and "keep" not in given.options:
-            options.pop("keep", None)
         settings = replace(settings, options=options)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.released.encoder import carry_encoder
@@ -212,33 +203,6 @@ class Run:
                 f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
             )
         return chosen
-
-    def _transform(self, private: "EmbeddingSet", settings: RunConfig) -> "PublicTransform":
-        from embed import EmbeddingSet, PublicTransform
-        from embed.fit import refuse_leak
-        from embed.guesses import added_to
-
-        check.exactly_one(public=self.public, transform=self.transform)
-        if self.transform is None:
-            assert self.public is not None
-            public = EmbeddingSet.open(self.public)
-            if settings.public_hash not in (None, public.content_hash()):
-                raise ValueError(f"public must be the set config was chosen on, got {self.public}")
-            refuse_leak(public, private)
-            fitted = settings.transform_options.fit(public)
-            if settings.method != KNOWING:
-                return fitted
-            names = private.declared_classes
-            if not names and self.num_classes is not None:  # declared here, by their numbers
-                names = tuple(map(str, range(self.num_classes)))
-            return added_to(self.knowledge, fitted, public, names)
-        check.left_out("with transform", most_bytes=self.most_bytes, **self.knowledge.given())
-        if settings.transform_options != TransformOptions():
-            raise ValueError(
-                f"options of the transform must be left out with transform, which has its own, "
-                f"got {settings.transform_options}"
-            )
-        return PublicTransform.load(self.transform)
 
     def _noise(self, method: str) -> Noise | None:
         """Kind of noise; None: discrete, or the only kind that a method of many rounds has."""

@@ -120,6 +120,7 @@ class Select:
             rounds=self.rounds,
             centre=centre,
             others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
+            leading=sizes.leading(self.privacy, public.dim) if known else None,
         )
         candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]

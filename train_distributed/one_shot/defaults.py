@@ -31,8 +31,7 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity
 
 COMPONENTS = (16, 256)  # q that were tried
 L2_REGS = (0.003, 1.0)  # Λ that were tried
-KNOWING = 96  # least q where guesses of the class means are at hand
-KNOWN = Rule(2.5, 1)  # q then
+KNOWING = 256  # q where guesses of the class means are at hand, all but `leading` faint
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
@@ -133,19 +132,36 @@ class PublicFacts:
     ) -> TransformOptions:
         """Options of the transform; what is left out is filled in, at most `most` directions.
 
-        Where something is known of the classes, noise is no reason for fewer than `KNOWING`.
+        Where something is known of the classes there are `KNOWING`, and those that the noise does
+        not allow for are faint: a guess says where the classes lie along them, and they take little
+        of a row's length from the leading ones, which are as without it.
 
         Raises ValueError for a given number above `most`.
         """
         kind = given.directions or (rule_of(method).directions if given.whiten else "principal")
         if given.components is not None:
             check.within(f"[1, {most}]", components=given.components)
-        wanted = given.components
-        if wanted is None and knowing:
-            wanted = min(most, max(KNOWING, self._kept(KNOWN, most, user_clip)))
-        elif wanted is None:
-            wanted = self.components(method, most, user_clip)
-        return replace(given, directions=kind, components=wanted)
+            return replace(given, directions=kind)
+        allowed = self.components(method, most, user_clip)
+        wanted = max(min(KNOWING, most), allowed) if knowing else allowed
+        faint = {"leading": allowed} if allowed < wanted and given.leading is None else {}
+        return replace(given, directions=kind, components=wanted, **faint)
+
+    def filled_in(
+        self,
+        method: str,
+        given: TransformOptions,
+        options: Mapping[str, Any],
+        most: int,
+        *,
+        knowing: bool = False,
+    ) -> tuple[TransformOptions, dict[str, Any]]:
+        """Options of the transform, and those of the method with the directions that it keeps."""
+        found = dict(options)
+        if not knowing and (keep := self.keep(method, given, most, found)):
+            found["keep"], given = keep, replace(given, components=max(keep))
+        clip = found.get("user_clip")
+        return self.transform(method, given, most, clip, knowing=knowing), found
 
     def bytes_per_user(self, method: str, components: int, options: Mapping[str, Any]) -> int:
         """Bytes of a submission of a method of one sum, before it is encrypted."""

@@ -14,7 +14,7 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
-from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.defaults import KNOWING, PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
@@ -61,12 +61,18 @@ class Sizes:
         rows = round(self.rows_per_user * classes / self.num_classes)
         return replace(self, num_classes=classes, rows_per_user=max(1, rows))
 
+    def leading(self, privacy: Privacy, width: int) -> int:
+        """Directions that the public rule allows for, whatever is known of the classes."""
+        return self._facts(privacy).components("discriminant", width)
+
     def kept_of_others(self, privacy: Privacy, width: int) -> tuple[int, int]:
         """Directions that the public rule keeps where pictures are unlike the public ones."""
-        sizes = torch.full((self.users,), self.rows_per_user)
-        facts = PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
-        _, fewer, more = facts.keep_by_rule("discriminant", width)
+        _, fewer, more = self._facts(privacy).keep_by_rule("discriminant", width)
         return fewer, more
+
+    def _facts(self, privacy: Privacy) -> PublicFacts:
+        sizes = torch.full((self.users,), self.rows_per_user)
+        return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
 
     @property
     def name(self) -> str:
@@ -101,11 +107,14 @@ class Candidates:
         rounds: int = 0,
         centre: Centre = "public",
         others: tuple[int, int] | None = None,
+        leading: int | None = None,
     ) -> "Candidates":
         """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
         `rounds` are T further sums, an alternative to none. About a private centre those of the
-        kind "hedge" keep `others`, by the public rule, where pictures are of another kind.
+        kind "hedge" keep `others`, by the public rule, where pictures are of another kind. Where
+        the classes are known all but the first directions are faint; one candidate has as many
+        `leading` ones as the public rule says.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         alone = base if centre == "public" else {**base, "centre": centre}
@@ -113,9 +122,12 @@ class Candidates:
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }
+        if leading is not None:
+            grid = {name: _faint(each, dim) for name, each in grid.items()}
+            grid["by rule"] = _faint(TransformOptions(components=leading, directions="hedge"), dim)
         settings = []
         for name, options in grid.items():
-            own, q = alone, options.components or dim
+            own, q = alone, options.leading or options.components or dim
             if others is not None and centre == "private" and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
@@ -143,6 +155,12 @@ class Candidates:
         names = {setting.transform for setting in kept}
         transforms = {name: each for name, each in self.transforms.items() if name in names}
         return Candidates(kept, transforms)
+
+
+def _faint(given: TransformOptions, dim: int) -> TransformOptions:
+    """As many directions as where classes are known, those beyond its own faint."""
+    own, wanted = given.components or dim, min(KNOWING, dim)
+    return replace(given, components=wanted, leading=own) if own < wanted else given
 
 
 def rehearse(

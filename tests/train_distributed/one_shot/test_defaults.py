@@ -125,14 +125,20 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         assert quiet.options("discriminant", filled.options) == options
 
 
-def test_what_is_known_of_the_classes_asks_for_directions_in_spite_of_noise() -> None:
+def test_what_is_known_of_the_classes_asks_for_faint_directions_in_spite_of_noise() -> None:
     few = PublicFacts(sizes=torch.full((10,), 50), num_classes=10, privacy=Privacy(0.1, 1e-5))
     given = TransformOptions()
     plain = few.transform("discriminant", given, 512)
     known = few.transform("discriminant", given, 512, knowing=True)
     assert plain.components is not None
     assert plain.components < 64
-    assert (known.components, known.directions) == (96, "hedge")
+    assert known == replace(plain, components=256, leading=plain.components)
+    assert few.transform("discriminant", given, 100, knowing=True).components == 100
+    assert few.transform("discriminant", given, 16, knowing=True) == plain
+    own = few.transform("discriminant", replace(given, leading=40), 512, knowing=True)
+    assert (own.components, own.leading) == (256, 40)
+    many = replace(few, sizes=torch.full((10_000,), 50), privacy=Privacy(3.0, 1e-5))
+    assert many.transform("discriminant", given, 512, knowing=True).leading is None
     kept = replace(given, components=9, directions="principal")
     assert few.transform("discriminant", kept, 512, knowing=True) == kept
 

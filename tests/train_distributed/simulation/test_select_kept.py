@@ -42,6 +42,17 @@ def test_a_hedge_keeps_what_the_rule_says_where_pictures_are_of_another_kind() -
         assert plain.transforms["q=64 hedge"].components == 64
 
 
+def test_where_classes_are_known_directions_beyond_the_first_are_faint() -> None:
+    known, plain = Candidates.default(512, leading=20), Candidates.default(512)
+    assert known.transforms.keys() == {*plain.transforms, "by rule"}
+    for name, options in known.transforms.items():
+        q = 20 if name == "by rule" else plain.transforms[name].components or 512
+        expected = (256, q) if q < 256 else (q, None)
+        assert (options.components, options.leading) == expected
+    more = {s.transform for s in known.settings if "alpha" in s.options}
+    assert more == {s.transform for s in plain.settings if "alpha" in s.options}
+
+
 @pytest.mark.parametrize(("behind", "first"), [(NEAR / 2, "hedge"), (2 * NEAR, "mixed")])
 def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, behind: float, first: str

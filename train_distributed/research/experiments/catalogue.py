@@ -1,19 +1,14 @@
 """The experiments by name: which cells they consist of."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from embed import EmbeddingSet, PublicTransform
-from embed.fit import refuse_seen
-from embed.guesses import added_to
-from embed.knowledge import NONE, Knowledge
-from embed.transform_options import TransformOptions
-from train_distributed.one_shot.defaults import KNOWING
+from embed import EmbeddingSet
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.convergence import convergence_work
 from train_distributed.research.experiments.cost import cost_work
+from train_distributed.research.experiments.known_before import known_work
 from train_distributed.research.experiments.lineups import (
     our_settings,
     our_transforms,
@@ -24,8 +19,7 @@ from train_distributed.research.experiments.rivals import rival_work
 from train_distributed.research.experiments.rounds import rounds_work
 from train_distributed.research.experiments.selected import against_choice, user_level
 from train_distributed.research.experiments.trusted import trusted_work
-from train_distributed.research.experiments.work import Sets, Stage, Work
-from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.research.experiments.work import Sets, Work
 from train_distributed.simulation.scenario import Scenario
 
 MORE_DATA = 67  # Table 2 of the paper
@@ -78,49 +72,7 @@ def users(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -
         for users in conditions.users
     ]
     compared = _compare(conditions, private, public, scenarios)
-    sources = sources_of(conditions)
-    if not sources:
-        return compared
-    plan = Grid(
-        settings=[MethodConfig(f"known: {name}", "discriminant", name) for name in sources],
-        scenarios=scenarios,
-        promises=conditions.promises,
-        seeds=conditions.all_seeds,
-        num_classes=len(private.meta["class_names"]),
-        folds=conditions.folds,
-    )
-    stage = Stage(plan, private, knowing_transforms(sources, private, public), "known")
-    return Work.joined([compared, stage.work])
-
-
-def sources_of(conditions: Conditions) -> dict[str, Knowledge]:
-    """Nothing, each source that is given, and all of them, by name; empty if none is given."""
-    named: dict[str, Knowledge] = {}
-    nothing = Knowledge(examples=NONE)
-    names = replace(nothing, text_encoder=conditions.text_encoder, classifier=conditions.classifier)
-    if conditions.text_encoder:
-        named["names"] = names
-    if conditions.examples:
-        named["examples"] = Knowledge(examples=Path(conditions.examples))
-    if len(named) == 2:
-        named["both"] = replace(names, examples=Path(str(conditions.examples)))
-    return {"nothing": nothing} | named if named else {}
-
-
-def knowing_transforms(
-    sources: Mapping[str, Knowledge], private: EmbeddingSet, public: EmbeddingSet
-) -> dict[str, PublicTransform]:
-    """One transform, with the guesses of each source.
-
-    Raises ValueError for a private row among the examples.
-    """
-    options = TransformOptions(components=min(KNOWING, public.dim), directions="hedge")
-    fitted, names = options.fit(public), tuple(map(str, private.meta["class_names"]))
-    told = {name: added_to(each, fitted, public, names) for name, each in sources.items()}
-    for each in told.values():
-        if each.seen is not None:
-            refuse_seen(each.seen, private)
-    return told
+    return Work.joined([compared, *known_work(conditions, private, public, scenarios)])
 
 
 def groups(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:

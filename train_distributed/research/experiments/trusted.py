@@ -51,8 +51,9 @@ def trusted_work(conditions: Conditions, private: EmbeddingSet, public: Embeddin
         sizes = torch.full((users,), conditions.rows_per_user or train // users)
         facts = PublicFacts(sizes=sizes, num_classes=classes, privacy=promise)
         name = f"default {users} {promise.epsilon}"
-        grid[name] = facts.transform("discriminant", TransformOptions(), public.dim)
-        options = facts.options("discriminant", {})
+        open_ = "discriminant", TransformOptions(), {}, public.dim
+        grid[name], kept = facts.filled_in(*open_)
+        options = facts.options("discriminant", kept)
         settings = [
             MethodConfig(DEFAULT, "discriminant", name, options),
             MethodConfig(ONE_SUM, "discriminant", name, {**options, "rounds": 0}),

@@ -79,8 +79,10 @@ def added_to(
     transform = knowing(transform, names, rule, words, groups, found, alike, means)
     if rule is not None:
         said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
-        telling = transform.known is not None and words in transform.known.words
-        print(f"{'' if telling else 'names say nothing here: '}{said}", file=sys.stderr)
+        if transform.known is None or words not in transform.known.words:
+            why = "" if rule.explained <= 0 else ", almost the same of all of these classes"
+            said = f"names say nothing here{why}: {said}"
+        print(said, file=sys.stderr)
     if shown is not None and shown is not public and transform.seen is not None:
         rows = (block for each in (public, shown) for block in each.blocks())
         transform = replace(transform, seen=known_rows(rows))
@@ -129,7 +131,7 @@ class Sources:
 
     def compressed(self, basis: Tensor) -> "Sources":
         """Sources for coordinates along a (p, Q) basis; see `embed.compress`."""
-        moved = None if self.directions is None else self.directions @ basis
+        moved = None if self.directions is None else self.directions @ basis.double()
         return replace(self, directions=moved)
 
     def vectors(self, names: Sequence[str]) -> list[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.guesses import Sources
+from embed.guesses import Sources, covariance_with
 from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
@@ -44,10 +44,14 @@ def accuracy(before: KnownBefore | None) -> float:
 
 
 def test_names_and_examples_serve_a_task_of_few_users() -> None:
-    _, vectors = public_set()
+    public, vectors = public_set()
     nothing = accuracy(None)
     assert accuracy(KnownBefore(Sources(L), 5)) > nothing + 0.2
     assert accuracy(KnownBefore(Sources(L, "package", vectors))) > nothing + 0.2
+    weights = torch.from_numpy(public.embeddings).unflatten(0, (L, EACH)).mean(1)
+    classifier = {"own": vectors, "directions": covariance_with(public, weights)}
+    both = Sources(L, "package", vectors, **classifier, matched=tuple((k, k) for k in range(L)))
+    assert accuracy(KnownBefore(both)) > nothing + 0.2
 
 
 def test_a_task_does_not_know_the_means_of_its_own_classes() -> None:

@@ -97,15 +97,22 @@ class PublicFacts:
     ) -> Keep | None:
         """Directions after a first sum, each at most `most`; see `centring`.
 
-        None where there is no such sum, or the transform's directions were chosen otherwise.
+        None where there is no such sum, where further rounds learn from their errors along all
+        directions, or where the transform's directions were chosen otherwise.
         """
         rule = rule_of(method)
+        if "keep" not in options and options.get("rounds", self._rounds(rule)):
+            return None
         open_ = given.components is None and given.whiten
         by_rule = open_ and given.directions in (None, rule.directions)
         if not (rule.centred and by_rule and self.centred(method, options)):
             return None
         few, fewer, more = options.get("keep", self.keep_by_rule(method, most))
         return (few, fewer, more) if "keep" in options or fewer < more else None
+
+    def _rounds(self, rule: Rule) -> int | None:
+        pays = self.trusted and not self.one_sum and 0 < self.noise(rule) <= QUIET
+        return ROUNDS if pays else None
 
     def _kept(self, rule: Rule, most: int, user_clip: float | None, times: float = 1.0) -> int:
         many = max(1.0, self.num_classes / rule.usual_classes)
@@ -206,8 +213,7 @@ class PublicFacts:
         if rule.l2_reg is None:
             if not self.centred(method, given, placed=placed):
                 return dict(given)
-            pays = self.trusted and not self.one_sum and 0 < self.noise(rule) <= QUIET
-            return {"centre": "private", **({"rounds": ROUNDS} if pays else {}), **given}
+            return {"centre": "private", **check.present(rounds=self._rounds(rule)), **given}
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}

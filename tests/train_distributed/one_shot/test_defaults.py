@@ -123,6 +123,11 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
     for bound, options in ((None, default), (10**6, {"centre": "private", "rounds": 0})):
         filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)
         assert quiet.options("discriminant", filled.options) == options
+    wide = bare.filled_in(quiet, list("abcdefghij"), width=640)  # rounds learn along all of them
+    assert "keep" not in wide.options
+    assert wide.transform_options.components == quiet.components("discriminant", 640)
+    one_sum = replace(bare, options={"rounds": 0}).filled_in(quiet, list("abcdefghij"), width=640)
+    assert "keep" in one_sum.options
 
 
 def test_what_is_known_of_the_classes_asks_for_faint_directions_in_spite_of_noise() -> None:

@@ -180,6 +180,7 @@ def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
         ({"centre": "public"}, {}, {}),
         ({"user_clip": 2.0}, {}, {}),
         ({"rounds": 4}, {}, {}),
+        ({"rounds": 4, "centre": "private"}, {}, {}),
         ({}, {"components": 64}, {}),
         ({}, {"directions": "mixed"}, {}),
         ({}, {"whiten": False}, {}),

@@ -50,15 +50,14 @@ def trusted_work(conditions: Conditions, private: EmbeddingSet, public: Embeddin
     for (users, scenario), promise in product(places, promises):
         sizes = torch.full((users,), conditions.rows_per_user or train // users)
         facts = PublicFacts(sizes=sizes, num_classes=classes, privacy=promise)
-        name = f"default {users} {promise.epsilon}"
-        open_ = "discriminant", TransformOptions(), {}, public.dim
-        grid[name], kept = facts.filled_in(*open_)
-        options = facts.options("discriminant", kept)
-        settings = [
-            MethodConfig(DEFAULT, "discriminant", name, options),
-            MethodConfig(ONE_SUM, "discriminant", name, {**options, "rounds": 0}),
-        ]
-        plans.append((name, settings, [scenario], [promise]))
+        settings = []
+        for label, given in ((DEFAULT, {}), (ONE_SUM, {"rounds": 0})):
+            name = f"{label} {users} {promise.epsilon}"
+            open_ = "discriminant", TransformOptions(), given, public.dim
+            grid[name], kept = facts.filled_in(*open_)
+            options = facts.options("discriminant", kept)
+            settings.append(MethodConfig(label, "discriminant", name, options))
+        plans.append((f"default {users} {promise.epsilon}", settings, [scenario], [promise]))
     plans.append((TUNED, searched, [scenario for _, scenario in places], promises))
     rows, transforms = Sets(private, public).compressed(grid)
     shared = {"seeds": conditions.all_seeds, "folds": conditions.folds, "num_classes": classes}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from embed.store import EmbeddingSet
+from pretrain import check
 
 Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
@@ -60,8 +61,9 @@ class PublicMoments:
             leading: features after the first so many are divided by 1/`FAINT`; None: none.
 
         Raises:
-            ValueError: second moments that overflow, or missing labels.
+            ValueError: second moments that overflow, missing labels, or `leading` out of range.
         """
+        check.within(f"[1, {components}]", **check.present(leading=leading))
         mean, average, variances, basis = self.principal
         directions = self._separated(kind, max(components, RESTRICTED))
         faint = torch.ones(components, dtype=torch.float64)

@@ -155,15 +155,13 @@ class PublicTransform(RowMap):
         p = next(iter(blocks())).shape[1]
         q = p if components is None else components
         check.within(f"[1, {p}]", components=q)
-        check.within(f"[1, {q}]", **check.present(leading=leading))
         check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
         check_bounds(clip_norm, constant)
         check.one_of(get_args(Directions), directions=directions)
         if directions != "principal" and not whiten:
             raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
         found = moments or PublicMoments(public, blocks)
-        how: dict[str, Any] = {"whiten": whiten, "shrinkage": shrinkage}
-        how |= check.present(leading=leading)
+        how = check.present(whiten=whiten, shrinkage=shrinkage, leading=leading)
         mean, basis, scale = found.directions(q, kind=directions, **how)
         features = found.projected(mean, basis / scale)
         if not found.exact:
@@ -171,11 +169,10 @@ class PublicTransform(RowMap):
         quantile = norm_quantile(features, clip_quantile)
         if not quantile > 0:
             raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
-        length = scale * quantile
         fitted = cls(
             mean=mean.float(),
             basis=basis.float().contiguous(),
-            scale=length.float(),
+            scale=(scale * quantile).float(),
             clip_norm=clip_norm,
             constant=constant,
             row_mean=torch.empty(0),

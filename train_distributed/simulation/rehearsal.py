@@ -158,7 +158,7 @@ class Candidates:
 
 
 def _faint(given: TransformOptions, dim: int) -> TransformOptions:
-    """As many directions as where classes are known, those beyond its own faint."""
+    """Adds faint directions to the given ones, as many as `run` has where classes are known."""
     own, wanted = given.components or dim, min(KNOWING, dim)
     return replace(given, components=wanted, leading=own) if own < wanted else given
 

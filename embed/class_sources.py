@@ -245,9 +245,9 @@ def from_names(
 ) -> ClassGuess | None:
     """Class means by names, with what the rule does not explain left open; None: nothing is said.
 
-    It is where names explain nothing of public classes, or these names, such as "class_3", lead to
-    almost the same mean for all classes. `groups` holds the (m_k, e) vectors of the names of each
-    class, one or more.
+    Nothing is said where names do not explain the means of public classes, or where these names,
+    such as "class_3", lead to almost the same mean for all classes. `groups` holds the (m_k, e)
+    vectors of the names of each class, one or more.
     """
     if rule.explained <= 0:
         return None

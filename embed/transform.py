@@ -131,8 +131,8 @@ class PublicTransform(RowMap):
             directions: "principal": largest variance; "tempered": the same, not fully whitened;
                 "discriminant": best separation of the public classes; "mixed": between the two;
                 "hedge": near "discriminant", and "tempered" without labels.
-            leading: features after the first so many keep .15 of their length, so that noise covers
-                less of the others; for what is known of the classes without a sum. None: all do.
+            leading: features after the first so many are shortened to .15 of their length, which
+                leaves more of a clipped row to the first ones. None: no feature is shortened.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.

@@ -24,9 +24,9 @@ class TransformOptions:
     kind, and tempered where public pictures have no labels (default: in `run` hedge for method
     discriminant, tempered for softmax, svm and logistic, otherwise principal)."""
     leading: int | None = None
-    """Keep directions after the first so many at .15 of their length, where what is known of the
-    classes says more of them than a noised sum (default: in `run` with such knowledge as many as
-    without it are kept; elsewhere all are whole)."""
+    """Shorten all directions after the first so many to .15 of their length. It pays where names or
+    examples say where classes lie, and noise hides those directions (default: in `run` with names
+    or examples, as many as it would keep without; otherwise no direction is shortened)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1

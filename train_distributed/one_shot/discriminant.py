@@ -14,7 +14,6 @@ from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
     conditioned,
-    moved_covariance,
     within_class,
 )
 from train_distributed.one_shot.class_posterior import (
@@ -32,6 +31,7 @@ from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradien
 from train_distributed.one_shot.least_squares import ClassMoments
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum
+from train_distributed.one_shot.thinning import NoisyScatter, Scattered, tempered
 
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
@@ -69,23 +69,25 @@ class Discriminant(ClassSumsEstimator):
         return report | {"known_before": known.words, "believed": self.posterior(noised)[1]}
 
     def fit(self, noised: NoisedSum) -> Fitted:
-        """(d, K) weights of Bayes' rule for the estimated classes."""
-        return Fitted(self._weights(self.gaussians(noised)))
+        """(d, K) weights of Bayes' rule for the estimated classes, and how scores scatter."""
+        found, scatter = self._estimated(noised)
+        ratio = 1.0 if scatter is None else scatter.ratio(found)
+        return Scattered(self._weights(found, ratio), ratio)
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
-        found, transform = self.gaussians(noised), self.statistic.transform
+        (found, _), transform = self._estimated(noised), self.statistic.transform
         start = found.weights(found.shares, transform.constant)
         offset = self._weights(found) - start
         bounds = transform.constant, transform.clip_norm
         return Descent.of(start, offset, found, *bounds, rounds)
 
-    def _weights(self, found: Gaussians) -> Tensor:
-        shares = shares_of(self.prior, found.shares)
+    def _weights(self, found: Gaussians, ratio: float = 1.0) -> Tensor:
+        shares = tempered(shares_of(self.prior, found.shares), ratio)
         return found.weights(shares, self.statistic.transform.constant)
 
-    def gaussians(self, noised: NoisedSum) -> Gaussians:
-        """Estimated classes; Σ holds what is left open of their means.
+    def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
+        """Estimated classes, whose Σ holds what is left open of their means, and its scatter.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
@@ -94,13 +96,13 @@ class Discriminant(ClassSumsEstimator):
         shares = self.statistic.counts(noised) / rows
         known = transform.within_class  # of labelled public rows; without labels that of all
         known = transform.covariance[1:, 1:] if known is None else known
-        covariance = conditioned(known.double(), PUBLIC_SHRINKAGE)
-        if isinstance(self.statistic, ClassMoments):
-            noise = self.statistic.moment_std(noised) / rows
-            moments = self.statistic.moments(noised) / rows
-            private = within_class(moments, posterior, shares)
-            covariance = conditioned(moved_covariance(covariance, private, noise))
-        return Gaussians(posterior.means, covariance + posterior.covariance, shares)
+        public = conditioned(known.double(), PUBLIC_SHRINKAGE)
+        if not isinstance(self.statistic, ClassMoments):
+            return Gaussians(posterior.means, public + posterior.covariance, shares), None
+        noise = self.statistic.moment_std(noised) / rows
+        private = within_class(self.statistic.moments(noised) / rows, posterior, shares)
+        scatter = NoisyScatter(public, private, noise, posterior.covariance)
+        return Gaussians(posterior.means, scatter.estimate(), shares), scatter
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of the class means, and the probability of each guess by its source.

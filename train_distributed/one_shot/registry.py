@@ -61,8 +61,8 @@ METHODS: dict[str, MethodEntry] = {
         words="discriminant: every user submits class sums, and second moments of its rows; the "
         "classifier is Gaussian discriminant analysis, its means and covariance posterior "
         "estimates under a public prior",
-        probabilities="softmax of the scores: the posterior of Gaussian classes with what the sum "
-        "leaves open of their means, calibrated as far as the classes are such",
+        probabilities="softmax of the scores / temperature: the posterior of Gaussian classes with "
+        "what the sum leaves open of their means, calibrated as far as the classes are such",
         rule=Rule(3.74, 0.75, directions="hedge", centred=True, usual_classes=10),
         sums_rows=True,
     ),

@@ -13,8 +13,7 @@ from torch import Tensor
 
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-SCORING_STEPS, CONVERGED = 50, 1e-12
-SURE = 2.0  # standard deviations that a variance must be above 0
+SIZES = 3  # times that the size is found, beside the spikes as they then are
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
 
@@ -54,71 +53,44 @@ def within_class(moments: Tensor, posterior: Posterior, shares: Tensor) -> Tenso
     return moments - posterior.means * shares @ posterior.means.mT - posterior.covariance
 
 
-def moved_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
-    """(q, q) posterior mean of W under a prior around the public one, and room for its noise.
+def spiked_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
+    """(q, q) estimate of W: W_pub times its size, and few directions more.
 
-    Private rows may scatter less or more than public ones by one factor, `fitted_size`, which is
-    known long before single entries are: W_pub stands for its multiple from here on.
-
-    In the eigenbasis of W_pub the entry (i, j) of W − W_pub is taken for N(0, v √(w_i w_j)), which
-    lies between a difference that is alike everywhere and one in proportion to W_pub. It is kept by
-    k_i k_j with k_i² = v w_i/(v w_i + s²), a product that leaves a covariance positive as far as
-    noise does. v is of maximum likelihood less `SURE` of its standard
-    deviations: what chance makes of it would hide W_pub. Eigenvalues below 0 become 0, then row i
-    is raised by the edge of the spectrum of the noise that it keeps, 2 √(Σ_j (k_i k_j s)²), which
-    is 2 k² s √q where all k are alike (Wigner): directions that noise made narrow would be weighed
-    most.
+    Private rows of another kind scatter along a few directions that public rows do not know. An
+    eigenvalue λ of W − c W_pub beyond the edge of the noise's own spectrum, 2 s √q, is one of them;
+    √(λ² − 4 s² q) is what W has along that noised direction, and 0 what it has along the others
+    (the best in the Frobenius norm; Nadakuditi 2014, for spikes in Wigner noise). c is by how much
+    private rows scatter more or less, `fitted_size` of the trace that is left.
 
     Args:
         public: (q, q) W_pub, positive definite.
         noised: (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal.
         noise: s.
     """
-    values, vectors = torch.linalg.eigh(public)
-    rotated = vectors.T @ noised @ vectors
-    values = fitted_size(rotated.diagonal() / values, 2 * (noise / values).square()) * values
-    scale = torch.outer(values, values) ** 0.25
-    difference = (rotated - torch.diag(values)) / scale
-    variance = (noise / scale).square()
-    squares = difference.square()
-    found = fitted_scale(squares - torch.diag(squares.diagonal() / 2), variance)
-    tiny = torch.finfo(torch.float64).tiny
-    unsure = 2 / float((found + variance).clamp(min=1e-150).pow(-2).sum().sqrt())
-    found = max(0.0, found - SURE * unsure)
-    kept = (found / (found + variance.diagonal()).clamp(min=tiny)).sqrt()
-    kept = torch.outer(kept, kept)
-    raised, basis = torch.linalg.eigh(torch.diag(values) + kept * difference * scale)
-    moved = basis * raised.clamp(min=0) @ basis.T
-    room = 2 * noise * torch.linalg.vector_norm(kept, dim=1)
-    return vectors @ (moved + torch.diag(room)) @ vectors.T
+    edge, trace = noise_edge(noise, len(noised)), float(public.trace())
+    variance = 2 * len(noised) * (noise / trace) ** 2
+    spikes, size = torch.zeros_like(noised), 1.0
+    for _ in range(SIZES):
+        size = fitted_size(float((noised - spikes).trace()) / trace, variance)
+        values, vectors = torch.linalg.eigh(noised - size * public)
+        beyond = values.sign() * (values.square() - edge**2).clamp(min=0).sqrt()
+        spikes = vectors * beyond @ vectors.mT
+    return conditioned(size * public + spikes)
 
 
-def fitted_size(ratios: Tensor, noise: Tensor) -> float:
-    """Posterior mean of c under N(1, 1), for variances that are c times public ones.
+def noise_edge(noise: float, features: int) -> float:
+    """2 s √q: no eigenvalue of (q, q) noise is larger (Wigner's law)."""
+    return 2 * noise * math.sqrt(features)
 
-    Each of (q,) ratios is weighed as if of variance 2 about c beside its (q,) noise's. Where noise
-    leaves c near 0 or below, its own posterior deviation stands for it.
+
+def fitted_size(ratio: float, variance: float) -> float:
+    """Posterior mean of c under N(1, 1), for a ratio N(c, variance) of variances.
+
+    Where noise leaves c near 0 or below, its own posterior deviation stands for it.
     """
-    weight = 1 / (2 + noise)
-    weight = weight / weight.sum()
-    uncertain = float((weight.square() * noise).sum())
-    believed = 1 / (1 + uncertain)
-    mean = 1 + believed * (float(weight @ ratios) - 1)
-    return max(mean, believed * math.sqrt(uncertain), LEAST_SIZE)
-
-
-def fitted_scale(squares: Tensor, noise: Tensor) -> float:
-    """v >= 0 of maximum likelihood for entries N(0, v + noise) of any shape, given their squares.
-
-    By Fisher scoring, where every entry weighs 1/(v + noise)².
-    """
-    found = float(squares.mean())
-    for _ in range(SCORING_STEPS):
-        weight = 1 / (found + noise).clamp(min=1e-150).square()
-        before, found = found, max(float((weight * (squares - noise)).sum() / weight.sum()), 0.0)
-        if abs(found - before) <= CONVERGED * before:
-            break
-    return found
+    believed = 1 / (1 + variance)
+    mean = 1 + believed * (ratio - 1)
+    return max(mean, believed * math.sqrt(variance), LEAST_SIZE)
 
 
 def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:

@@ -30,8 +30,8 @@ from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
 from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
 from train_distributed.one_shot.least_squares import ClassMoments
 from train_distributed.one_shot.method import Fitted, Method
+from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered, tempered
 from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.thinning import NoisyScatter, Scattered, tempered
 
 Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
@@ -69,7 +69,7 @@ class Discriminant(ClassSumsEstimator):
         return report | {"known_before": known.words, "believed": self.posterior(noised)[1]}
 
     def fit(self, noised: NoisedSum) -> Fitted:
-        """(d, K) weights of Bayes' rule for the estimated classes, and how scores scatter."""
+        """(d, K) weights of Bayes' rule for the estimated classes, and how their scores scatter."""
         found, scatter = self._estimated(noised)
         ratio = 1.0 if scatter is None else scatter.ratio(found)
         return Scattered(self._weights(found, ratio), ratio)
@@ -102,7 +102,7 @@ class Discriminant(ClassSumsEstimator):
         noise = self.statistic.moment_std(noised) / rows
         private = within_class(self.statistic.moments(noised) / rows, posterior, shares)
         scatter = NoisyScatter(public, private, noise, posterior.covariance)
-        return Gaussians(posterior.means, scatter.estimate(), shares), scatter
+        return Gaussians(posterior.means, scatter.covariance(), shares), scatter
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of the class means, and the probability of each guess by its source.

@@ -14,12 +14,12 @@ from train_distributed.one_shot.class_gaussians import (
     conditioned,
     fitted_size,
     linear_discriminant,
-    moved_covariance,
+    noise_edge,
+    spiked_covariance,
     within_class,
 )
 
 EQUAL = torch.full((3,), 1 / 3, dtype=torch.float64)
-EYE = torch.eye(20, dtype=torch.float64)
 
 
 def covariance(dim: int, seed: int, rank: int | None = None) -> Tensor:
@@ -50,57 +50,51 @@ def symmetric_noise(dim: int, draw: torch.Generator) -> Tensor:
     return half + half.T
 
 
-def test_covariance_is_moved_as_far_as_serves_it() -> None:
-    """Signal and noise alike: nearer to the truth than the public or the noised one."""
-    public, draw = conditioned(covariance(20, 11), 0.05), torch.Generator().manual_seed(12)
-    spread = 0.03 * float(public.diagonal().mean())
-    errors = torch.zeros(3, dtype=torch.float64)
-    for _ in range(100):
-        truth = public + spread * symmetric_noise(20, draw)
-        noised = truth + spread * symmetric_noise(20, draw)
-        found = without_diagonal(moved_covariance(public, noised, spread) - truth)
-        others = (without_diagonal(each - truth) for each in (public, noised))
-        errors += torch.stack([each.square().sum() for each in (found, *others)])
-    assert errors[0] < 0.75 * errors[1:].min()
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_directions_of_private_rows_alone_are_found(rank: int) -> None:
+    """Nearer to the truth than the public covariance, the noised one, or spikes as they are."""
+    draw, dim, noise = torch.Generator().manual_seed(12), 60, 0.05
+    public = conditioned(covariance(dim, 11), 0.05) / dim
+    edge, errors = noise_edge(noise, dim), torch.zeros(4, dtype=torch.float64)
+    for _ in range(20):
+        turned = torch.linalg.qr(torch.randn(dim, rank, generator=draw, dtype=torch.float64)).Q
+        truth = public + edge * turned @ turned.T
+        noised = truth + noise * symmetric_noise(dim, draw)
+        values, vectors = torch.linalg.eigh(noised - public)
+        kept = public + vectors * torch.where(values > edge, values, 0.0) @ vectors.T
+        found = spiked_covariance(public, noised, noise)
+        tried = (found, public, noised, kept)
+        errors += torch.stack([(each - truth).square().sum() for each in tried])
+    assert errors[0] < 0.85 * errors[1:].min()
 
 
-def without_diagonal(square: Tensor) -> Tensor:
-    """Entries that neither the fitted size nor the room for noise touches, W_pub being diagonal."""
-    return square - torch.diag(square.diagonal())
-
-
-@pytest.mark.parametrize("signal", [0.02, 0.3, 3.0])
-def test_entries_are_kept_by_the_likeliest_variance_less_two_deviations(signal: float) -> None:
-    """Off the diagonal k_i k_j D_ij, k_i² = v w_i/(v w_i + s²), v of a grid of the likelihood."""
-    dim, noise, draw = 30, 0.1, torch.Generator().manual_seed(13)
-    widths = torch.linspace(20, 90, dim, dtype=torch.float64)  # far above what moves: none is cut
-    public, scale = torch.diag(widths), torch.outer(widths, widths).sqrt()
-    truth = signal / 50**0.5 * scale.sqrt() * symmetric_noise(dim, draw)
-    difference = truth + noise * symmetric_noise(dim, draw)
-    upper = torch.triu(torch.ones(dim, dim)).bool()
-    size = fitted_size((widths + difference.diagonal()) / widths, 2 * (noise / widths).square())
-    moved = difference + torch.diag(widths - size * widths)
-    scale = size * scale
-    grid = torch.logspace(-8, 2, 20_001, dtype=torch.float64)
-    twofold = (1 + torch.eye(dim))[upper].double()  # variances on the diagonal
-    entries, unit = moved[upper].square() / twofold, scale[upper]
-    variance = grid[:, None] * unit + noise**2
-    likelihood = -0.5 * (variance.log() + entries / variance).sum(1)
-    best = grid[likelihood.argmax()]
-    information = 0.5 * (unit / (best * unit + noise**2)).square().sum()
-    sure = float((best - 2 / information.sqrt()).clamp(min=0))
-    kept = (sure * size * widths / (sure * size * widths + noise**2)).sqrt()
-    expected = torch.outer(kept, kept) * moved
-    found = moved_covariance(public, public + difference, noise)
-    assert torch.allclose(without_diagonal(found), without_diagonal(expected), rtol=5e-3, atol=1e-6)
-    assert (sure > 0) == (signal > 0.1)
+@pytest.mark.parametrize("strength", [0.75, 1.5, -1.5])
+def test_a_spike_has_the_length_that_the_truth_has_along_it(strength: float) -> None:
+    """θ u uᵀ in Wigner noise, θ beyond half the edge: vᵀWv for the noised direction v."""
+    draw, dim, noise = torch.Generator().manual_seed(13), 400, 0.01
+    edge = noise_edge(noise, dim)
+    public = edge * 3 * torch.eye(dim, dtype=torch.float64)
+    along = torch.zeros(dim, dtype=torch.float64)
+    along[3] = 1.0
+    found, true = [], []
+    for _ in range(6):
+        truth = public + strength * edge * torch.outer(along, along)
+        noised = truth + noise * symmetric_noise(dim, draw)
+        end = -1 if strength > 0 else 0
+        spike = torch.linalg.eigh(noised).eigenvectors[:, end]
+        estimate = spiked_covariance(public, noised, noise)
+        found.append(float(spike @ (estimate - public) @ spike))
+        true.append(float(spike @ (truth - public) @ spike))
+    assert np.mean(found) == pytest.approx(np.mean(true), rel=0.1)
 
 
 def test_covariance_stays_public_where_there_is_but_noise() -> None:
-    public, draw = conditioned(covariance(20, 14), 0.05), torch.Generator().manual_seed(15)
-    found = moved_covariance(public, public + 1e3 * symmetric_noise(20, draw), 1e3)
-    ratio = torch.linalg.solve(public, found)
-    assert torch.allclose(ratio, ratio[0, 0] * EYE, atol=1e-9)  # none but its scale
+    """But for its size, and what the end of the spectrum is off its limit."""
+    public, draw = conditioned(covariance(200, 14), 0.5), torch.Generator().manual_seed(15)
+    found = spiked_covariance(public, public + 9 * symmetric_noise(200, draw), 9)
+    size = float(found.trace() / public.trace())
+    assert 0.5 < size < 2
+    assert torch.linalg.matrix_norm(found - size * public, 2) < 0.3 * noise_edge(9, 200)
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 4.0])
@@ -109,35 +103,21 @@ def test_size_is_known_before_entries_are(size: float) -> None:
     public, draw = conditioned(covariance(200, 19), 0.5), torch.Generator().manual_seed(20)
     noise = size * float(public.diagonal().mean())
     noised = size * public + noise * symmetric_noise(200, draw)
-    found = moved_covariance(public, noised, noise)
+    found = spiked_covariance(public, noised, noise)
     assert float(found.trace()) == pytest.approx(size * float(public.trace()), rel=0.3)
 
 
 def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
-    ratios = torch.tensor([0.2, 0.8, 0.5], dtype=torch.float64)
-    alike = torch.full((3,), 3.0, dtype=torch.float64)  # of their mean: 1, as of the prior
-    assert fitted_size(ratios, alike) == pytest.approx((1 + 0.5) / 2)
-    assert fitted_size(ratios, 0 * alike) == pytest.approx(0.5)
-    assert fitted_size(-100 * ratios, alike) == pytest.approx(0.5)  # its deviation, half of 1
-    assert fitted_size(0 * ratios, 0 * alike) == LEAST_SIZE
-    assert fitted_size(ratios, 1e12 * alike) == pytest.approx(1, abs=1e-6)
+    assert fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
+    assert fitted_size(0.5, 0.0) == pytest.approx(0.5)
+    assert fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
+    assert fitted_size(0.0, 0.0) == LEAST_SIZE
+    assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 
 def test_covariance_is_the_noised_one_where_there_is_no_noise() -> None:
     public, private = conditioned(covariance(6, 16), 0.05), covariance(6, 17)
-    assert torch.allclose(moved_covariance(public, private, 0.0), private, atol=1e-12)
-
-
-def test_room_is_the_edge_of_the_spectrum_of_kept_noise() -> None:
-    """Far more signal than noise, so all is kept: the error's least eigenvalue is lifted to 0."""
-    draw = torch.Generator().manual_seed(18)
-    public = torch.eye(300, dtype=torch.float64)
-    truth = 40 * public + symmetric_noise(300, draw)
-    noised = truth + 0.02 * symmetric_noise(300, draw)
-    found = moved_covariance(public, noised, 0.02)
-    edge = 2 * 0.02 * math.sqrt(300)
-    assert float(torch.linalg.eigvalsh(noised - truth)[0]) == pytest.approx(-edge, rel=0.05)
-    assert float(torch.linalg.eigvalsh(found - truth)[0]) == pytest.approx(0, abs=0.05 * edge)
+    assert torch.allclose(spiked_covariance(public, private, 0.0), private, atol=1e-12)
 
 
 def test_conditioned_covariance_keeps_its_trace_where_it_is_positive() -> None:

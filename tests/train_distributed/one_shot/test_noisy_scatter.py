@@ -1,0 +1,118 @@
+"""How far scores scatter, from a noised covariance that made them: against the truth."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.one_shot.class_gaussians import Gaussians
+from train_distributed.one_shot.noisy_scatter import SHADED, NoisyScatter, Scattered, tempered
+
+Q, CLASSES = 60, 3
+
+
+def noised(truth: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    white = torch.randn(Q, Q, generator=generator, dtype=torch.float64)
+    return truth + noise * (white + white.mT) / math.sqrt(2)
+
+
+def case(kind: str, noise: float, draw: torch.Generator) -> tuple[NoisyScatter, Gaussians, float]:
+    """Private rows like public ones, turned, or wider where classes differ; what Σ solves.
+
+    Then how many times as much its scores scatter as Σ says, in truth.
+    """
+    public = torch.diag(torch.logspace(-1, 0, Q, dtype=torch.float64))
+    shares = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
+    means = 0.3 * torch.randn(Q, CLASSES, generator=draw, dtype=torch.float64)
+    apart = means - means.mean(1, keepdim=True)
+    turn = torch.linalg.qr(torch.randn(Q, Q, generator=draw, dtype=torch.float64)).Q
+    truth = {
+        "alike": public,
+        "turned": turn @ public @ turn.mT,
+        "wider": public + apart * shares @ apart.mT,
+    }[kind]
+    scatter = NoisyScatter(public, noised(truth, noise, draw), noise, 0 * public)
+    covariance = scatter.covariance()
+    slopes = torch.linalg.solve(covariance, apart)
+    said, actual = (float((slopes * (of @ slopes)).sum()) for of in (covariance, truth))
+    return scatter, Gaussians(means, covariance, shares), actual / said
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize("kind", ["alike", "turned", "wider"])
+def test_the_scatter_of_scores_is_found(kind: str, noise: float) -> None:
+    """On average within a fifth, single ones within a half."""
+    draw = torch.Generator().manual_seed(0)
+    ratios, true = [], []
+    for _ in range(12):
+        scatter, found, actual = case(kind, noise, draw)
+        ratios.append(scatter.ratio(found))
+        true.append(actual)
+    assert np.mean(ratios) == pytest.approx(np.mean(true), rel=0.2)
+    assert ratios == pytest.approx(true, rel=0.5)
+    assert np.mean(true) == pytest.approx(1, abs=0.01) if noise == 0 else max(true) < 1
+    if kind != "wider" and noise == 0.1:
+        assert max(true) < 0.4
+
+
+def test_any_noise_gives_a_ratio() -> None:
+    draw = torch.Generator().manual_seed(1)
+    for noise in (1e3, 1e9):
+        scatter, found, _ = case("alike", noise, draw)
+        assert 0 < scatter.ratio(found) < 1
+    alike = replace(found, means=0 * found.means)
+    assert scatter.ratio(alike) == 1
+
+
+def test_a_prior_counts_less_only_where_scores_are_too_even() -> None:
+    shares = torch.tensor([0.8, 0.2]).double()
+    assert torch.equal(tempered(shares, 3.0), shares)
+    half = tempered(shares, 0.5 ** (1 / SHADED))
+    assert half.tolist() == pytest.approx([2 / 3, 1 / 3])
+    equal = torch.full((4,), 0.25).double()
+    assert tempered(equal, 0.5).tolist() == pytest.approx([0.25] * 4)
+    assert Scattered(torch.zeros(2, 2).double(), 0.25).temperature == 0.5
+
+
+@pytest.mark.parametrize("shares", [(0.25, 0.25, 0.25, 0.25), (0.7, 0.1, 0.1, 0.1)])
+def test_room_for_noise_neither_evens_probabilities_out_nor_drowns_small_classes(
+    shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    dim, classes, rows = 60, 4, 9000
+    labels = rng.choice(classes, rows, p=shares)
+    centres = 0.15 * rng.standard_normal((classes, dim))
+    scatter = np.geomspace(0.5, 1, dim)
+    private = EmbeddingSet(
+        embeddings=centres[labels] + scatter * rng.standard_normal((rows, dim)),
+        labels=labels,
+        users=np.zeros(rows, np.int64),
+        split=np.repeat([0, 1], [6000, 3000]).astype(np.uint8),
+        meta={"class_names": [str(k) for k in range(classes)]},
+    )
+    public = rng.standard_normal((5000, dim)) * scatter
+    transform = PublicTransform.fit(torch.from_numpy(public).float())
+
+    def measured() -> np.ndarray:
+        found = []
+        for seed in range(3):
+            more = {"noise": "float", "generator": torch.Generator().manual_seed(seed)}
+            made = release(private, "discriminant", Privacy(0.3, 1e-5), transform=transform, **more)
+            metrics = made.report["test_metrics"]
+            found.append((metrics["expected_calibration_error"], metrics["balanced_accuracy"]))
+        return np.mean(found, 0)
+
+    error, balanced = measured()
+    monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found: 1.0)
+    raw_error, raw_balanced = measured()
+    if max(shares) > 0.5:
+        assert raw_balanced == 0.25  # always the largest
+        assert balanced > 0.4
+    else:
+        assert error < 0.7 * raw_error
+        assert balanced == pytest.approx(raw_balanced, abs=0.005)

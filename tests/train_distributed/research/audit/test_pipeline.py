@@ -16,6 +16,8 @@ from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed.research.audit.pipeline import neighbours
 from train_distributed.research.audit.pipeline.neighbours import (
+    COMPUTED,
+    METHODS,
     PipelineAudit,
     aligned,
     as_text,
@@ -152,4 +154,13 @@ def test_the_whole_pipeline(pipeline: PipelineAudit) -> None:
     shipped = PipelineAudit(pipeline.records, CLASSES, pipeline.folder, {"encoder": "simclr-small"})
     found = list(checks(shipped))
     assert not [check for check in found if check.broken]
-    assert len(found) > 400
+    where = {
+        command: [check.where for check in found if check.command == command]
+        for command in ("embed run", "embed hold-out", "embed exclude", "run", "evaluate")
+    }
+    computed = {f"{engine}, {compute}" for engine, compute in COMPUTED}
+    assert set(where["embed run"]) == set(SOURCES) | computed
+    assert len(set(where["run"])) == len(METHODS) + 1  # and the discriminant about a known centre
+    least = KINDS - 1  # a source of arrays has no largest file
+    assert all(of.count(each) >= least for of in where.values() for each in of)
+    assert sum(map(len, where.values())) == len(found)

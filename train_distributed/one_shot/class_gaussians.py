@@ -59,7 +59,8 @@ def spiked_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
     Private rows of another kind scatter along a few directions that public rows do not know. An
     eigenvalue λ of W − c W_pub beyond the edge of the noise's own spectrum, 2 s √q, is one of them;
     √(λ² − 4 s² q) is what W has along that noised direction, and 0 what it has along the others
-    (the best in the Frobenius norm; Nadakuditi 2014, for spikes in Wigner noise). c is by how much
+    (the best in the Frobenius norm; Nadakuditi 2014, for spikes in Wigner noise). The end of the
+    noise's spectrum is past q^−2/3 of the edge once in a hundred times. c is by how much
     private rows scatter more or less, `fitted_size` of the trace that is left.
 
     Args:
@@ -68,13 +69,14 @@ def spiked_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
         noise: s.
     """
     edge, trace = noise_edge(noise, len(noised)), float(public.trace())
+    beyond = edge * (1 + len(noised) ** (-2 / 3))
     variance = 2 * len(noised) * (noise / trace) ** 2
     spikes, size = torch.zeros_like(noised), 1.0
     for _ in range(SIZES):
         size = fitted_size(float((noised - spikes).trace()) / trace, variance)
         values, vectors = torch.linalg.eigh(noised - size * public)
-        beyond = values.sign() * (values.square() - edge**2).clamp(min=0).sqrt()
-        spikes = vectors * beyond @ vectors.mT
+        lengths = values.sign() * (values.square() - edge**2).clamp(min=0).sqrt()
+        spikes = vectors * lengths.where(values.abs() > beyond, 0) @ vectors.mT
     return conditioned(size * public + spikes)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -76,7 +76,10 @@ class Discriminant(ClassSumsEstimator):
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
-        (found, _), transform = self._estimated(noised), self.statistic.transform
+        (found, scatter), transform = self._estimated(noised), self.statistic.transform
+        if scatter is not None:  # scores of Σ are too even to start from
+            even = math.sqrt(scatter.ratio(found))
+            found = replace(found, covariance=even * found.covariance)
         start = found.weights(found.shares, transform.constant)
         offset = self._weights(found) - start
         bounds = transform.constant, transform.clip_norm
@@ -101,7 +104,8 @@ class Discriminant(ClassSumsEstimator):
             return Gaussians(posterior.means, public + posterior.covariance, shares), None
         noise = self.statistic.moment_std(noised) / rows
         private = within_class(self.statistic.moments(noised) / rows, posterior, shares)
-        scatter = NoisyScatter(public, private, noise, posterior.covariance)
+        knowing = transform.known is not None
+        scatter = NoisyScatter(public, private, noise, posterior.covariance, knowing)
         return Gaussians(posterior.means, scatter.covariance(), shares), scatter
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:

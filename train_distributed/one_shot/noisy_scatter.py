@@ -15,6 +15,7 @@ from train_distributed.one_shot.class_gaussians import Gaussians, noise_edge, sp
 from train_distributed.one_shot.method import Fitted
 
 ROOM = 0.7  # of the noise's edge, in every direction
+FADING = 4.0  # mean variances of room from which on it fades, where something is known
 DEVIATION = 0.15  # of the ratio about what the estimate without room says, before any evidence
 SHADED = 1.25  # power of the ratio: a prior that counts for too much costs the small classes all
 LEAST_SAID = 1e-60
@@ -28,11 +29,17 @@ class NoisyScatter:
     noised: Tensor  # (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal
     noise: float  # s
     unsure: Tensor  # (q, q) V, what is left open of the class means
+    knowing: bool = False  # whether public knowledge says where the classes lie
 
     @property
     def room(self) -> float:
-        """Variance that is added in every direction."""
-        return ROOM * noise_edge(self.noise, len(self.noised))
+        """Variance that is added in every direction.
+
+        Of known classes it fades where noise hides W: there is no noisy direction to lean on, and
+        room would put the few that the noised sum says something of before what is known.
+        """
+        room, mean = ROOM * noise_edge(self.noise, len(self.noised)), self.public.diagonal().mean()
+        return room / (1 + (room / float(FADING * mean)) ** 2) if self.knowing else room
 
     def covariance(self) -> Tensor:
         """(q, q) Σ = W + V and room, W as it is estimated."""

@@ -65,7 +65,7 @@ def test_directions_of_private_rows_alone_are_found(rank: int) -> None:
         found = spiked_covariance(public, noised, noise)
         tried = (found, public, noised, kept)
         errors += torch.stack([(each - truth).square().sum() for each in tried])
-    assert errors[0] < 0.85 * errors[1:].min()
+    assert errors[0] < 0.9 * errors[1:].min()
 
 
 @pytest.mark.parametrize("strength", [0.75, 1.5, -1.5])

@@ -56,12 +56,13 @@ def within_class(moments: Tensor, posterior: Posterior, shares: Tensor) -> Tenso
 def spiked_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
     """(q, q) estimate of W: W_pub times its size, and few directions more.
 
-    Private rows of another kind scatter along a few directions that public rows do not know. An
-    eigenvalue λ of W − c W_pub beyond the edge of the noise's own spectrum, 2 s √q, is one of them;
-    √(λ² − 4 s² q) is what W has along that noised direction, and 0 what it has along the others
-    (the best in the Frobenius norm; Nadakuditi 2014, for spikes in Wigner noise). The end of the
-    noise's spectrum is past q^−2/3 of the edge once in a hundred times. c is by how much
-    private rows scatter more or less, `fitted_size` of the trace that is left.
+    Private rows of another kind scatter along a few directions that public rows do not show. One of
+    variance θ beyond s √q is seen as an eigenvalue λ = θ + s² q/θ of the noised W − c W_pub, past
+    the edge 2 s √q of the noise's own spectrum, and its eigenvector has the squared cosine
+    1 − s² q/θ² with the true one (Benaych-Georges and Nadakuditi 2011). So the truth has θ times
+    that along it, √(λ² − 4 s² q), which replaces λ; what is not past the edge by the q^−2/3 that
+    noise alone exceeds once in a hundred times (Tracy and Widom 1996) becomes 0. c, by how much
+    private rows scatter more or less, is `fitted_size` of the trace that is left.
 
     Args:
         public: (q, q) W_pub, positive definite.
@@ -81,7 +82,7 @@ def spiked_covariance(public: Tensor, noised: Tensor, noise: float) -> Tensor:
 
 
 def noise_edge(noise: float, features: int) -> float:
-    """2 s √q: no eigenvalue of (q, q) noise is larger (Wigner's law)."""
+    """2 s √q, where the spectrum of symmetric (q, q) noise ends for large q (Wigner)."""
     return 2 * noise * math.sqrt(features)
 
 

@@ -18,6 +18,7 @@ ROOM = 0.7  # of the noise's edge, in every direction
 FADING = 4.0  # mean variances of room from which on it fades, where something is known
 DEVIATION = 0.15  # of the ratio about what the estimate without room says, before any evidence
 SHADED = 1.25  # power of the ratio: a prior that counts for too much costs the small classes all
+LEAST_RATIO = 1e-3  # noise without bounds rounds the ratio to 0, or below
 LEAST_SAID = 1e-60
 
 
@@ -63,7 +64,7 @@ class NoisyScatter:
         measured = float((squares * (self.noised + self.unsure)).sum())
         variance = 2 * self.noise**2 * float(squares.square().sum())
         believed = DEVIATION**2 / (DEVIATION**2 + variance)
-        return max(expected / 2, expected + believed * (measured - expected))
+        return max(LEAST_RATIO, expected / 2, expected + believed * (measured - expected))
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,19 @@ def test_the_scatter_of_scores_is_found(kind: str, noise: float) -> None:
         assert max(true) < 0.4
 
 
-def test_any_noise_gives_a_ratio() -> None:
+@pytest.mark.parametrize("length", [1.0, 1e-12, 0.0])
+@pytest.mark.parametrize("knowing", [False, True])
+def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
+    """Also where rounding leaves nothing of what Σ says beside its room."""
     draw = torch.Generator().manual_seed(1)
-    for noise in (1e3, 1e9):
+    for noise in (1e3, 1e9, *[1e16] * 8, 1e20, *[1e30] * 8):
         scatter, found, _ = case("alike", noise, draw)
-        assert 0 < scatter.ratio(found) < 1
-    alike = replace(found, means=0 * found.means)
-    assert scatter.ratio(alike) == 1
+        scatter = replace(scatter, knowing=knowing)
+        found = replace(found, means=length * found.means, covariance=scatter.covariance())
+        ratio = scatter.ratio(found)
+        assert 0 < ratio <= 1
+        assert ratio == 1 or length > 0
+        assert 0 < Scattered(found.means, ratio).temperature <= 1
 
 
 def test_a_prior_counts_less_only_where_scores_are_too_even() -> None:

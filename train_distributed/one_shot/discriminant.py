@@ -69,7 +69,7 @@ class Discriminant(ClassSumsEstimator):
         return report | {"known_before": known.words, "believed": self.posterior(noised)[1]}
 
     def fit(self, noised: NoisedSum) -> Fitted:
-        """(d, K) weights of Bayes' rule for the estimated classes, and how their scores scatter."""
+        """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
         found, scatter = self._estimated(noised)
         ratio = 1.0 if scatter is None else scatter.ratio(found)
         return Scattered(self._weights(found, ratio), ratio)
@@ -77,9 +77,9 @@ class Discriminant(ClassSumsEstimator):
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
         (found, scatter), transform = self._estimated(noised), self.statistic.transform
-        if scatter is not None:  # scores of Σ are too even to start from
-            even = math.sqrt(scatter.ratio(found))
-            found = replace(found, covariance=even * found.covariance)
+        if scatter is not None:  # scores of the ridge are under-confident; descent starts without
+            temperature = math.sqrt(scatter.ratio(found))
+            found = replace(found, covariance=temperature * found.covariance)
         start = found.weights(found.shares, transform.constant)
         offset = self._weights(found) - start
         bounds = transform.constant, transform.clip_norm
@@ -90,7 +90,7 @@ class Discriminant(ClassSumsEstimator):
         return found.weights(shares, self.statistic.transform.constant)
 
     def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
-        """Estimated classes, whose Σ holds what is left open of their means, and its scatter.
+        """Gaussian classes, and the noised covariance behind them; None without second moments.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """

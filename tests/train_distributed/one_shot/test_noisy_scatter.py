@@ -1,4 +1,4 @@
-"""How far scores scatter, from a noised covariance that made them: against the truth."""
+"""Variance of scores within classes beside the one their covariance claims, against the truth."""
 
 import math
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_the_scatter_of_scores_is_found(kind: str, noise: float) -> None:
 @pytest.mark.parametrize("length", [1.0, 1e-12, 0.0])
 @pytest.mark.parametrize("knowing", [False, True])
 def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
-    """Also where rounding leaves nothing of what Σ says beside its room."""
+    """Also where rounding leaves nothing of what Σ says beside its ridge."""
     draw = torch.Generator().manual_seed(1)
     for noise in (1e3, 1e9, *[1e16] * 8, 1e20, *[1e30] * 8):
         scatter, found, _ = case("alike", noise, draw)
@@ -75,7 +75,7 @@ def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
         assert 0 < Scattered(found.means, ratio).temperature <= 1
 
 
-def test_a_prior_counts_less_only_where_scores_are_too_even() -> None:
+def test_a_prior_weighs_less_only_where_scores_are_under_confident() -> None:
     shares = torch.tensor([0.8, 0.2]).double()
     assert torch.equal(tempered(shares, 3.0), shares)
     half = tempered(shares, 0.5 ** (1 / SHADED))
@@ -86,7 +86,7 @@ def test_a_prior_counts_less_only_where_scores_are_too_even() -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.25, 0.25, 0.25), (0.7, 0.1, 0.1, 0.1)])
-def test_room_for_noise_neither_evens_probabilities_out_nor_drowns_small_classes(
+def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_rows(
     shares: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)

@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -58,6 +59,7 @@ class Kind:
         public: Path,
         users: Sequence[int] | None = None,
         prior: str | None = None,
+        classes: Sequence[int] = (),
     ) -> None:
         self.prior = prior
         rng = np.random.default_rng(0)
@@ -66,6 +68,9 @@ class Kind:
         self._compression = Compression.fit(given, min(COORDINATES, given.dim))
         self._public = self._compression.apply(given)
         rows = EmbeddingSet.open(private)
+        if classes:
+            rows = rows.subset(np.isin(rows.labels, classes))
+            rows = replace(rows, labels=np.searchsorted(sorted(classes), rows.labels))
         train, test = (rng.permutation(np.flatnonzero(rows.split == s)) for s in (TRAIN, TEST))
         tried = [each for each in FEDERATIONS if each[0] in (users or each[:1])]
         most = max(w * n for w, n, _ in tried)
@@ -161,9 +166,10 @@ def measured(
     searched: bool = True,
     centre: str | None = None,
     prior: str | None = None,
+    classes: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
-    kind = Kind(private, public, users, prior)
+    kind = Kind(private, public, users, prior, classes)
     cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
     rules = {cell: kind.rule(cell, method, centre) for cell in cells}
     grid = searched_settings(rules, method) if searched else {}
@@ -219,6 +225,7 @@ def main() -> None:
     parser.add_argument("--rule-alone", action="store_true", help="no search beside the rule")
     parser.add_argument("--centre", choices=("private", "public"), help="not the rule's own")
     parser.add_argument("--prior", choices=("empirical", "equal"), help="not the rule's own")
+    parser.add_argument("--classes", nargs="+", type=int, default=(), help="no other private rows")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     started, lines = time.process_time(), []
@@ -233,6 +240,7 @@ def main() -> None:
             not arguments.rule_alone,
             arguments.centre,
             arguments.prior,
+            arguments.classes,
         )
     for word in ("loss", "apart"):
         losses = [line[word] for line in lines if line[word] is not None]

@@ -6,8 +6,8 @@ digits among photographs), and the noise, which is measured by that length, cove
 second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`).
 
 How much the rows have in common also says how many public directions serve them: all those that
-the noise allows where pictures are like the public ones, a third of these where they are of another
-kind, as drawings or negatives are, and more for writing, of which public classes say little.
+the noise allows where pictures are like the public ones, half of these where an encoder sees a
+shift but still photographs, and more for drawings and writing, of which public classes say little.
 `FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
 
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
@@ -29,7 +29,7 @@ from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
 CENTRE_SHARE = 0.05  # of μ², spent by the first sum
-ALIKE, OTHER = 0.08, 0.6  # of a squared length: at most so much do rows have in common
+ALIKE, OTHER = 0.08, 0.3  # of a squared length: at most so much do rows have in common
 
 Keep = tuple[int, int, int]  # directions where rows have up to `ALIKE`, `OTHER`, all in common
 

@@ -7,8 +7,8 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
-q = b/tᵉ directions and Λ = a t, each within the range that was tried. Of K > K₀ classes t counts
-√(K₀/K) times for q: many classes want more directions than their noise says. After a first sum that
+q = b/tᵉ directions and Λ = a t, each within the range that was tried. Of K classes, with K₀ usual,
+t counts √(K₀/K) times for q: many want more directions than their noise says, two want fewer. After a first sum that
 finds a private centre q is multiplied by one of `KEEP`, see `centring`. The rules were fitted to
 classes of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant and of
 heads to photographs, digits and drawn pictures (`tests/benchmarks/bench_kinds.py`);
@@ -35,7 +35,7 @@ KNOWING = 256  # q where guesses of the class means are at hand, all but `leadin
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
-KEEP = (1.0, 0.35, 1.5)  # of q, where private rows have little, some, and much in common
+KEEP = (1.0, 0.5, 1.5)  # of q, where private rows have little, some, and much in common
 ROUNDS, QUIET = 16, 0.0035  # further sums for one trusted server, and t up to which they pay
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
@@ -115,8 +115,9 @@ class PublicFacts:
         return ROUNDS if pays else None
 
     def _kept(self, rule: Rule, most: int, user_clip: float | None, times: float = 1.0) -> int:
-        many = max(1.0, self.num_classes / rule.usual_classes)
-        noise = self.noise(rule, user_clip) / math.sqrt(many)
+        noise = self.noise(rule, user_clip)
+        if rule.usual_classes is not None:
+            noise *= math.sqrt(rule.usual_classes / self.num_classes)
         wanted = times * rule.components / noise**rule.exponent if noise else math.inf
         return min(round(_within(wanted, COMPONENTS)), most)
 

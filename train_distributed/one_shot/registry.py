@@ -3,7 +3,6 @@
 Nothing is loaded before a method is built: names and words are read without torch.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +28,7 @@ class Rule:
     one_vs_rest: bool = False  # C = K instead of 1
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
     directions: Literal["principal", "tempered", "hedge"] = "principal"
-    usual_classes: float = math.inf  # K₀: of more classes t counts √(K₀/K) times, for q
+    usual_classes: int | None = None  # K₀: of K classes t counts √(K₀/K) times, for q
     centred: bool = False  # a sum before, of where the rows lie
 
 

@@ -8,11 +8,12 @@ the standard deviation of the noise in a class mean of rows of norm 1, were clas
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
 it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. A rule says
 q = b/tᵉ directions and Λ = a t, each within the range that was tried. Of K classes, with K₀ usual,
-t counts √(K₀/K) times for q: many want more directions than their noise says, two want fewer. After a first sum that
-finds a private centre q is multiplied by one of `KEEP`, see `centring`. The rules were fitted to
-classes of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the discriminant and of
-heads to photographs, digits and drawn pictures (`tests/benchmarks/bench_kinds.py`);
-results/methods.md has the losses. No number here comes from a private row of a user.
+t counts √(K₀/K) times for q: many want more directions than their noise says, two want fewer.
+After a first sum that finds a private centre q is multiplied by one of `KEEP`, see `centring`. The
+rules were fitted to classes of Tiny-ImageNet (`tests/benchmarks/bench_defaults.py`), those of the
+discriminant and of heads to photographs, digits and drawn pictures through two encoders
+(`tests/benchmarks/bench_kinds.py`); results/methods.md has the losses. No number here comes from a
+private row of a user.
 """
 
 import math

@@ -50,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
 
     def run(out: str, *, public: str = "public", **given: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"public": tmp_path / public, "seed": 1, "ledger": Path("none")}
-        options |= {"out": tmp_path / out, "privacy": Privacy(0.3, 1e-5)}
+        options |= {"out": tmp_path / out, "privacy": Privacy(0.5, 1e-5)}
         written = train_distributed.run(embeddings=tmp_path / "private", **options | given)
         return json.loads((written / "report.json").read_text())
 

@@ -84,6 +84,16 @@ def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisat
         assert harder.noise(rule) > one
 
 
+def test_many_classes_keep_more_directions_than_their_noise_says_and_two_keep_fewer() -> None:
+    rule = rule_of("discriminant")
+    for classes, epsilon in ((2, 0.1), (10, 0.5), (40, 3.0)):
+        facts = known(epsilon, num_classes=classes)
+        alone = rule.components / facts.noise(rule) ** rule.exponent
+        wanted = alone * (classes / 10) ** (rule.exponent / 2)
+        assert COMPONENTS[0] < wanted < COMPONENTS[1]
+        assert facts.components("discriminant", 1280) == round(wanted)
+
+
 def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known().options("softmax", {"l2_reg": 7.0}) == {"l2_reg": 7.0, "prior": "equal"}
     plain = {"l2_reg": 7.0, "prior": "empirical"}

@@ -37,7 +37,7 @@ NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
 KEEP = (1.0, 0.5, 1.5)  # of q, where private rows have little, some, and much in common
-ROUNDS, QUIET = 16, 0.0035  # further sums for one trusted server, and t up to which they pay
+ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to which they pay
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 

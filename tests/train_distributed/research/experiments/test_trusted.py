@@ -29,7 +29,7 @@ def test_every_cell_has_the_default_and_the_best_descent(tmp_path: Path, capsys)
     split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
     blobs(4, 260, split=split, meta={"class_names": list("abcd")}).save(tmp_path / "private")
     blobs(8, 320).save(tmp_path / "public")
-    conditions = Conditions(users=(10,), epsilons=(0.5, 50.0), seeds=1)
+    conditions = Conditions(users=(10,), epsilons=(0.5, 80.0), seeds=1)
     paths = tmp_path / "private", tmp_path / "public"
     Sweep("trusted", *paths, conditions, out=tmp_path / "out").run()
     found = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
@@ -37,10 +37,10 @@ def test_every_cell_has_the_default_and_the_best_descent(tmp_path: Path, capsys)
     counts = {DEFAULT: 2, ONE_SUM: 2, TUNED: 2 * searched}
     assert {k: sum(c["label"] == k for c in found) for k in counts} == counts
     quiet, noisy = (
-        next(c for c in found if c["label"] == DEFAULT and c["epsilon"] == e) for e in (50.0, 0.5)
+        next(c for c in found if c["label"] == DEFAULT and c["epsilon"] == e) for e in (80.0, 0.5)
     )
     assert quiet["options"] == {"centre": "private", "rounds": 16}
     assert noisy["options"] == {"centre": "private", "keep": [16, 16, 17]}  # as `run` has
-    best = max(c["accuracy"] for c in found if c["label"] == TUNED and c["epsilon"] == 50.0)
+    best = max(c["accuracy"] for c in found if c["label"] == TUNED and c["epsilon"] == 80.0)
     assert min(best, quiet["accuracy"]) > 0.9
     assert f"{100 * best:.1f} ± 0.0" in capsys.readouterr().out

@@ -6,8 +6,8 @@ digits among photographs), and the noise, which is measured by that length, cove
 second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`).
 
 How much the rows have in common also says how many public directions serve them: all those that
-the noise allows where pictures are like the public ones, half of these where an encoder sees a
-shift but still photographs, and more for drawings and writing, of which public classes say little.
+the noise allows where pictures are like the public ones, half of these for photographs that the
+encoder sees shifted, and more for drawings and writing, of which public classes say little.
 `FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
 
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and

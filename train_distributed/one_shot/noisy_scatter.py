@@ -41,11 +41,9 @@ class NoisyScatter:
         then estimated by the public one, which has no noisy directions, and a large ridge would
         make a nearest-mean classifier of what is known.
         """
-        ridge, mean = (
-            RIDGE * noise_edge(self.noise, len(self.noised)),
-            self.public.diagonal().mean(),
-        )
-        return ridge / (1 + (ridge / float(FADING * mean)) ** 2) if self.knowing else ridge
+        ridge = RIDGE * noise_edge(self.noise, len(self.noised))
+        most = FADING * float(self.public.diagonal().mean())
+        return ridge / (1 + (ridge / most) ** 2) if self.knowing else ridge
 
     def covariance(self) -> Tensor:
         """(q, q) Σ = W + V + ridge, W by `spiked_covariance`."""

@@ -1,4 +1,4 @@
-"""What is known of private classes before a run, played through on public classes."""
+"""Knowledge of private classes before a run, played through on public classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What is known of the classes before: `run`'s default with each public source of it, and none."""
+"""Knowledge of the classes before a run: its default with each public source, and with none."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -160,7 +160,7 @@ class ModelTask(SumTask[Terms]):
         rows = course.noised.rows
         report = promise_report(self.sums) | course.report()
         report |= integers.report() | {"rows": rows} | rounds_report(self.sums)
-        report |= method.report() | method.prior_report(course.noised, names)
+        report |= method.report() | course.prior_report(names)
         if self.further is not None:  # a round that failed was the last
             report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
             report |= {"bytes_per_round": list(facts.bytes_per_round)}

@@ -10,11 +10,16 @@ the noise allows where pictures are like the public ones, half of these for phot
 encoder sees shifted, and more for drawings and writing, of which public classes say little.
 `FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
 
+Of drawings and writing the public classes say so little that one trusted server, who may sum as
+often as it likes, does better without them: above `FeatureSum.descent_above` it sums gradients in
+place of the method's own statistic, see `further_rounds`.
+
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
 no longer than before; so the second sum's sensitivity is what it is without a centre. Both are
 Gaussian mechanisms, the second chosen after the first was seen, and their μ² add up (Dong, Roth and
 Su 2022, Cor. 3.3, which holds for adaptive compositions). Directions that are not kept are zero in
 all rows of a sum as long as was planned; leaving out what noise makes of them is post-processing.
+Sums of gradients instead have the same μ² together.
 """
 
 from dataclasses import dataclass
@@ -34,6 +39,25 @@ ALIKE, OTHER = 0.08, 0.3  # of a squared length: at most so much do rows have in
 Keep = tuple[int, int, int]  # directions where rows have up to `ALIKE`, `OTHER`, all in common
 
 
+@dataclass(frozen=True)
+class RowsAbout:
+    """Rows [a, (x − m)/s] about a centre, of any length: what is summed of them is clipped."""
+
+    centre: Tensor  # (q,) m
+    length: float  # s
+    constant: float  # a
+
+    def rows(self, x: Tensor) -> Tensor:
+        """(n, q + 1) of their type, from those of the transform."""
+        return torch.cat([x[:, :1], (x[:, 1:] - self.centre.to(x.dtype)) / self.length], 1)
+
+    def weights_as_given(self, weights: Tensor) -> Tensor:
+        """(q + 1, K) that score the transform's rows as the given ones score those about it."""
+        features = weights[1:] / self.length
+        bias = weights[:1] - (self.centre @ features)[None] / self.constant
+        return torch.cat([bias, features])
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureSum(Statistic):
     """Every user submits Σ x of its rows' features: (q,) numbers.
@@ -43,6 +67,7 @@ class FeatureSum(Statistic):
 
     transform: PublicTransform
     keep: Keep | None = None  # directions of the second sum; None: all
+    descent_above: float | None = None  # share in common from which gradients follow; None: never
 
     @property
     def dimension(self) -> int:
@@ -76,6 +101,8 @@ class FeatureSum(Statistic):
 
         And numbers of directions that it has not.
         """
+        if self.descent_above is not None:
+            check.within("[0, 1]", descent_above=self.descent_above)
         if self.keep is not None:
             check.equal(3, keep_numbers=len(self.keep))
             for kept in self.keep:
@@ -108,5 +135,13 @@ class FeatureSum(Statistic):
         """The transform about the (q,) centre, in the directions that its length says."""
         if self.keep is None:
             return self.transform.recentred(centre)
-        common = float(centre.square().sum()) / self.transform.reach**2
+        common = self.common(centre)
         return self.transform.recentred(centre, self.keep[(common > ALIKE) + (common > OTHER)])
+
+    def common(self, centre: Tensor) -> float:
+        """Share of a row's squared length that all have in common."""
+        return float(centre.square().sum()) / self.transform.reach**2
+
+    def descends(self, centre: Tensor) -> bool:
+        """Whether sums of gradients take the place of the method's own sum."""
+        return self.descent_above is not None and self.common(centre) >= self.descent_above

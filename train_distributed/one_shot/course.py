@@ -1,12 +1,15 @@
 """Course of a release from sum to sum: what is asked next, and what all of them come to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from train_distributed.one_shot.further_rounds import ClippedGradient, Descent
+from train_distributed.one_shot.centring import RowsAbout
+from train_distributed.one_shot.further_rounds import ALONE, ClippedGradient, Descent
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
@@ -23,6 +26,7 @@ class Course:
     asked: ClippedGradient | None = None  # of a user, who does not know the descent
     planned: Method | None = None  # before the first sum, for all directions
     centre: Tensor | None = None  # (q,) of that sum
+    about: RowsAbout | None = None  # whose gradients are summed in place of the method's own sum
 
     @property
     def statistic(self) -> Statistic:
@@ -52,12 +56,17 @@ class Course:
         return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).view_as(chunk.x))
 
     def sent(self, x: Tensor) -> Tensor:
-        """(n, q + 1) of `moved`, with zeros for the directions that are not kept."""
+        """(n, q + 1) of `moved`, with zeros for the directions that are not kept.
+
+        Where gradients alone are summed they are not clipped.
+        """
+        if self.about is not None:
+            return self.about.rows(x)
         moved = self.moved(x)
         return torch.nn.functional.pad(moved, (0, x.shape[1] - moved.shape[1]))
 
     def moved(self, x: Tensor) -> Tensor:
-        """(n, k + 1) rows about the centre, from (n, q + 1) of the transform that began."""
+        """(n, k + 1) rows that the weights are of, from (n, q + 1) of the transform that began."""
         return x if self.transform is None else self.transform.about_centre(x)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Course":
@@ -90,24 +99,40 @@ class Course:
         method = self.method
         assert method.centring is not None
         assert method.on is not None
+        if method.centring.descends(centre):
+            around = method.centring.transform.recentred(centre)
+            rows = RowsAbout(centre, around.length, around.constant)
+            descent = Descent.from_zero(around, method.num_classes)
+            alone = replace(method, centring=None, on=None)
+            return Course(alone, descent=descent, planned=method, centre=centre, about=rows)
         transform = method.centring.about(centre)
         return Course(method.on(transform), transform, planned=method, centre=centre)
 
     def report(self) -> dict[str, float]:
         """Share of a row's squared length that all rows were found to have in common.
 
-        And the directions kept for that, where they are some of the transform's.
+        And the directions kept for that, where they are some of the transform's, or the number of
+        gradients that were summed in place of the method's own statistic.
         """
-        if self.transform is None or self.centre is None or self.transform.centre is None:
+        if self.centre is None or self.planned is None or self.planned.centring is None:
             return {}
+        found = {"common_share": self.planned.centring.common(self.centre)}
+        if self.transform is None or self.transform.centre is None:
+            return found | {"descent_rounds": ALONE}
         kept = len(self.transform.centre)
-        found = {"common_share": float(self.centre.square().sum()) / self.transform.reach**2}
         return found | ({"directions_kept": kept} if kept < len(self.centre) else {})
+
+    def prior_report(self, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior of the weights; gradients alone count no classes."""
+        if self.about is not None:
+            return {"prior": "empirical"}
+        return self.method.prior_report(self.noised, class_names)
 
     def fitted(self) -> Fitted:
         """Weights of all sums."""
         if self.descent is not None:
-            return Fitted(self.descent.released)
+            released = self.descent.released
+            return Fitted(self.about.weights_as_given(released) if self.about else released)
         return self.method.fit(self.noised)
 
     @property

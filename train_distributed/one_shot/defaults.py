@@ -26,7 +26,7 @@ from torch import Tensor
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed import accounting
-from train_distributed.one_shot.centring import Keep
+from train_distributed.one_shot.centring import OTHER, Keep
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule
 from train_distributed.privacy.promise import Privacy, group_sensitivity
 
@@ -38,6 +38,9 @@ CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
 LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
 KEEP = (1.0, 0.5, 1.5)  # of q, where private rows have little, some, and much in common
 ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to which they pay
+# t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
+# `LOUD`, for those with more than `WRITTEN` at any larger t
+FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -112,8 +115,18 @@ class PublicFacts:
         return (few, fewer, more) if "keep" in options or fewer < more else None
 
     def _rounds(self, rule: Rule) -> int | None:
-        pays = self.trusted and not self.one_sum and 0 < self.noise(rule) <= QUIET
-        return ROUNDS if pays else None
+        return ROUNDS if self._often and 0 < self.noise(rule) <= QUIET else None
+
+    def _descent_above(self, rule: Rule, given: Mapping[str, Any]) -> float | None:
+        """What rows have in common where gradients alone are summed; they count no classes."""
+        noise, counted = self.noise(rule), given.get("prior", "empirical") == "empirical"
+        if not self._often or "rounds" in given or not counted or noise < FAINT:
+            return None
+        return OTHER if noise <= LOUD else WRITTEN
+
+    @property
+    def _often(self) -> bool:
+        return self.trusted and not self.one_sum
 
     def _kept(self, rule: Rule, most: int, user_clip: float | None, times: float = 1.0) -> int:
         noise = self.noise(rule, user_clip)
@@ -168,7 +181,9 @@ class PublicFacts:
         """Options of the transform, and those of the method with the directions that it keeps."""
         found = dict(options)
         if not knowing and (keep := self.keep(method, given, most, found)):
-            found["keep"], given = keep, replace(given, components=max(keep))
+            descends = self._descent_above(rule_of(method), found) is not None
+            widest = min(COMPONENTS[1], most) if descends else 0
+            found["keep"], given = keep, replace(given, components=max(*keep, widest))
         clip = found.get("user_clip")
         return self.transform(method, given, most, clip, knowing=knowing), found
 
@@ -215,7 +230,10 @@ class PublicFacts:
         if rule.l2_reg is None:
             if not self.centred(method, given, placed=placed):
                 return dict(given)
-            return {"centre": "private", **check.present(rounds=self._rounds(rule)), **given}
+            often = check.present(
+                rounds=self._rounds(rule), descent_above=self._descent_above(rule, given)
+            )
+            return {"centre": "private", **often, **given}
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}

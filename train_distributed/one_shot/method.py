@@ -64,6 +64,11 @@ class Method:
     centring: FeatureSum | None = None  # a sum before, of the centre of the rows; None: none
     on: Callable[[PublicTransform], "Method"] | None = None  # itself on rows about that centre
 
+    @property
+    def may_descend(self) -> bool:
+        """Whether gradients may be summed in place of its own statistic."""
+        return self.centring is not None and self.centring.descent_above is not None
+
     def validate(self) -> None:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
         if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):

@@ -137,9 +137,9 @@ def build_method(
     """The method of this name, with clip norm and constant from the transform of its rows.
 
     Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
-    `UserClip`, `centre`, "private" for a sum before of where the rows lie, and then `keep`, see
-    `centring`. A `prior` may be a list of shares. Raises ValueError for an unknown name or option,
-    or a value out of range.
+    `UserClip`, `centre`, "private" for a sum before of where the rows lie, and then `keep` and
+    `descent_above`, see `centring`. A `prior` may be a list of shares. Raises ValueError for an
+    unknown name or option, or a value out of range.
     """
     from train_distributed.one_shot.centring import FeatureSum
     from train_distributed.one_shot.class_prior import checked_prior
@@ -150,11 +150,17 @@ def build_method(
     options = dict(options)
     centre = options.pop("centre", "public")
     check.one_of(get_args(Centre), centre=centre)
-    keep = options.pop("keep", None)
+    keep, descent_above = options.pop("keep", None), options.pop("descent_above", None)
     if keep is not None and (centre == "public" or not METHODS[name].sums_rows):
         raise ValueError(f"keep must be left out without a private centre of sums, got {keep}")
     itself = partial(build_method, name, num_classes=num_classes, options=dict(options))
     norm = options.pop("user_clip", None)
+    counted = options.get("prior", "empirical") == "empirical"
+    if descent_above is not None and (centre == "public" or name != "discriminant" or not counted):
+        raise ValueError(
+            "descent_above must be left out but for discriminant with a private centre and prior "
+            f"'empirical', got {descent_above}"
+        )
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)
     try:
@@ -164,7 +170,8 @@ def build_method(
     if norm is not None:
         method = replace(method, statistic=UserClip(statistic=method.statistic, norm=norm))
     if centre == "private":
-        centring = FeatureSum(transform=transform, keep=None if keep is None else tuple(keep))
+        keep = None if keep is None else tuple(keep)
+        centring = FeatureSum(transform=transform, keep=keep, descent_above=descent_above)
         method = replace(method, centring=centring, on=itself)
     method.validate()
     return method

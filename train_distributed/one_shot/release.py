@@ -20,11 +20,12 @@ from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
+    courses_of,
     main_sum,
     promise_report,
-    rounds_of,
     rounds_report,
     sums_of,
+    zeta_of,
 )
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
@@ -115,14 +116,14 @@ class ReleaseRequest:
         source, method, privacy = self.source, self.built, self.privacy
         discrete = noise == "discrete" and privacy.private
         transform, sizes = source.transform, source.users.sizes
-        rounds = rounds_of(method, sizes, privacy, self.min_survivors)
-        guarantee = rounds[0].guarantee
+        courses = courses_of(method, sizes, privacy, self.min_survivors)
+        guarantee = courses[0][0].guarantee
         faults = FaultInjection() if self.faults is None else self.faults
         kept = faults.surviving(len(sizes), guarantee.min_survivors)
         bare = frozenset(faults.known_noise)
-        sums = sums_of(
-            rounds, sizes, discrete=noise == "discrete", generator=self.generator, bare=bare
-        )
+        zeta = max(zeta_of(each, sizes) for each in courses) if discrete else 0.0
+        given = {"generator": self.generator, "bare": bare, "zeta": zeta}
+        planned = [sums_of(each, sizes, discrete=discrete, **given) for each in courses]
         checked = source.validate(
             privacy,
             discrete=discrete,
@@ -130,11 +131,13 @@ class ReleaseRequest:
             allow_delta=self.allow_delta,
         )
         if self.reserve is not None:
-            plans = [each.plan for _, each in sums if isinstance(each, IntegerSum)]
-            self.reserve(gaussian_fields(*plans) if plans else simulated_fields(guarantee))
+            either = [[s.plan for _, s in sums if isinstance(s, IntegerSum)] for sums in planned]
+            exact = gaussian_fields(*either[0], or_else=either[-1]) if either[0] else None
+            self.reserve(exact or simulated_fields(guarantee))
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-        course, opened, seconds = Course(method), [], []
-        for _, summation in sums:
+        course, opened, seconds, sums = Course(method), [], [], planned[0]
+        while len(opened) < len(sums):
+            _, summation = sums[len(opened)]
             began = time.perf_counter()
             for chunk in source.chunks():
                 arrived = kept[chunk.users]
@@ -144,6 +147,7 @@ class ReleaseRequest:
                     add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
             opened.append(summation.total())
             course = course.after(opened[-1], rows, summation.noise_std(survivors))
+            sums = planned[-1] if course.about else planned[0]
             seconds.append(time.perf_counter() - began)
         fitted, method = course.fitted(), course.method
         # faults are played many times, for the sum or the weights alone
@@ -151,10 +155,12 @@ class ReleaseRequest:
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
         _, summation = main_sum(sums)
-        facts = promise_report(sums) | summation.report() | checked.report | course.report()
+        others = planned[0] if course.about else planned[-1]
+        facts = promise_report(sums, others) | summation.report()
+        facts |= checked.report | course.report()
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
         facts |= rounds_report(sums) | method.report()
-        facts |= method.prior_report(course.noised, names)
+        facts |= course.prior_report(names)
         verdict = suitability(
             privacy,
             noise,

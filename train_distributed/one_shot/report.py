@@ -43,7 +43,8 @@ def reported(
     report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
-    report |= {"encoding": made and made.to_json(), "probabilities": reading(facts.get("method"))}
+    read = reading(facts.get("method"), facts.get("descent_rounds"))
+    report |= {"encoding": made and made.to_json(), "probabilities": read}
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot.centring import CENTRE_SHARE
-from train_distributed.one_shot.further_rounds import FIRST_SHARE
+from train_distributed.one_shot.further_rounds import ALONE, FIRST_SHARE
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
@@ -34,15 +34,23 @@ class Round:
 
 
 def rounds_of(
-    method: Method, sizes: Tensor, privacy: Privacy, min_survivors: int | None = None
+    method: Method,
+    sizes: Tensor,
+    privacy: Privacy,
+    min_survivors: int | None = None,
+    *,
+    descends: bool = False,
 ) -> tuple[Round, ...]:
     """Rounds of a release in their order; their shares of μ² come to 1.
 
+    They are those that follow if gradients alone are summed after the centre, where it `descends`.
     Raises ValueError as `Guarantee.of` with (users,) sizes n_i and m_min = `min_survivors`.
     """
     rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
     stages: list[tuple[Submission, float, int]] = [(statistic, 1.0, 1)]
-    if rounds and gradient is not None:
+    if descends and gradient is not None:
+        stages = [(gradient, 1 / ALONE, ALONE)]
+    elif rounds and gradient is not None:
         first, each = mu_shares(rounds)
         stages = [(statistic, first, 1), (gradient, each, rounds)]
     if method.centring is not None:
@@ -52,6 +60,12 @@ def rounds_of(
         Round(of, Guarantee.of(sizes, of, privacy, min_survivors, share=share), times)
         for of, share, times in stages
     )
+
+
+def courses_of(method: Method, *given: Any) -> tuple[tuple[Round, ...], ...]:
+    """Rounds of every course that a release may take after its first sum; see `rounds_of`."""
+    either = (False, True) if method.may_descend else (False,)
+    return tuple(rounds_of(method, *given, descends=descends) for descends in either)
 
 
 def mu_shares(rounds: int) -> tuple[float, float]:
@@ -64,7 +78,7 @@ def further_sums(method: Method) -> tuple[int, int]:
 
     Raises ValueError where these differ, as with a centre before further rounds.
     """
-    if method.centring is not None and method.rounds:
+    if method.centring is not None and (method.rounds or method.may_descend):
         raise ValueError("centre must be 'public' with rounds of a federation, got 'private'")
     if method.centring is not None:
         return 1, method.statistic.dimension
@@ -91,14 +105,17 @@ def sums_of(
     discrete: bool,
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
+    zeta: float | None = None,
 ) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
     """Every sum of a release in its order, planned before any noise is drawn.
 
     Noise that is not `discrete`, and none, is simulated in floating point; `generator` None:
-    seeded by the operating system. `bare` are users whose noise an attacker knows.
+    seeded by the operating system. `bare` are users whose noise an attacker knows. `zeta` is that
+    of all integer sums together; None: of these rounds, other courses may want more.
     """
     exact = discrete and rounds[0].guarantee.privacy.private
-    zeta = zeta_of(rounds, sizes) if exact else 0.0
+    if zeta is None:
+        zeta = zeta_of(rounds, sizes) if exact else 0.0
     if generator is None and not exact:
         generator = system_generator()
     sums = []
@@ -148,8 +165,15 @@ def main_sum(sums: Sequence[Planned]) -> Planned:
     return max(sums, key=lambda each: each[0].share)
 
 
-def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
+def promise_report(sums: Sequence[Planned], or_else: Sequence[Planned] = ()) -> dict[str, Any]:
     """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
+
+    Where a first sum decided which ones follow, either ε is the larger one of both courses: which
+    of them was taken is a result.
+
+    Args:
+        sums: all that were made.
+        or_else: the sums of the other course; empty: there is none.
 
     Returns:
         `Guarantee.report` of `main_sum`, `zero_out_report` and, where users add the noise,
@@ -158,10 +182,13 @@ def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
     guarantee, _ = main_sum(sums)
     report = guarantee.report()
     if guarantee.privacy.private and guarantee.privacy.noise_by == "users":
-        epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
+        delta, courses = guarantee.privacy.delta, [sums, *([or_else] if or_else else [])]
+        epsilon = max(epsilon_if_all_others_collude(each, delta) for each in courses)
         shown = epsilon if math.isfinite(epsilon) else "not private"
         report |= {"epsilon_if_all_others_collude": shown}
-    return report | zero_out_report(sums)
+    zero_out, other = zero_out_report(sums), zero_out_report(or_else) if or_else else {}
+    worse = {name: max(zero_out[name], other[name]) for name in other if "epsilon" in name}
+    return report | zero_out | worse
 
 
 def epsilon_if_all_others_collude(sums: Iterable[Planned], delta: float) -> float:

@@ -12,7 +12,7 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import rounds_of
+from train_distributed.one_shot.rounds import courses_of
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
@@ -86,13 +86,17 @@ def released(
     """
     rows, course = int(sizes.sum()), Course(method)
     scale = rows / int(held.sizes.sum())
-    planned = [(each.guarantee, each.times) for each in rounds_of(method, sizes, promise)]
-    every = [guarantee for guarantee, times in planned for _ in range(times)]
-    for number, guarantee in enumerate(every):
-        statistic, std = course.statistic, guarantee.float_sum_std
+    planned = [
+        [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
+        for rounds in courses_of(method, sizes, promise)
+    ]
+    stds, number = planned[0], 0
+    while number < len(stds):
+        statistic, std = course.statistic, stds[number]
         own = _sum(replace(held, x=course.sent(held.x)), statistic) if total is None else total
         noised = scale * statistic.scale * own + std * draw(number, statistic.dimension)
         course, total = course.after(noised, rows, std), None
+        stds, number = planned[-1] if course.about else planned[0], number + 1
     return course
 
 

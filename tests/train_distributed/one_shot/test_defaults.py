@@ -13,13 +13,16 @@ from embed.transform_options import TransformOptions
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.commands.configuration import RunConfig
+from train_distributed.one_shot.centring import OTHER
 from train_distributed.one_shot.defaults import (
     COMPONENTS,
+    FAINT,
     L2_REGS,
     OTHERS,
     QUIET,
     RIVALS,
     ROUNDS,
+    WRITTEN,
     PublicFacts,
     rule_of,
 )
@@ -110,18 +113,29 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
     alone = Privacy(3.0, 1e-5, honest_fraction=1.0)
     quiet = known(privacy=alone, rows=70)
     assert quiet.noise(rule_of("discriminant")) < QUIET
-    default = {"centre": "private", "rounds": ROUNDS}
+    counted = {"centre": "private", "rounds": ROUNDS}
+    default = {**counted, "descent_above": OTHER}
     assert quiet.options("discriminant", {}) == default
     single = replace(quiet, sizes=torch.tensor([7000]), privacy=Privacy(3.0, 1e-5))
-    assert single.options("discriminant", {"prior": "equal"}) == {**default, "prior": "equal"}
+    assert single.options("discriminant", {"prior": "equal"}) == {**counted, "prior": "equal"}
     for other in (
         replace(quiet, privacy=Privacy(3.0, 1e-5)),  # half of the users know their noise
         replace(quiet, privacy=Privacy(3.0, 1e-5, noise_by="servers")),
-        replace(quiet, privacy=replace(alone, epsilon=1.0)),  # too noisy
         replace(quiet, privacy=replace(alone, epsilon=math.inf)),  # nothing is hidden
         replace(quiet, min_survivors=99),  # one user's noise may be missing
     ):
         assert other.options("discriminant", {}) == {"centre": "private"}
+    for epsilon, above in ((1.0, OTHER), (0.3, WRITTEN)):  # too noisy for rounds after a sum
+        noisy = replace(quiet, privacy=replace(alone, epsilon=epsilon))
+        centred = {"centre": "private", "descent_above": above}
+        assert noisy.options("discriminant", {}) == centred
+        filled = RunConfig("discriminant", TransformOptions(), {}, noisy.privacy).filled_in(
+            noisy, list("abcdefghij"), width=640
+        )
+        assert filled.transform_options.components == COMPONENTS[1]
+    quietest = replace(quiet, sizes=torch.full((1000,), 70))
+    assert quietest.noise(rule_of("discriminant")) < FAINT
+    assert quietest.options("discriminant", {}) == counted
     asked_once = replace(quiet, one_sum=True)
     assert asked_once.options("discriminant", {}) == {}
     assert quiet.options("discriminant", {}, placed=True) == {}

@@ -155,6 +155,8 @@ def standing() -> tuple[Target, ...]:
         Target("discriminant", pair, "float", {"centre": "private"}),
         Target("class-sums", single, "discrete", {"centre": "private"}),
         Target("discriminant", pair, "float", {"centre": "private", "keep": (1, 2, 1)}),
+        # after which gradients take the place of its own sum
+        Target("discriminant", single, "discrete", {"centre": "private", "descent_above": 0.0}),
         # trained by projected SGD, with a short last batch and with either bound
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),

@@ -1,0 +1,230 @@
+"""Gradients in place of the method's own sum, where a first sum finds rows that have much in common.
+
+What a record moves, what either course costs, what the report says of both, and what is refused.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.ledger.entry import Entry
+from train_distributed.one_shot.centring import CENTRE_SHARE, RowsAbout
+from train_distributed.one_shot.course import Course
+from train_distributed.one_shot.further_rounds import ALONE, Descent
+from train_distributed.one_shot.model import BY_GRADIENTS, Release, reading
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import (
+    courses_of,
+    epsilon_if_all_others_collude,
+    further_sums,
+    promise_report,
+    sums_of,
+    zeta_of,
+)
+from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import split
+from train_distributed.privacy.composition import Cost
+from train_distributed.released.card.page import card
+from train_distributed.simulation.shared_training import RowsInMemory, simulate
+
+P, K, USERS, EACH = 6, 3, 40, 30
+PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
+ALWAYS: dict[str, Any] = {"centre": "private", "descent_above": 0.0}
+SIZES = torch.full((USERS,), EACH)
+
+
+def rows_at(shift: float) -> EmbeddingSet:
+    """Classes around a point as far from where the public rows lie."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(USERS * EACH) % K
+    x = shift + 1.5 * np.eye(K, P)[labels] + 0.5 * rng.standard_normal((len(labels), P))
+    return EmbeddingSet(
+        embeddings=x.astype(np.float32),
+        labels=labels,
+        users=np.arange(len(labels)) // EACH,
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+def fitted() -> PublicTransform:
+    rng = np.random.default_rng(1)
+    public = rng.standard_normal((500, P)).astype(np.float32)
+    return PublicTransform.fit(public, components=P - 1)
+
+
+def chunk_of(x: Tensor, y: Tensor) -> Chunk:
+    return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
+
+
+def spent(fields: dict[str, Any]) -> float:
+    """ε at δ = 1e-5 of the ledger's entry with these fields, of ε = 1."""
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    return Entry(**known, epsilon=1.0, delta=1e-5, **fields).cost.at(1e-5)
+
+
+@pytest.mark.parametrize("length", [0.0, 0.7, 1.0])
+def test_whatever_the_centre_is_a_record_moves_a_gradient_by_2c_and_no_further(
+    length: float,
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    started, most = Course(build_method("discriminant", fitted(), K, ALWAYS)), 0.0
+    for _ in range(200):
+        x = torch.randn(2, P - 1, generator=draw, dtype=torch.float64)
+        x = (0.9999999 * x / x.norm(dim=1, keepdim=True)).float()
+        records = torch.cat([torch.ones(2, 1), x], 1)
+        course = started.told(length * records[0, 1:].double())
+        assert course.about is not None
+        wild = 10 ** float(torch.randint(-2, 6, (), generator=draw))
+        weights = wild * torch.randn(P, K, generator=draw, dtype=torch.float64)
+        gradient = replace(course.descent.gradient, weights=weights)
+        rest = torch.full((7, P), 0.3)
+        rest[:, 0] = 1
+        sums = []
+        for row, label in zip(records, torch.randint(K, (2,), generator=draw), strict=True):
+            y = torch.tensor([int(label), *([0] * 7)])
+            sums.append(gradient.submit(course.rows(chunk_of(torch.cat([row[None], rest]), y))))
+        bound = gradient.record_sensitivity(torch.tensor([8]))
+        most = max(most, float((sums[0] - sums[1]).norm()) / bound)
+    assert 0.7 < most <= 1
+
+
+def test_weights_score_the_given_rows_as_those_about_the_centre() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.full((9, 1), 0.8), torch.randn(9, P - 1, generator=draw)], 1).double()
+    about = RowsAbout(torch.randn(P - 1, generator=draw, dtype=torch.float64), 0.4, 0.8)
+    weights = torch.randn(P, K, generator=draw, dtype=torch.float64)
+    torch.testing.assert_close(about.rows(x) @ weights, x @ about.weights_as_given(weights))
+
+
+def test_the_model_is_that_of_gradients_about_the_mean_of_all_rows() -> None:
+    private, transform = rows_at(4.0), fitted()
+    found = release(private, "discriminant", BARE, transform=transform, **ALWAYS)
+    x, y = transform(private.embeddings), torch.from_numpy(private.labels)
+    centre = x[:, 1:].double().mean(0)
+    around = transform.recentred(centre)
+    moved = torch.cat([x[:, :1], (x[:, 1:] - centre.float()) / around.length], 1).double()
+    descent = Descent.from_zero(around, K)
+    assert not descent.weights.any()
+    for _ in range(ALONE):
+        residual = torch.softmax(moved @ descent.weights, 1) - torch.eye(K)[y]
+        norms = moved.norm(dim=1) * residual.norm(dim=1)
+        residual *= (descent.clip_norm / norms).clamp(max=1)[:, None]
+        descent = descent.after((moved.mT @ residual).flatten(), len(y), 0.0)
+    assert found.transform.centre is None
+    scores = found.scores(private.embeddings)
+    by_hand = moved @ descent.released
+    torch.testing.assert_close(scores, by_hand, rtol=1e-4, atol=1e-4)
+    assert (found.predict(private.embeddings) == y).double().mean() > 0.9
+
+
+def test_the_sums_keep_one_promise_and_the_report_says_what_they_were(tmp_path) -> None:
+    private, fields = rows_at(8.0), {}
+    given: dict[str, Any] = {"centre": "private", "descent_above": 0.5}
+    found = release(
+        private, "discriminant", PROMISE, transform=fitted(), reserve=fields.update, **given
+    )
+    report = found.report
+    assert (report["rounds"], report["descent_rounds"]) == (1 + ALONE, ALONE)
+    shares = [CENTRE_SHARE, *ALONE * [(1 - CENTRE_SHARE) / ALONE]]
+    assert report["share_per_round"] == pytest.approx(shares)
+    assert sum(shares) == pytest.approx(1)
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
+    assert spent(fields) <= 1 + 1e-9
+    assert report["common_share"] > 0.7
+    assert report["prior"] == "empirical"
+    assert "class_prior" not in report
+    assert report["probabilities"] == BY_GRADIENTS == reading("discriminant", ALONE)
+    assert found.opened is not None
+    assert len(found.opened) == P - 1 + ALONE * P * K
+    assert report["bytes_per_round"] == [8 * (P - 1), *ALONE * [8 * P * K]]
+    found.save(tmp_path / "model")
+    again = Release.load(tmp_path / "model")
+    assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))
+    assert f"{ALONE} sums of clipped" in " ".join(card(again, markup="markdown").split())
+
+
+def test_rows_like_the_public_ones_are_summed_as_without_it() -> None:
+    private, transform, seeds = rows_at(0.0), fitted(), (7, 7)
+    kept = {"centre": "private", "descent_above": 0.9}
+    models = [
+        release(
+            private,
+            "discriminant",
+            PROMISE,
+            transform=transform,
+            noise="float",
+            generator=torch.Generator().manual_seed(seed),
+            **options,
+        )
+        for seed, options in zip(seeds, (kept, {"centre": "private"}), strict=True)
+    ]
+    assert torch.equal(*(model.weights for model in models))
+    assert "descent_rounds" not in models[0].report
+    assert models[0].report["class_prior"] == models[1].report["class_prior"]
+
+
+@pytest.mark.parametrize("promise", [PROMISE, Privacy(0.1, 1e-6), Privacy(8.0, 1e-5)])
+def test_either_course_keeps_the_promise_and_the_report_states_the_worse(promise: Privacy) -> None:
+    method = build_method("discriminant", fitted(), K, ALWAYS)
+    courses = courses_of(method, SIZES, promise)
+    zeta = max(zeta_of(each, SIZES) for each in courses)
+    planned = [
+        sums_of(each, SIZES, discrete=True, generator=None, zeta=zeta) for each in courses
+    ]
+    own, alone = planned
+    assert [len(each) for each in planned] == [2, 1 + ALONE]
+    assert own[0][1].local_std == alone[0][1].local_std  # it does not know which will follow
+    for sums in planned:
+        assert Cost.of(each.plan.cost for _, each in sums).at(promise.delta) <= promise.epsilon * (1 + 1e-9)
+    either = [promise_report(own, alone), promise_report(alone, own)]
+    for name in ("zero_out_epsilon", "epsilon_if_all_others_collude"):
+        assert either[0][name] == either[1][name]
+        by_course = [promise_report(each)[name] for each in planned]
+        assert by_course[0] != by_course[1]
+        assert either[0][name] == max(by_course)
+    assert epsilon_if_all_others_collude(own, promise.delta) > promise.epsilon
+
+
+def test_simulations_take_the_course_that_a_release_takes() -> None:
+    transform = fitted()
+    method = build_method("discriminant", transform, K, {"centre": "private", "descent_above": 0.5})
+    for shift, descends in ((8.0, True), (0.0, False)):
+        private = rows_at(shift)
+        x, y = transform(private.embeddings), torch.from_numpy(private.labels)
+        partition = split(y, USERS, "iid", generator=torch.Generator().manual_seed(0))
+        draw = torch.Generator().manual_seed(0)
+        (course,) = simulate(RowsInMemory(x, y, partition), method, [BARE], draw)
+        assert (course.about is not None) == descends
+        given = {"centre": "private", "descent_above": 0.5}
+        found = release(private, "discriminant", BARE, transform=transform, **given)
+        scores = course.moved(x).double() @ course.fitted().weights
+        torch.testing.assert_close(scores, found.scores(private.embeddings), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("class-sums", ALWAYS),
+        ("softmax", ALWAYS),
+        ("discriminant", {**ALWAYS, "prior": "equal"}),
+        ("discriminant", {**ALWAYS, "prior": [0.5, 0.3, 0.2]}),
+        ("discriminant", {"descent_above": 0.5}),
+        ("discriminant", {**ALWAYS, "descent_above": 1.5}),
+        ("discriminant", {**ALWAYS, "descent_above": math.nan}),
+    ],
+)
+def test_what_gradients_alone_cannot_serve_is_refused(method: str, given: dict) -> None:
+    with pytest.raises(ValueError, match="descent_above must be"):
+        build_method(method, fitted(), K, given)
+
+
+def test_a_federation_does_not_agree_on_sums_that_a_result_decides() -> None:
+    with pytest.raises(ValueError, match="centre must be 'public' with rounds of a federation"):
+        further_sums(build_method("discriminant", fitted(), K, ALWAYS))

@@ -115,18 +115,18 @@ class PublicFacts:
         return (few, fewer, more) if "keep" in options or fewer < more else None
 
     def _rounds(self, rule: Rule) -> int | None:
-        return ROUNDS if self._often and 0 < self.noise(rule) <= QUIET else None
+        return ROUNDS if self._often(rule) and 0 < self.noise(rule) <= QUIET else None
 
     def _descent_above(self, rule: Rule, given: Mapping[str, Any]) -> float | None:
         """What rows have in common where gradients alone are summed; they count no classes."""
         noise, counted = self.noise(rule), given.get("prior", "empirical") == "empirical"
-        if not self._often or "rounds" in given or not counted or noise < FAINT:
+        if not self._often(rule) or "rounds" in given or not counted or noise < FAINT:
             return None
         return OTHER if noise <= LOUD else WRITTEN
 
-    @property
-    def _often(self) -> bool:
-        return self.trusted and not self.one_sum
+    def _often(self, rule: Rule) -> bool:
+        """Whether gradients may be summed by default: of a method that learns from them."""
+        return self.trusted and not self.one_sum and rule.centred
 
     def _kept(self, rule: Rule, most: int, user_clip: float | None, times: float = 1.0) -> int:
         noise = self.noise(rule, user_clip)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,9 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         assert quiet.options("discriminant", given) == given
     assert quiet.options("discriminant", {"rounds": 0}) == {"centre": "private", "rounds": 0}
     assert quiet.options("class-sums", {}) == {}
+    for facts, method in product((quiet, noisy), ("class-sums", "least-squares")):
+        given = {"centre": "private"}  # no method of gradients
+        assert facts.options(method, given) == given
     bare = RunConfig("discriminant", TransformOptions(), {}, alone)
     for bound, options in ((None, default), (10**6, {"centre": "private", "rounds": 0})):
         filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)

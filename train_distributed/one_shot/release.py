@@ -36,6 +36,7 @@ from train_distributed.privacy.promise import Privacy
 # users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
 # 4.1 ms for the 9,546 numbers of one user)
 DISCRETE_NUMBERS = 1 << 27
+HELD = 1 << 26  # numbers of all rows that are kept from sum to sum, 256 MiB; of more, none are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +137,13 @@ class ReleaseRequest:
             self.reserve(exact or simulated_fields(guarantee))
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
         course, opened, seconds, sums = Course(method), [], [], planned[0]
+        small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= HELD
+        # a stream may use the memory of a chunk again
+        held = list(source.chunks()) if small and source.embeddings is not None else None
         while len(opened) < len(sums):
             _, summation = sums[len(opened)]
             began = time.perf_counter()
-            for chunk in source.chunks():
+            for chunk in source.chunks() if held is None else held:
                 arrived = kept[chunk.users]
                 if arrived.any():
                     if source.embeddings is None and course.statistic.grid_powers is not None:

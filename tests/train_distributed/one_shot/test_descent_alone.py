@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import train_distributed.one_shot.release as release_module
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry, gaussian_fields
@@ -251,3 +252,13 @@ def test_what_gradients_alone_cannot_serve_is_refused(method: str, given: dict) 
 def test_a_federation_does_not_agree_on_sums_that_a_result_decides() -> None:
     with pytest.raises(ValueError, match="centre must be 'public' with rounds of a federation"):
         further_sums(build_method("discriminant", fitted(), K, ALWAYS))
+
+
+def test_rows_that_are_kept_from_sum_to_sum_are_those_that_are_made_again(monkeypatch) -> None:
+    private, transform, models = rows_at(4.0), fitted(), []
+    for held in (release_module.HELD, len(private) * P - 1):
+        monkeypatch.setattr(release_module, "HELD", held)
+        draw = torch.Generator().manual_seed(0)
+        given: dict[str, Any] = {"noise": "float", "generator": draw, **ALWAYS}
+        models.append(release(private, "discriminant", PROMISE, transform=transform, **given))
+    assert torch.equal(models[0].weights, models[1].weights)

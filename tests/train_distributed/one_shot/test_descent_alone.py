@@ -8,15 +8,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import train_distributed.one_shot.release as release_module
-from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.one_shot.test_centring import (
+    EACH,
+    PROMISE,
+    USERS,
+    K,
+    P,
+    fitted,
+    longest,
+    moved,
+    rows_at,
+    spent,
+)
 from train_distributed import Privacy, release
-from train_distributed.ledger.entry import Entry, gaussian_fields
+from train_distributed.ledger.entry import gaussian_fields
 from train_distributed.one_shot.centring import CENTRE_SHARE, RowsAbout
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.further_rounds import ALONE, Descent
@@ -32,46 +41,15 @@ from train_distributed.one_shot.rounds import (
     zeta_of,
 )
 from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.composition import Cost
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.released.card.page import card
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
-P, K, USERS, EACH = 6, 3, 40, 30
-PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
+BARE = Privacy(math.inf, 1e-5)
 ALWAYS: dict[str, Any] = {"centre": "private", "descent_above": 0.0}
 SIZES = torch.full((USERS,), EACH)
-
-
-def rows_at(shift: float) -> EmbeddingSet:
-    """Classes around a point as far from where the public rows lie."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(USERS * EACH) % K
-    x = shift + 1.5 * np.eye(K, P)[labels] + 0.5 * rng.standard_normal((len(labels), P))
-    return EmbeddingSet(
-        embeddings=x.astype(np.float32),
-        labels=labels,
-        users=np.arange(len(labels)) // EACH,
-        meta={"class_names": ["a", "b", "c"]},
-    )
-
-
-def fitted() -> PublicTransform:
-    rng = np.random.default_rng(1)
-    public = rng.standard_normal((500, P)).astype(np.float32)
-    return PublicTransform.fit(public, components=P - 1)
-
-
-def chunk_of(x: Tensor, y: Tensor) -> Chunk:
-    return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
-
-
-def spent(fields: dict[str, Any]) -> float:
-    """ε at δ = 1e-5 of the ledger's entry with these fields, of ε = 1."""
-    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
-    return Entry(**known, epsilon=1.0, delta=1e-5, **fields).cost.at(1e-5)
 
 
 def plans_of(sums: Sequence[Planned]) -> list[DiscreteGaussianMechanism]:
@@ -85,23 +63,16 @@ def test_whatever_the_centre_is_a_record_moves_a_gradient_by_2c_and_no_further(
     draw = torch.Generator().manual_seed(1)
     started, most = Course(build_method("discriminant", fitted(), K, ALWAYS)), 0.0
     for _ in range(200):
-        x = torch.randn(2, P - 1, generator=draw, dtype=torch.float64)
-        x = (0.9999999 * x / x.norm(dim=1, keepdim=True)).float()
-        records = torch.cat([torch.ones(2, 1), x], 1)
-        course = started.told(length * records[0, 1:].double())
+        first, second = longest(draw), longest(draw)
+        course = started.told(length * first[1:].double() / float(first[1:].double().norm()))
         assert course.about is not None
         assert course.descent is not None
         wild = 10 ** float(torch.randint(-2, 6, (), generator=draw))
         weights = wild * torch.randn(P, K, generator=draw, dtype=torch.float64)
         gradient = replace(course.descent.gradient, weights=weights)
-        rest = torch.full((7, P), 0.3)
-        rest[:, 0] = 1
-        sums = []
-        for row, label in zip(records, torch.randint(K, (2,), generator=draw), strict=True):
-            y = torch.tensor([int(label), *([0] * 7)])
-            sums.append(gradient.submit(course.rows(chunk_of(torch.cat([row[None], rest]), y))))
         bound = gradient.record_sensitivity(torch.tensor([8]))
-        most = max(most, float((sums[0] - sums[1]).norm()) / bound)
+        labels = torch.randint(K, (2,), generator=draw)
+        most = max(most, moved(gradient, course, first, second, labels) / bound)
     assert 0.7 < most <= 1
 
 

@@ -39,8 +39,9 @@ def test_every_cell_has_the_default_and_the_best_descent(tmp_path: Path, capsys)
     quiet, noisy = (
         next(c for c in found if c["label"] == DEFAULT and c["epsilon"] == e) for e in (80.0, 0.5)
     )
-    assert quiet["options"] == {"centre": "private", "rounds": 16}
-    assert noisy["options"] == {"centre": "private", "keep": [16, 16, 17]}  # as `run` has
+    often = {"centre": "private", "descent_above": 0.3}  # as `run` has
+    assert quiet["options"] == {**often, "rounds": 16}
+    assert noisy["options"] == {**often, "descent_above": 0.6, "keep": [16, 16, 17]}
     best = max(c["accuracy"] for c in found if c["label"] == TUNED and c["epsilon"] == 80.0)
     assert min(best, quiet["accuracy"]) > 0.9
     assert f"{100 * best:.1f} ± 0.0" in capsys.readouterr().out

@@ -10,16 +10,16 @@ the noise allows where pictures are like the public ones, half of these for phot
 encoder sees shifted, and more for drawings and writing, of which public classes say little.
 `FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
 
-Of drawings and writing the public classes say so little that one trusted server, who may sum as
-often as it likes, does better without them: above `FeatureSum.descent_above` it sums gradients in
-place of the method's own statistic, see `further_rounds`.
+Public classes say so little of drawings and writing that one trusted server, who may sum as often
+as it likes, does better without them: from `FeatureSum.descent_above` on it sums gradients in place
+of the method's own statistic, see `further_rounds`.
 
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
 no longer than before; so the second sum's sensitivity is what it is without a centre. Both are
 Gaussian mechanisms, the second chosen after the first was seen, and their μ² add up (Dong, Roth and
 Su 2022, Cor. 3.3, which holds for adaptive compositions). Directions that are not kept are zero in
 all rows of a sum as long as was planned; leaving out what noise makes of them is post-processing.
-Sums of gradients instead have the same μ² together.
+Gradients that take the place of the second sum have its μ² together.
 """
 
 from dataclasses import dataclass

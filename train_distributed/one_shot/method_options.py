@@ -52,10 +52,10 @@ class MethodOptions:
     ones do; up to 30 %; and more. Default in `run`: by a public rule where --components is left
     out; otherwise all."""
     descent_above: float | None = None
-    """discriminant with `--centre private`: share in [0, 1] of a row's squared length; where rows
-    have that much in common, gradients are summed in place of class sums. Default in `run`: by a
-    public rule where one server is trusted with all rows, unless --rounds or --prior is given;
-    otherwise never."""
+    """discriminant with `--centre private`: share in [0, 1]. Where rows have that much of their
+    squared length in common, gradients are summed in place of class sums. Default in `run`: by a
+    public rule where one server is trusted with all rows, unless --rounds or another --prior than
+    `empirical` is given; otherwise never."""
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after subtracting what as many public
     rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned

@@ -8,7 +8,7 @@ from embed.clip import add_constant_and_clip
 from embed.project import in_blocks
 
 TIGHT = 0.6  # of the length that is left about the centre: nearly every row is clipped again
-LEAST = 0.05  # of a squared length, that is left at least
+LEAST = 0.05  # of r², that is left at least
 
 
 def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constant: float) -> Tensor:
@@ -42,11 +42,16 @@ def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constan
     return in_blocks(rows, moved, rows.new_empty(len(rows), k + 1))
 
 
-def length_about(common: float, kept: float = 1.0) -> float:
-    """Scale s by which features are divided after their centre is subtracted.
+def length_about(centre: float, rows: float = 1.0, kept: float = 1.0) -> float:
+    """Scale s by which features are divided after their centre m is subtracted.
 
-    Rows of length r whose mean is m lie r √(1 − h) from it on average (root mean square), h =
-    ‖m‖²/r² what they have in `common`; in some of the directions, √v of that, v the share of the
-    rows' variance that is `kept`. s is `TIGHT` times this distance over r.
+    Rows of mean squared length e r² lie r √(e − h) from m on average (root mean square), h r² =
+    ‖m‖²; in some of the directions, √v of that, v the share of the rows' variance that is `kept`. s
+    is `TIGHT` times this distance over r.
+
+    Args:
+        centre: h.
+        rows: e.
+        kept: v.
     """
-    return TIGHT * math.sqrt(max(LEAST, 1 - common) * kept)
+    return TIGHT * math.sqrt(max(LEAST, rows - centre) * kept)

@@ -209,10 +209,13 @@ class PublicTransform(RowMap):
             second_moment=torch.eye(dim + 1, dtype=torch.float64),
         )
 
-    def recentred(self, centre: Tensor, keep: int | None = None) -> "PublicTransform":
+    def recentred(
+        self, centre: Tensor, keep: int | None = None, mean_square: float = 1.0
+    ) -> "PublicTransform":
         """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
 
-        Of the directions it has the first `keep`, or all; public rows are as long as before.
+        Of the directions it has the first `keep`, or all; public rows are as long as before. Of the
+        rows that will be taken about it `mean_square` is the mean squared length, over r².
 
         Raises ValueError for another one, a transform that has one already, or guesses of classes,
         which say where classes are without it.
@@ -221,6 +224,7 @@ class PublicTransform(RowMap):
         kept = q if keep is None else keep
         check.shape((q,), centre=centre)
         check.within(f"[1, {q}]", keep=kept)
+        check.within("[0, 1]", mean_square=mean_square)
         if self.placed:
             raise ValueError("transform must have neither a centre nor guesses of classes, has one")
         squares = self.second_moment.diagonal()[1:]
@@ -234,7 +238,7 @@ class PublicTransform(RowMap):
         return replace(
             self,
             centre=centre.double()[:kept],
-            length=length_about(common, share),
+            length=length_about(common, mean_square, share),
             row_mean=self.row_mean[: kept + 1] * longer,
             second_moment=cut(self.second_moment, longer),
             **{name: cut(values, longer[1:]) for name, values in self._scatter.items()},

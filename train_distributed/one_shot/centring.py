@@ -3,7 +3,8 @@
 Where private pictures are of another kind than the public ones, what all of their rows have in
 common takes most of the length that the clip leaves a row (three quarters of the squared length of
 digits among photographs), and the noise, which is measured by that length, covers the rest. The
-second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`).
+second sum is of rows about the noised mean of the first, clipped once more (`embed.centre`). Their
+mean squared length, which says how far from it they lie, is in the first sum, too.
 
 How much the rows have in common also says how many public directions serve them: all those that
 the noise allows where pictures are like the public ones, half of these for photographs that the
@@ -22,6 +23,7 @@ all rows of a sum as long as was planned; leaving out what noise makes of them i
 Gradients that take the place of the second sum have its μ² together.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +37,8 @@ from train_distributed.one_shot.users import Chunk
 
 CENTRE_SHARE = 0.05  # of μ², spent by the first sum
 ALIKE, OTHER = 0.08, 0.3  # of a squared length: at most so much do rows have in common
+
+TINY = 1e-300
 
 Keep = tuple[int, int, int]  # directions where rows have up to `ALIKE`, `OTHER`, all in common
 
@@ -60,9 +64,11 @@ class RowsAbout:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSum(Statistic):
-    """Every user submits Σ x of its rows' features: (q,) numbers.
+    """Every user submits Σ x of its rows' features, and Σ ‖x‖²: q + 1 numbers.
 
-    Two features of norm at most r differ by at most 2r, which two opposite ones reach.
+    Scaled by 1/r, the squared length costs nothing. Two features of norms a r and b r, d = |a − b|,
+    move the sum by at most r √((a + b)² + (a² − b²)²) = r (a + b) √(1 + d²), and a + b <= 2 − d;
+    (2 − d)(1 + d²)^½ falls with d from 2, which two opposite features of norm r reach.
     """
 
     transform: PublicTransform
@@ -71,8 +77,8 @@ class FeatureSum(Statistic):
 
     @property
     def dimension(self) -> int:
-        """q, the length of a submission."""
-        return self.transform.dim - 1
+        """q + 1, the length of a submission."""
+        return self.transform.dim
 
     @property
     def own_transform(self) -> PublicTransform:
@@ -81,11 +87,20 @@ class FeatureSum(Statistic):
 
     @property
     def grid_powers(self) -> Tensor:
-        """(q,): sums of grid entries lie on the same grid."""
-        return torch.ones(self.dimension, dtype=torch.int64)
+        """(q + 1,): sums of grid entries lie on the same grid, those of squares on its square."""
+        powers = torch.ones(self.dimension, dtype=torch.int64)
+        powers[-1] = 2
+        return powers
+
+    @property
+    def scale(self) -> Tensor:
+        """(q + 1,): 1, and 1/r for the squared lengths."""
+        factors = torch.ones(self.dimension, dtype=torch.float64)
+        factors[-1] = 1 / self.transform.reach
+        return factors
 
     def entry_bound(self, n: int) -> float:
-        """n features of norm at most r."""
+        """n features of norm at most r, and squares of at most r² over r."""
         return n * self.transform.reach
 
     def record_sensitivity(self, sizes: Tensor) -> float:
@@ -93,8 +108,8 @@ class FeatureSum(Statistic):
         return 2 * self.transform.reach
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """Norm of one record's features, r."""
-        return self.transform.reach
+        """Norm of one record's features, r, and its square over r."""
+        return math.sqrt(2) * self.transform.reach
 
     def validate(self) -> None:
         """Refuses a transform that takes no centre, before anything is spent on finding one.
@@ -106,7 +121,7 @@ class FeatureSum(Statistic):
         if self.keep is not None:
             check.equal(3, keep_numbers=len(self.keep))
             for kept in self.keep:
-                check.within(f"[1, {self.dimension}]", keep=kept)
+                check.within(f"[1, {self.dimension - 1}]", keep=kept)
         if self.transform.placed:
             raise ValueError(
                 "centre must be 'public' with a transform that has one or guesses of classes, "
@@ -114,34 +129,45 @@ class FeatureSum(Statistic):
             )
 
     def submit(self, chunk: Chunk) -> Tensor:
-        """(u, q) float64; rows beyond a user's count add nothing."""
-        every = torch.zeros_like(chunk.y)
-        return class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
+        """(u, q + 1) float64; rows beyond a user's count add nothing."""
+        every, features = torch.zeros_like(chunk.y), chunk.x[..., 1:]
+        total = class_sums(features, every, 1, counts=chunk.counts)[..., 0]
+        squares = features.double().square().sum(2) * chunk.own
+        return torch.cat([total, squares.sum(1, keepdim=True)], 1)
 
     def centre(self, noised: NoisedSum) -> Tensor:
-        """(q,) mean of all features, shrunk towards zero, the public mean, and at most r long.
+        """(q + 1,) mean m of all features, and their mean squared length e over r².
 
-        It is shrunk by max(0, 1 − q s²/‖m‖²), the share of its squared length that noise of
-        standard deviation s does not explain (James and Stein 1961).
+        m is shrunk towards zero, the public mean, and at most r long. It is shrunk by max(0, 1 − q
+        s²/‖m‖²), the share of its squared length that noise of standard deviation s does not
+        explain (James and Stein 1961). e lies between ‖m‖²/r² and 1.
         """
-        mean, std = noised.total / noised.rows, noised.noise_std / noised.rows
+        found, std = noised.total / noised.rows, noised.noise_std / noised.rows
+        mean, reach = found[:-1], self.transform.reach
         squared = float(mean.square().sum())
-        if not squared > 0:
-            return torch.zeros_like(mean)
-        keep = max(0.0, 1 - self.dimension * std**2 / squared)
-        return keep * mean * min(1.0, self.transform.reach * (1 - 2.0**-40) / squared**0.5)
+        keep = max(0.0, 1 - len(mean) * std**2 / squared) if squared > 0 else 0.0
+        mean = keep * mean * min(1.0, reach * (1 - 2.0**-40) / max(squared, TINY) ** 0.5)
+        own = mean.square().sum() / reach**2
+        return torch.cat([mean, (found[-1:] / reach).clamp(max=1.0).maximum(own)])
 
-    def about(self, centre: Tensor) -> PublicTransform:
-        """The transform about the (q,) centre, in the directions that its length says."""
-        if self.keep is None:
-            return self.transform.recentred(centre)
-        common = self.common(centre)
-        return self.transform.recentred(centre, self.keep[(common > ALIKE) + (common > OTHER)])
+    def about(self, found: Tensor) -> PublicTransform:
+        """The transform about the mean in a (q + 1,) `centre`, in the directions that it asks for.
 
-    def common(self, centre: Tensor) -> float:
-        """Share of a row's squared length that all have in common."""
-        return float(centre.square().sum()) / self.transform.reach**2
+        Raises ValueError for a vector that is no such thing, as a stranger may publish.
+        """
+        check.shape((self.dimension,), centre=found)
+        check.within("[0, 1]", centre_squared_length=float(found[-1]))
+        keep = None
+        if self.keep is not None:
+            common = self.common(found)
+            keep = self.keep[(common > ALIKE) + (common > OTHER)]
+        return self.transform.recentred(found[:-1], keep, float(found[-1]))
 
-    def descends(self, centre: Tensor) -> bool:
+    def common(self, found: Tensor) -> float:
+        """Share of the rows' squared length that they have in common, ‖m‖²/e r²."""
+        own = float(found[:-1].square().sum()) / self.transform.reach**2
+        return own / max(own, float(found[-1])) if own > 0 else 0.0
+
+    def descends(self, found: Tensor) -> bool:
         """Whether sums of gradients take the place of the method's own sum."""
-        return self.descent_above is not None and self.common(centre) >= self.descent_above
+        return self.descent_above is not None and self.common(found) >= self.descent_above

@@ -25,7 +25,7 @@ class Course:
     descent: Descent | None = None  # of gradients
     asked: ClippedGradient | None = None  # of a user, who does not know the descent
     planned: Method | None = None  # before the first sum, for all directions
-    centre: Tensor | None = None  # (q,) of that sum
+    centre: Tensor | None = None  # (q + 1,) that this sum found
     about: RowsAbout | None = None  # whose gradients are summed in place of the method's own sum
 
     @property
@@ -100,8 +100,8 @@ class Course:
         assert method.centring is not None
         assert method.on is not None
         if method.centring.descends(centre):
-            around = method.centring.transform.recentred(centre)
-            rows = RowsAbout(centre, around.length, around.constant)
+            around = replace(method.centring, keep=None).about(centre)
+            rows = RowsAbout(centre[:-1], around.length, around.constant)
             descent = Descent.from_zero(around, method.num_classes)
             alone = replace(method, centring=None, on=None)
             return Course(alone, descent=descent, planned=method, centre=centre, about=rows)
@@ -120,7 +120,7 @@ class Course:
         if self.transform is None or self.transform.centre is None:
             return found | {"descent_rounds": ALONE}
         kept = len(self.transform.centre)
-        return found | ({"directions_kept": kept} if kept < len(self.centre) else {})
+        return found | ({"directions_kept": kept} if kept < len(self.centre) - 1 else {})
 
     def prior_report(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights; gradients alone count no classes."""

@@ -67,6 +67,11 @@ def moved(statistic: Statistic, course: Course, first: Tensor, second: Tensor, l
     return float((sums[0] - sums[1]).norm())
 
 
+def found_at(length: float, towards: Tensor) -> Tensor:
+    """What a first sum finds where rows have this length of their unit in common."""
+    return torch.cat([length * towards / towards.norm(), torch.ones(1, dtype=torch.float64)])
+
+
 def longest(draw: torch.Generator) -> Tensor:
     x = torch.randn(P - 1, generator=draw, dtype=torch.float64)
     return torch.cat([torch.ones(1), (0.9999999 * x / x.norm()).float()])
@@ -81,7 +86,9 @@ def test_a_replaced_record_moves_the_first_sum_by_2r_and_no_further() -> None:
     for _ in range(300):
         first, second = longest(draw), longest(draw)
         opposite = torch.cat([first[:1], -first[1:]])
-        for other in (second, opposite):
+        share = 2 * float(torch.rand((), generator=draw)) - 1
+        shorter = torch.cat([first[:1], share * first[1:]])
+        for other in (second, opposite, shorter):
             most = max(most, moved(statistic, course, first, other, torch.tensor([0, 1])))
     assert 2.0 * (1 - 1e-5) < most <= 2.0
 
@@ -96,7 +103,7 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
     most = 0.0
     for _ in range(200):
         first, second = longest(draw), longest(draw)
-        course = started.told(length * first[1:].double() / float(first[1:].double().norm()))
+        course = started.told(found_at(length, first[1:].double()))
         statistic = course.statistic
         bound = statistic.record_sensitivity(torch.tensor([8]))
         labels = torch.randint(K, (2,), generator=draw)
@@ -106,15 +113,22 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
 
 def test_a_centre_that_noise_explains_is_none_and_none_is_longer_than_a_row() -> None:
     statistic = FeatureSum(transform=fitted())
-    total = torch.full((P - 1,), 300.0, dtype=torch.float64)  # of length 0.67 of 1,000 rows
-    assert torch.equal(statistic.centre(NoisedSum(total, 1000, 0.0)), total / 1000)
+    total = torch.full((P,), 300.0, dtype=torch.float64)  # of length 0.67 of 1,000 rows
+    total[-1] = 800.0  # of squared lengths
+    found = statistic.centre(NoisedSum(total, 1000, 0.0))
+    torch.testing.assert_close(found, total / 1000, rtol=1e-15, atol=0)
+    assert statistic.common(found) == pytest.approx(5 * 0.3**2 / 0.8)
     kept = statistic.centre(NoisedSum(total, 1000, 150.0))
-    torch.testing.assert_close(kept, (1 - 150**2 / 300**2) * total / 1000)
-    assert not statistic.centre(NoisedSum(total, 1000, 300.0)).any()
-    assert not statistic.centre(NoisedSum(0 * total, 1000, 0.0)).any()
+    torch.testing.assert_close(kept[:-1], (1 - 150**2 / 300**2) * total[:-1] / 1000)
+    for none in (NoisedSum(total, 1000, 300.0), NoisedSum(0 * total, 1000, 0.0)):
+        assert not statistic.centre(none)[:-1].any()
+        assert statistic.common(statistic.centre(none)) == 0
     huge = statistic.centre(NoisedSum(1e90 * total, 1000, 1.0))
-    assert 0.999 < float(huge.norm()) <= 1
-    fitted().recentred(huge)
+    assert 0.999 < float(huge[:-1].norm()) <= 1
+    assert huge[-1] == 1
+    statistic.about(huge)
+    total[-1] = -5.0  # noise: rows are no shorter than their mean
+    assert statistic.common(statistic.centre(NoisedSum(total, 1000, 0.0))) == 1
 
 
 def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -> None:
@@ -130,7 +144,7 @@ def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -
     ratio = report["local_noise_std"] / plain.report["local_noise_std"]
     assert ratio == pytest.approx(1 / math.sqrt(1 - CENTRE_SHARE), rel=1e-6)
     assert found.opened is not None
-    assert len(found.opened) == P - 1 + len(plain.opened)  # pyright: ignore[reportArgumentType]
+    assert len(found.opened) == P + len(plain.opened)  # pyright: ignore[reportArgumentType]
     assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     found.save(tmp_path / "model")
     again = Release.load(tmp_path / "model")
@@ -158,7 +172,8 @@ def test_the_model_is_that_of_rows_taken_about_the_centre_by_hand() -> None:
         x = transform(private.embeddings)
         centre = x[:, 1:].double().mean(0)
         torch.testing.assert_close(found.transform.centre, centre, rtol=0, atol=1e-5)
-        length = length_about(float(centre.square().sum()) / transform.reach**2)
+        squares = torch.stack([centre.square().sum(), x[:, 1:].double().square().sum(1).mean()])
+        length = length_about(*(squares / transform.reach**2).tolist())
         by_hand = about(x, centre, length, transform.clip_norm, transform.constant)
         alike = (found.transform(private.embeddings) - by_hand).abs().max()
         assert alike < 1e-4
@@ -229,7 +244,7 @@ def test_hostile_centres_are_refused_by_users() -> None:
     course = Course(build_method("discriminant", fitted(), K, {"centre": "private"}))
     for value in (math.nan, math.inf, 1e300, 0.5):
         with pytest.raises(ValueError, match="centre"):
-            course.told(torch.full((P - 1,), value, dtype=torch.float64))
+            course.told(torch.full((P,), value, dtype=torch.float64))
 
 
 def test_the_noise_of_the_first_sum_is_that_of_its_share() -> None:

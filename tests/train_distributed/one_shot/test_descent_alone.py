@@ -19,6 +19,7 @@ from tests.train_distributed.one_shot.test_centring import (
     K,
     P,
     fitted,
+    found_at,
     longest,
     moved,
     rows_at,
@@ -64,7 +65,7 @@ def test_whatever_the_centre_is_a_record_moves_a_gradient_by_2c_and_no_further(
     started, most = Course(build_method("discriminant", fitted(), K, ALWAYS)), 0.0
     for _ in range(200):
         first, second = longest(draw), longest(draw)
-        course = started.told(length * first[1:].double() / float(first[1:].double().norm()))
+        course = started.told(found_at(length, first[1:].double()))
         assert course.about is not None
         assert course.descent is not None
         wild = 10 ** float(torch.randint(-2, 6, (), generator=draw))
@@ -88,8 +89,8 @@ def test_the_model_is_that_of_gradients_about_the_mean_of_all_rows() -> None:
     private, transform = rows_at(4.0), fitted()
     found = release(private, "discriminant", BARE, transform=transform, **ALWAYS)
     x, y = transform(private.embeddings), torch.from_numpy(private.labels)
-    centre = x[:, 1:].double().mean(0)
-    around = transform.recentred(centre)
+    centre, squares = x[:, 1:].double().mean(0), x[:, 1:].double().square().sum(1)
+    around = transform.recentred(centre, None, float(squares.mean()) / transform.reach**2)
     moved = torch.cat([x[:, :1], (x[:, 1:] - centre.float()) / around.length], 1).double()
     descent = Descent.from_zero(around, K)
     assert not descent.weights.any()
@@ -123,8 +124,8 @@ def test_the_sums_keep_one_promise_and_the_report_says_what_they_were(tmp_path) 
     assert "class_prior" not in report
     assert report["probabilities"] == BY_GRADIENTS == reading("discriminant", ALONE)
     assert found.opened is not None
-    assert len(found.opened) == P - 1 + ALONE * P * K
-    assert report["bytes_per_round"] == [8 * (P - 1), *ALONE * [8 * P * K]]
+    assert len(found.opened) == P + ALONE * P * K
+    assert report["bytes_per_round"] == [8 * P, *ALONE * [8 * P * K]]
     found.save(tmp_path / "model")
     again = Release.load(tmp_path / "model")
     assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))

@@ -16,6 +16,7 @@ from tests.train_distributed.one_shot.test_centring import (
     P,
     chunk_of,
     fitted,
+    found_at,
     longest,
     moved,
     rows_at,
@@ -48,10 +49,11 @@ def test_how_much_rows_have_in_common_says_how_many_directions(common: float, pl
     centring = FeatureSum(transform=transform, keep=keep)
     towards = torch.arange(1.0, P, dtype=torch.float64)
     centre = math.sqrt(common) * transform.reach * towards / towards.norm()
-    about = centring.about(centre)
+    found = torch.cat([centre, torch.ones(1, dtype=torch.float64)])
+    about = centring.about(found)
     assert about.dim == keep[place] + 1
     assert about.same_rows(transform.recentred(centre, keep[place]))
-    whole = replace(centring, keep=None).about(centre)
+    whole = replace(centring, keep=None).about(found)
     assert whole.dim == P
 
 
@@ -65,7 +67,7 @@ def test_a_record_moves_the_second_sum_no_further(method: str, keep: int, length
     planned = started.method.statistic
     for _ in range(150):
         first, second = longest(draw), longest(draw)
-        course = started.told(length * first[1:].double() / float(first[1:].double().norm()))
+        course = started.told(found_at(length, first[1:].double()))
         assert course.statistic.dimension == planned.dimension
         labels = torch.randint(K, (2,), generator=draw)
         found = moved(course.statistic, course, first, second, labels)
@@ -81,7 +83,7 @@ def test_what_is_sent_of_kept_directions_is_their_own_sum(method: str, keep: int
     draw = torch.Generator().manual_seed(2)
     x = torch.stack([longest(draw) for _ in range(20)])
     chunk = chunk_of(x, torch.arange(20) % K)
-    course = started.told(torch.full((P - 1,), 0.2, dtype=torch.float64))
+    course = started.told(torch.tensor([*[0.2] * (P - 1), 1.0], dtype=torch.float64))
     sent = course.statistic.submit(course.rows(chunk))[0]
     own = course.method.statistic
     alone = own.submit(replace(chunk, x=course.moved(x)[None]))[0]

@@ -68,10 +68,10 @@ def train(
     if first.centre == "private":
         statistic, left = FeatureSum(transform=transform), 1 - CENTRE_SHARE
         std = Guarantee.of(sizes, statistic, alone, share=CENTRE_SHARE).float_sum_std
-        noise = std * torch.randn(dim - 1, generator=generator, dtype=torch.float64)
-        total = x[:, 1:].sum(0, dtype=torch.float64) + noise
-        centre = statistic.centre(NoisedSum(total, len(y), std))
-        scale = transform.recentred(centre).length
+        noise = std * torch.randn(dim, generator=generator, dtype=torch.float64)
+        total = statistic.scale * statistic.submit(held.together())[0] + noise
+        found = statistic.centre(NoisedSum(total, len(y), std))
+        centre, scale = found[:-1], statistic.about(found).length
         x = torch.cat([x[:, :1], (x[:, 1:] - centre.to(x.dtype)) / scale], 1)
     clips = torch.tensor([each.clip * transform.clip_norm for each in settings], dtype=x.dtype)
     wanted = torch.tensor([each.noise for each in settings], dtype=x.dtype)

@@ -156,7 +156,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     """Both sums as the users make them, the second one at the bytes that the operator publishes."""
     options = MethodOptions(centre="private", keep=keep)
     task = make("discriminant", options=options, privacy=Privacy(1e5, 1e-5, 0.75))
-    width = task.transform.dim - 1
+    width = task.transform.dim
     agreed = task.federation
     assert (agreed.dimension, agreed.rounds, agreed.published) == (width, 1, width)
     assert agreed.round_dimension == task.method.statistic.dimension > width
@@ -190,7 +190,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
         centre="private",
         keep=keep,
     )
-    assert alone.transform.dim == (width if keep is None else 2) + 1
+    assert alone.transform.dim == (width if keep is None else 3)
     assert alone.transform.centre is not None
     assert model.transform.centre is not None
     torch.testing.assert_close(model.transform.centre, alone.transform.centre, rtol=0, atol=1e-3)

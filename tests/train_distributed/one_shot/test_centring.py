@@ -67,9 +67,9 @@ def moved(statistic: Statistic, course: Course, first: Tensor, second: Tensor, l
     return float((sums[0] - sums[1]).norm())
 
 
-def found_at(length: float, towards: Tensor) -> Tensor:
+def found_at(length: float, towards: Tensor, mean_square: float = 1.0) -> Tensor:
     """What a first sum finds where rows have this length of their unit in common."""
-    return torch.cat([length * towards / towards.norm(), torch.ones(1, dtype=torch.float64)])
+    return torch.cat([length * towards / towards.norm(), torch.full((1,), mean_square).double()])
 
 
 def longest(draw: torch.Generator) -> Tensor:
@@ -103,7 +103,8 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
     most = 0.0
     for _ in range(200):
         first, second = longest(draw), longest(draw)
-        course = started.told(found_at(length, first[1:].double()))
+        mean_square = float(torch.rand((), generator=draw))  # whatever an operator publishes
+        course = started.told(found_at(length, first[1:].double(), mean_square))
         statistic = course.statistic
         bound = statistic.record_sensitivity(torch.tensor([8]))
         labels = torch.randint(K, (2,), generator=draw)
@@ -245,6 +246,9 @@ def test_hostile_centres_are_refused_by_users() -> None:
     for value in (math.nan, math.inf, 1e300, 0.5):
         with pytest.raises(ValueError, match="centre"):
             course.told(torch.full((P,), value, dtype=torch.float64))
+    for square in (math.nan, math.inf, -0.1, 1.1):
+        with pytest.raises(ValueError, match="centre_squared_length must be in"):
+            course.told(found_at(0.5, torch.ones(P - 1).double(), square))
 
 
 def test_the_noise_of_the_first_sum_is_that_of_its_share() -> None:

@@ -118,7 +118,7 @@ class PublicFacts:
         return ROUNDS if self._often(rule) and 0 < self.noise(rule) <= QUIET else None
 
     def _descent_above(self, rule: Rule, given: Mapping[str, Any]) -> float | None:
-        """What rows have in common where gradients alone are summed; they count no classes."""
+        """Share in common from which gradients alone are summed; they count no classes."""
         noise, counted = self.noise(rule), given.get("prior", "empirical") == "empirical"
         if not self._often(rule) or "rounds" in given or not counted or noise < FAINT:
             return None

@@ -94,13 +94,13 @@ def measured(
         parted(private, public, rows, folder)
         kind = Kind(folder / "private", folder / "public")
         dim = EmbeddingSet.open(public).dim
-        alike: dict[str, dict[Cell, np.ndarray]] = {}
-        released(kind, Candidates.default(dim, centre="private"), cells, seeds, alike)
         for cell in cells:
-            found = dict(alike)
-            others = kind.facts(cell).keep_by_rule("discriminant", dim)[1:]
-            candidates = Candidates.default(dim, centre="private", others=others)
-            released(kind, candidates, [cell], seeds, found)
+            found: dict[str, dict[Cell, np.ndarray]] = {}
+            facts = kind.facts(cell)
+            weight = facts.weight("discriminant", {})
+            for others in (None, facts.keep_by_rule("discriminant", dim)[1:]):
+                candidates = Candidates.default(dim, centre="private", others=others, weight=weight)
+                released(kind, candidates, [cell], seeds, found)
             mean = {name: float(each[cell].mean()) for name, each in found.items()}
             best = max(mean, key=mean.__getitem__)
             tried = [each[cell] for each in found.values()]

@@ -121,6 +121,7 @@ class Select:
             centre=centre,
             others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
             leading=sizes.leading(self.privacy, public.dim) if known else None,
+            weight=None if known else sizes.weight(self.privacy, {"moments": self.moments}),
         )
         candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]

@@ -41,6 +41,9 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
+# weight α of second moments, of features of norm 1: from where they cost nothing to √2 times that,
+# which costs the sums 6 % more noise, where t is at most `SURE`
+WEIGHTS, SURE = (math.sqrt(0.5), 1.0), 0.0033
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -123,6 +126,19 @@ class PublicFacts:
         if not self._often(rule) or "rounds" in given or not counted or noise < FAINT:
             return None
         return OTHER if noise <= LOUD else WRITTEN
+
+    def weight(self, method: str, given: Mapping[str, Any]) -> float | None:
+        """α of the second moments; None where they cost nothing, or where that was not tried.
+
+        The surer the class means are, the more of what is left is in the covariance.
+        """
+        rule, apart = rule_of(method), {"alpha", "class_code", "user_clip"} & set(given)
+        sent = method == "discriminant" and given.get("moments", "all") == "all"
+        if not sent or apart or given.get("rounds") or self.privacy.unit == "user":
+            return None
+        noise = self.noise(rule)
+        wanted = (SURE / noise) ** 0.25 if noise else math.inf
+        return round(min(wanted, WEIGHTS[1]), 2) if wanted > WEIGHTS[0] else None
 
     def _often(self, rule: Rule) -> bool:
         """Whether gradients may be summed by default: of a method that learns from them."""
@@ -218,7 +234,7 @@ class PublicFacts:
     def options(
         self, method: str, given: Mapping[str, Any], *, placed: bool = False
     ) -> dict[str, Any]:
-        """The options of a method: Λ and prior of heads, Charter's number of cuts, centre, rounds.
+        """The options of a method: Λ and prior of heads, Charter's cuts, centre, rounds, α.
 
         `placed` says that the transform knows where the private classes lie. Further rounds are
         for one trusted server, whom they cost nothing, where noise is small.
@@ -228,12 +244,14 @@ class PublicFacts:
             return {"cut_rounds": rounds, **given}
         rule = rule_of(method)
         if rule.l2_reg is None:
-            if not self.centred(method, given, placed=placed):
-                return dict(given)
-            often = check.present(
-                rounds=self._rounds(rule), descent_above=self._descent_above(rule, given)
-            )
-            return {"centre": "private", **often, **given}
+            found = dict(given)
+            if self.centred(method, given, placed=placed):
+                often = check.present(
+                    rounds=self._rounds(rule), descent_above=self._descent_above(rule, given)
+                )
+                found = {"centre": "private", **often, **given}
+            weight = None if placed else self.weight(method, found)
+            return found | check.present(alpha=weight)
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}
         return {"l2_reg": _within(rule.l2_reg * self.noise(rule), L2_REGS), **centred, **given}

@@ -70,6 +70,10 @@ class Sizes:
         _, fewer, more = self._facts(privacy).keep_by_rule("discriminant", width)
         return fewer, more
 
+    def weight(self, privacy: Privacy, given: Mapping[str, Any]) -> float | None:
+        """α of the second moments by the public rule."""
+        return self._facts(privacy).weight("discriminant", given)
+
     def _facts(self, privacy: Privacy) -> PublicFacts:
         sizes = torch.full((self.users,), self.rows_per_user)
         return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
@@ -108,15 +112,18 @@ class Candidates:
         centre: Centre = "public",
         others: tuple[int, int] | None = None,
         leading: int | None = None,
+        weight: float | None = None,
     ) -> "Candidates":
         """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
+        Moments have the `weight` of the public rule, and many directions also `HEAVY` ones.
         `rounds` are T further sums, an alternative to none. About a private centre those of the
         kind "hedge" keep `others`, by the public rule, where pictures are of another kind. Where
         the classes are known all but the first directions are faint; one candidate has as many
         `leading` ones as the public rule says.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
+        weighed = check.present(alpha=weight)
         alone = base if centre == "public" else {**base, "centre": centre}
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), KINDS)
         grid = {
@@ -132,10 +139,11 @@ class Candidates:
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
                 grid[name] = replace(options, components=max(keep))
-            settings.append(MethodConfig("discriminant", "discriminant", name, own))
+            settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:
                 continue
-            more = [{**own, "alpha": HEAVY}] if moments == "all" else []
+            lighter = moments == "all" and (weight or 0) < HEAVY
+            more = [{**own, "alpha": HEAVY}] if lighter else []
             more += [{**own, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), grid)

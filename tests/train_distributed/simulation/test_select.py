@@ -26,7 +26,7 @@ from train_distributed.simulation.plan import (
     by_regret,
     ranking,
 )
-from train_distributed.simulation.rehearsal import FEW, Candidates, Sizes
+from train_distributed.simulation.rehearsal import FEW, HEAVY, Candidates, Sizes
 from train_distributed.simulation.tasks import balanced_groups, pose_task
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
@@ -184,6 +184,15 @@ def test_candidates_name_only_transforms_that_exist():
     assert len(more) <= 36
     assert {s.options.get("rounds") for s in more} == {None, 8}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
+    weighed = Candidates.default(1280, rounds=8, weight=0.8).settings
+    assert len(weighed) == len(more)
+    assert {(s.options.get("rounds"), s.options.get("alpha")) for s in weighed} == {
+        (None, 0.8),
+        (None, HEAVY),
+        (8, None),
+    }
+    heaviest = Candidates.default(1280, weight=HEAVY).settings
+    assert len(heaviest) == len({s.transform for s in heaviest})
 
 
 def test_a_users_clip_is_chosen_where_users_are_protected(public, tmp_path, monkeypatch, capsys):

@@ -150,7 +150,10 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         given = {"centre": "private"}  # no method of gradients
         assert facts.options(method, given) == given
     bare = RunConfig("discriminant", TransformOptions(), {}, alone)
-    for bound, options in ((None, default), (10**6, {"centre": "private", "rounds": 0})):
+    for bound, options in (
+        (None, default),
+        (10**6, {"centre": "private", "rounds": 0, "alpha": 1.0}),
+    ):
         filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)
         assert quiet.options("discriminant", filled.options) == options
     wide = bare.filled_in(quiet, list("abcdefghij"), width=640)  # rounds learn along all of them

@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -47,6 +48,7 @@ FEDERATIONS = (
 WIDTHS, KINDS = (16, 64, 128, 256, 512), get_args(Directions)
 REGULARISERS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 Cell = tuple[int, int, float]  # w, n, ε
+Rows = tuple[Tensor, Tensor]  # (n, q + 1) features, (n,) labels
 Settings = tuple[TransformOptions, tuple[tuple[str, Any], ...]]
 
 
@@ -76,6 +78,7 @@ class Kind:
         most = max(w * n for w, n, _ in tried)
         self._train = self._compression.apply(rows.subset(np.sort(train[:most])))
         self._test = self._compression.apply(rows.subset(np.sort(test[:TEST_ROWS])))
+        self._transformed = lru_cache(maxsize=1)(self._latest)
         self.num_classes = int(rows.labels.max()) + 1
         self.federations = [each for each in tried if each[0] * each[1] <= len(train)]
 
@@ -100,9 +103,7 @@ class Kind:
     ) -> dict[Cell, np.ndarray]:
         """Balanced accuracy in per cent of releases with one transform: (seeds,) of every cell."""
         options, own = settings
-        transform = self._compression.fit_transform(self._public, **options.arguments())
-        x, y = self._rows(transform, self._train)
-        held, labels = self._rows(transform, self._test)
+        transform, (x, y), (held, labels) = self._transformed(options)
         built = build_method(method, transform, self.num_classes, dict(own))
         found = {cell: np.zeros(seeds) for cell in cells}
         for (users, rows), seed in product(
@@ -122,8 +123,12 @@ class Kind:
                 found[users, rows, epsilon][seed] = 100 * float(torch.stack(recalls).mean())
         return found
 
+    def _latest(self, options: TransformOptions) -> tuple[PublicTransform, Rows, Rows]:
+        transform = self._compression.fit_transform(self._public, **options.arguments())
+        return transform, self._rows(transform, self._train), self._rows(transform, self._test)
+
     @staticmethod
-    def _rows(transform: PublicTransform, rows: EmbeddingSet) -> tuple[Tensor, Tensor]:
+    def _rows(transform: PublicTransform, rows: EmbeddingSet) -> Rows:
         return transform(rows.embeddings), torch.from_numpy(np.array(rows.labels))
 
 

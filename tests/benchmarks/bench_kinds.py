@@ -15,7 +15,7 @@ want `--prior equal`, where balanced accuracy is what counts.
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -60,15 +60,15 @@ class Kind:
         private: Path,
         public: Path,
         users: Sequence[int] | None = None,
-        prior: str | None = None,
+        given: Mapping[str, Any] | None = None,
         classes: Sequence[int] = (),
     ) -> None:
-        self.prior = prior
+        self.given = given or {}
         rng = np.random.default_rng(0)
-        given = EmbeddingSet.open(public)
-        given = given.subset(np.sort(rng.permutation(len(given))[:PUBLIC_ROWS]))
-        self._compression = Compression.fit(given, min(COORDINATES, given.dim))
-        self._public = self._compression.apply(given)
+        shown = EmbeddingSet.open(public)
+        shown = shown.subset(np.sort(rng.permutation(len(shown))[:PUBLIC_ROWS]))
+        self._compression = Compression.fit(shown, min(COORDINATES, shown.dim))
+        self._public = self._compression.apply(shown)
         rows = EmbeddingSet.open(private)
         if classes:
             rows = rows.subset(np.isin(rows.labels, classes))
@@ -88,13 +88,11 @@ class Kind:
         sizes, privacy = torch.full((users,), rows), Privacy(epsilon, DELTA)
         return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
 
-    def rule(self, cell: Cell, method: str, centre: str | None = None) -> Settings:
-        """Transform and options that `run` takes when none or only the centre is given."""
+    def rule(self, cell: Cell, method: str) -> Settings:
+        """Transform and options that `run` takes where few options or none are given."""
         facts = self.facts(cell)
         width = len(self._compression.mean)
-        given = {} if self.prior is None else {"prior": self.prior}
-        given |= {} if centre is None else {"centre": centre}
-        plain = RunConfig(method, TransformOptions(), given, facts.privacy)
+        plain = RunConfig(method, TransformOptions(), dict(self.given), facts.privacy)
         found = plain.filled_in(facts, (), width=width)
         return found.transform_options, tuple(facts.options(method, found.options).items())
 
@@ -169,14 +167,13 @@ def measured(
     users: Sequence[int] | None,
     seeds: int,
     searched: bool = True,
-    centre: str | None = None,
-    prior: str | None = None,
+    given: Mapping[str, Any] | None = None,
     classes: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
     """One line per federation and ε: accuracy by the rule, of every candidate, and the best."""
-    kind = Kind(private, public, users, prior, classes)
+    kind = Kind(private, public, users, given, classes)
     cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
-    rules = {cell: kind.rule(cell, method, centre) for cell in cells}
+    rules = {cell: kind.rule(cell, method) for cell in cells}
     grid = searched_settings(rules, method) if searched else {}
 
     def reached(settings: dict[Cell, Settings]) -> dict[Cell, np.ndarray]:
@@ -230,9 +227,12 @@ def main() -> None:
     parser.add_argument("--rule-alone", action="store_true", help="no search beside the rule")
     parser.add_argument("--centre", choices=("private", "public"), help="not the rule's own")
     parser.add_argument("--prior", choices=("empirical", "equal"), help="not the rule's own")
+    parser.add_argument("--alpha", type=float, help="not the rule's own")
     parser.add_argument("--classes", nargs="+", type=int, default=(), help="no other private rows")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
+    named = {name: getattr(arguments, name) for name in ("centre", "prior", "alpha")}
+    given = {name: value for name, value in named.items() if value is not None}
     started, lines = time.process_time(), []
     for pair in arguments.pairs:
         private, _, public = pair.rpartition(":")
@@ -243,8 +243,7 @@ def main() -> None:
             arguments.users,
             arguments.seeds,
             not arguments.rule_alone,
-            arguments.centre,
-            arguments.prior,
+            given,
             arguments.classes,
         )
     for word in ("loss", "apart"):

@@ -97,9 +97,11 @@ def measured(
         for cell in cells:
             found: dict[str, dict[Cell, np.ndarray]] = {}
             facts = kind.facts(cell)
-            weight = facts.weight("discriminant", {})
+            weight = facts.moment_weight("discriminant", {})
             for others in (None, facts.keep_by_rule("discriminant", dim)[1:]):
-                candidates = Candidates.default(dim, centre="private", others=others, weight=weight)
+                candidates = Candidates.default(
+                    dim, centre="private", others=others, moment_weight=weight
+                )
                 released(kind, candidates, [cell], seeds, found)
             mean = {name: float(each[cell].mean()) for name, each in found.items()}
             best = max(mean, key=mean.__getitem__)

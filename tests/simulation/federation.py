@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.train_distributed.secure_sum.window.conftest import window_of
+from tests.train_distributed.secure_sum.window.rolls import make_roll
 from train_distributed.secure_sum.aggregator import AGGREGATORS, Helper, Leader
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -24,7 +25,6 @@ from train_distributed.secure_sum.opening import combine
 from train_distributed.secure_sum.orders import COMMIT, OPEN, Aggregator, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Preparer, check_acknowledgement, make_report
-from train_distributed.secure_sum.roll import make_roll
 from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys
 from train_distributed.store.sql import Run, Sql
 

@@ -121,7 +121,7 @@ class Select:
             centre=centre,
             others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
             leading=sizes.leading(self.privacy, public.dim) if known else None,
-            weight=None if known else sizes.weight(self.privacy, {"moments": self.moments}),
+            moment_weight=None if known else sizes.moment_weight(self.privacy, self.moments),
         )
         candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]

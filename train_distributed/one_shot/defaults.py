@@ -41,9 +41,9 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
-# weight α of second moments, of features of norm 1: from where they cost nothing to √2 times that,
-# which costs the sums 6 % more noise, where t is at most `SURE`
-WEIGHTS, SURE = (math.sqrt(0.5), 1.0), 0.0033
+# Weight α of second moments, for features of norm 1: up to `FREE` they add no noise to the class
+# sums; `HEAVY` adds 6 %, takes a quarter off their own, and is for t up to `SURE`.
+FREE, HEAVY, SURE = math.sqrt(0.5), 1.0, 0.0033
 CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
 
 
@@ -127,10 +127,11 @@ class PublicFacts:
             return None
         return OTHER if noise <= LOUD else WRITTEN
 
-    def weight(self, method: str, given: Mapping[str, Any]) -> float | None:
-        """α of the second moments; None where they cost nothing, or where that was not tried.
+    def moment_weight(self, method: str, given: Mapping[str, Any]) -> float | None:
+        """α = (`SURE`/t)^¼ of second moments, up to `HEAVY`; None for `FREE`, the method's own.
 
-        The surer the class means are, the more of what is left is in the covariance.
+        The less noise the class means have, the more of the remaining error is the covariance's.
+        It was not tried with class codes, clipped users or further rounds.
         """
         rule, apart = rule_of(method), {"alpha", "class_code", "user_clip"} & set(given)
         sent = method == "discriminant" and given.get("moments", "all") == "all"
@@ -138,7 +139,7 @@ class PublicFacts:
             return None
         noise = self.noise(rule)
         wanted = (SURE / noise) ** 0.25 if noise else math.inf
-        return round(min(wanted, WEIGHTS[1]), 2) if wanted > WEIGHTS[0] else None
+        return round(min(wanted, HEAVY), 2) if wanted > FREE else None
 
     def _often(self, rule: Rule) -> bool:
         """Whether gradients may be summed by default: of a method that learns from them."""
@@ -250,7 +251,7 @@ class PublicFacts:
                     rounds=self._rounds(rule), descent_above=self._descent_above(rule, given)
                 )
                 found = {"centre": "private", **often, **given}
-            weight = None if placed else self.weight(method, found)
+            weight = None if placed else self.moment_weight(method, found)
             return found | check.present(alpha=weight)
         clipped = "user_clip" in given  # shortens a user's head and its sum of features alike
         centred = {"prior": "equal"} if method in METHODS and not clipped else {}

@@ -190,17 +190,6 @@ class Roll(Mapping[int, User]):
         return _levels([_leaf(octets[i : i + size]) for i in range(0, len(octets), size)])
 
 
-def make_roll(
-    keys: Sequence[bytes], rows: Sequence[int], names: Sequence[str] | None = None
-) -> Roll:
-    """Roll of users in the order of their numbers."""
-    lines = np.zeros(len(keys), USER)
-    lines["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
-    lines["rows"] = rows
-    lines["name"] = [f"user-{i}" for i in range(len(keys))] if names is None else names
-    return Roll(lines)
-
-
 def _levels(nodes: list[bytes]) -> list[list[bytes]]:
     """Hashes from these up to the one at the top; one without a neighbour goes up as it is."""
     levels = [nodes]

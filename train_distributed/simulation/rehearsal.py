@@ -14,7 +14,7 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
-from train_distributed.one_shot.defaults import KNOWING, PublicFacts
+from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
@@ -29,7 +29,6 @@ COMPONENTS = (64, 128, 256, 512)
 KINDS: tuple[Directions, ...] = ("principal", "mixed", "hedge", "discriminant")
 FEW = 8  # candidates that are played through in all tasks
 MANY = 256  # components from which on the noise of the moments matters
-HEAVY = 1.0  # their weight then, √2 times what is free for features of norm 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +69,9 @@ class Sizes:
         _, fewer, more = self._facts(privacy).keep_by_rule("discriminant", width)
         return fewer, more
 
-    def weight(self, privacy: Privacy, given: Mapping[str, Any]) -> float | None:
-        """α of the second moments by the public rule."""
-        return self._facts(privacy).weight("discriminant", given)
+    def moment_weight(self, privacy: Privacy, moments: Moments) -> float | None:
+        """Weight α that the public rule gives to second moments; None: one that adds no noise."""
+        return self._facts(privacy).moment_weight("discriminant", {"moments": moments})
 
     def _facts(self, privacy: Privacy) -> PublicFacts:
         sizes = torch.full((self.users,), self.rows_per_user)
@@ -112,18 +111,18 @@ class Candidates:
         centre: Centre = "public",
         others: tuple[int, int] | None = None,
         leading: int | None = None,
-        weight: float | None = None,
+        moment_weight: float | None = None,
     ) -> "Candidates":
         """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
 
-        Moments have the `weight` of the public rule, and many directions also `HEAVY` ones.
+        Second moments have the `moment_weight` given, those of many directions also `HEAVY`.
         `rounds` are T further sums, an alternative to none. About a private centre those of the
         kind "hedge" keep `others`, by the public rule, where pictures are of another kind. Where
         the classes are known all but the first directions are faint; one candidate has as many
         `leading` ones as the public rule says.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
-        weighed = check.present(alpha=weight)
+        weighed = check.present(alpha=moment_weight)
         alone = base if centre == "public" else {**base, "centre": centre}
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), KINDS)
         grid = {
@@ -142,7 +141,7 @@ class Candidates:
             settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:
                 continue
-            lighter = moments == "all" and (weight or 0) < HEAVY
+            lighter = moments == "all" and (moment_weight or 0) < HEAVY
             more = [{**own, "alpha": HEAVY}] if lighter else []
             more += [{**own, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]

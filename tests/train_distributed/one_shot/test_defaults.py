@@ -128,7 +128,7 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         assert other.options("discriminant", {}).keys() == {"centre", "alpha"}
     for epsilon, above in ((1.0, OTHER), (0.3, WRITTEN)):  # too noisy for rounds after a sum
         noisy = replace(quiet, privacy=replace(alone, epsilon=epsilon))
-        weighed = {"alpha": noisy.weight("discriminant", {})} if epsilon == 1 else {}
+        weighed = {"alpha": noisy.moment_weight("discriminant", {})} if epsilon == 1 else {}
         centred = {"centre": "private", "descent_above": above} | weighed
         assert noisy.options("discriminant", {}) == centred
         filled = RunConfig("discriminant", TransformOptions(), {}, noisy.privacy).filled_in(
@@ -179,10 +179,12 @@ def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
     )
     assert 1.06 < heavy / free < 1.061
     for given in ({"alpha": 0.5}, {"class_code": 0.5}, {"user_clip": 3.0}, {"moments": "none"}):
-        assert few[3.0].weight("discriminant", given) is None
-    assert few[3.0].weight("discriminant", {"moments": "all"}) == 1.0
-    assert few[3.0].weight("least-squares", {}) is None
-    assert known(privacy=Privacy(100.0, 1e-5, unit="user")).weight("discriminant", {}) is None
+        assert few[3.0].moment_weight("discriminant", given) is None
+    assert few[3.0].moment_weight("discriminant", {"moments": "all"}) == 1.0
+    assert few[3.0].moment_weight("least-squares", {}) is None
+    assert (
+        known(privacy=Privacy(100.0, 1e-5, unit="user")).moment_weight("discriminant", {}) is None
+    )
 
 
 def test_what_is_known_of_the_classes_asks_for_faint_directions_in_spite_of_noise() -> None:

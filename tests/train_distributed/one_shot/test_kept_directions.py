@@ -169,7 +169,7 @@ def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
     assert facts().keep_by_rule("discriminant", 40) == (40, 40, 40)
     found = filled({}, TransformOptions())
     assert found.options == {"keep": (few, fewer, more)}
-    weighed = {"alpha": facts().weight("discriminant", {})}
+    weighed = {"alpha": facts().moment_weight("discriminant", {})}
     assert facts().options("discriminant", found.options) == ALL | found.options | weighed
     assert found.transform_options.components == more
     given = filled({"keep": (7, 6, 5)}, TransformOptions())

@@ -14,6 +14,7 @@ from embed.transform_options import TransformOptions
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
+from train_distributed.one_shot.defaults import HEAVY
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Checkpoint
@@ -26,7 +27,7 @@ from train_distributed.simulation.plan import (
     by_regret,
     ranking,
 )
-from train_distributed.simulation.rehearsal import FEW, HEAVY, Candidates, Sizes
+from train_distributed.simulation.rehearsal import FEW, Candidates, Sizes
 from train_distributed.simulation.tasks import balanced_groups, pose_task
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
@@ -184,14 +185,14 @@ def test_candidates_name_only_transforms_that_exist():
     assert len(more) <= 36
     assert {s.options.get("rounds") for s in more} == {None, 8}
     assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
-    weighed = Candidates.default(1280, rounds=8, weight=0.8).settings
+    weighed = Candidates.default(1280, rounds=8, moment_weight=0.8).settings
     assert len(weighed) == len(more)
     assert {(s.options.get("rounds"), s.options.get("alpha")) for s in weighed} == {
         (None, 0.8),
         (None, HEAVY),
         (8, None),
     }
-    heaviest = Candidates.default(1280, weight=HEAVY).settings
+    heaviest = Candidates.default(1280, moment_weight=HEAVY).settings
     assert len(heaviest) == len({s.transform for s in heaviest})
 
 

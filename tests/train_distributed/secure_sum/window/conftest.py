@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.train_distributed.secure_sum.window.rolls import make_roll
 from train_distributed.secure_sum.aggregator import AGGREGATORS, Helper, Leader
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -16,7 +17,7 @@ from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.orders import COMMIT, OPEN, Aggregator, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import check_acknowledgement, make_report
-from train_distributed.secure_sum.roll import Roll, make_roll
+from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
 from train_distributed.store.sql import open_sql
 

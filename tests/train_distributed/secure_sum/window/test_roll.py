@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.train_distributed.secure_sum.window.rolls import make_roll
 from train_distributed.secure_sum import roll as module
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.roll import USER, Roll, User, make_roll
+from train_distributed.secure_sum.roll import USER, Roll, User
 from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys
 
 LABEL = b"blind averaging, roll, version 1\n"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from embed import EmbeddingSet, PublicTransform
+from embed.clip import check_finite
 from embed.compress import Compression
 
 P = 6
@@ -142,3 +143,22 @@ def test_public_rows_that_overflow_are_refused() -> None:
         PublicTransform.fit(np.array([[1e300, 1.0], [-1e300, 2.0], [0.0, 1.0]]))
     with pytest.raises(ValueError, match="mean must be finite"):
         PublicTransform.fit(np.array([[1e100, 1.0], [2e100, 2.0], [0.0, 1.0]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_number_that_is_not_finite_is_found_anywhere(dtype: torch.dtype) -> None:
+    """Also where two infinities cancel, or finite numbers add up to one."""
+    top = torch.finfo(dtype).max
+    for fill in (0.0, top, -top):
+        check_finite(torch.full((9, 33), fill, dtype=dtype), "x")
+        for value in (math.nan, math.inf, -math.inf):
+            for row, column in ((0, 0), (4, 31), (8, 32)):
+                x = torch.full((9, 33), fill, dtype=dtype)
+                x[row, column] = value
+                with pytest.raises(ValueError, match=f"got {value} in row {row}"):
+                    check_finite(x, "x")
+    x = torch.zeros(9, 33, dtype=dtype)
+    x[2, :2] = torch.tensor([-math.inf, math.inf])
+    with pytest.raises(ValueError, match="x must be finite, got -inf in row 2"):
+        check_finite(x, "x")
+    check_finite(torch.zeros(0, 33, dtype=dtype), "x")

@@ -209,10 +209,12 @@ class Select:
         import numpy as np
         from tqdm import tqdm
 
+        from train_distributed.simulation.fits import Fits
         from train_distributed.simulation.plan import Result, by_regret, place
         from train_distributed.simulation.rehearsal import rehearse
 
         done, best = journal.read(), []
+        whole = Fits(public, candidates.transforms)
         if done:
             print(f"continues: {len(done)} simulations are kept", file=sys.stderr)
         for task in tqdm(range(self.tasks), unit="task", disable=None, leave=False):
@@ -234,6 +236,7 @@ class Select:
                     tasks=[task],
                     seeds=self.seeds,
                     like=like,
+                    whole=whole,
                     finished={key.removeprefix(own) for key in done if key.startswith(own)},
                     **here,
                 ):

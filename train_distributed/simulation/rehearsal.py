@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.compress import Compression
 from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
@@ -18,6 +17,7 @@ from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.fits import Fits
 from train_distributed.simulation.known_before import KnownBefore
 from train_distributed.simulation.plan import Choice, Grid, MethodConfig, Result, place
 from train_distributed.simulation.runner import run_trials
@@ -181,6 +181,7 @@ def rehearse(
     balance: Sequence[float] | None = None,
     before: KnownBefore | None = None,
     like: EmbeddingSet | None = None,
+    whole: Fits | None = None,
     finished: Collection[str] = (),
 ) -> Iterator[tuple[str, list[Result]]]:
     """Accuracy of every candidate on tasks that public classes are grouped into.
@@ -202,6 +203,7 @@ def rehearse(
         before: what will be known of the private classes before; None: nothing.
         like: labelled public embeddings of the private kind, with at least K classes, which tasks
             are made of instead; transforms are fitted on all public rows then.
+        whole: of all public rows, for several calls; None: found here.
         finished: keys of jobs to leave out.
 
     Yields:
@@ -220,6 +222,7 @@ def rehearse(
         like.need_labels("like")
         like.check_finite("like")
     source = public if like is None else like
+    whole = whole or Fits(public, candidates.transforms)
     for task in range(tasks) if isinstance(tasks, int) else tasks:
         shares = None if balance is None else task_shares(classes, task, balance or None)
         rng = np.random.default_rng(task)
@@ -254,23 +257,17 @@ def rehearse(
         )
         others = 0 if like is not None else len(np.unique(public.labels[known]))
         enough = others > 1 and len(known) > len(asked) // 2
-        fitted_on = public.subset(known) if enough else public
-        widest = max(options.principal(public.dim) for options in candidates.transforms.values())
-        compression = Compression.fit(fitted_on, widest, exact=False)
-        fitted_on = compression.apply(fitted_on)
-        transforms = {
-            name: compression.fit_transform(fitted_on, **options.arguments())
-            for name, options in candidates.transforms.items()
-        }
+        fits = Fits(public.subset(known), candidates.transforms) if enough else whole
+        transforms = fits.transforms(candidates.transforms)
         if before is not None:
-            here = replace(before, sources=before.sources.compressed(compression.basis))
+            here = replace(before, sources=before.sources.compressed(fits.compression.basis))
             examples = None
             if shown is not None:
                 examples = EmbeddingSet(embeddings=public.embeddings[shown], labels=labels[shown])
-                examples = compression.apply(examples)
+                examples = fits.compression.apply(examples)
             of_task = [np.flatnonzero(groups == k).tolist() for k in range(classes)]
             transforms = {
-                name: here.added_to(each, fitted_on, of_task, examples)
+                name: here.added_to(each, fits.public, of_task, examples)
                 for name, each in transforms.items()
             }
-        yield from run_trials(compression.apply(posed), transforms, plan, finished=finished)
+        yield from run_trials(fits.compression.apply(posed), transforms, plan, finished=finished)

@@ -173,7 +173,8 @@ def test_rates_of_batches_are_between_none_and_all(tmp_path):
     )
     single, _ = rates.success(federation, 0.9, attacks=2, rounds=0, seed=0)
     assert single.rate == 1
-    batches = replace(federation, options=replace(federation.options, batch=8))
+    # Of 8 records all are found on some processors, of 16 a tenth to a third with each of 4 seeds.
+    batches = replace(federation, options=replace(federation.options, batch=16))
     some, _ = rates.success(batches, 0.9, attacks=1, rounds=0, seed=0)
-    assert some.hits.shape == (2, 1, 1, 8)
-    assert 0 <= some.rate < 1
+    assert some.hits.shape == (2, 1, 1, 16)
+    assert 0 < some.rate < 1

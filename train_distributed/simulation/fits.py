@@ -27,7 +27,7 @@ class Fits:
         return self.compression.apply(self._whole)
 
     def transforms(self, names: Collection[str]) -> dict[str, PublicTransform]:
-        """Those of some candidates."""
+        """Those that are named."""
         for name in names:
             if name not in self._found:
                 arguments = self._options[name].arguments()

@@ -1,4 +1,4 @@
-"""Transforms of many candidates on one public set, which many tasks are played with."""
+"""Transforms of many candidates on one public set, fitted once for many tasks."""
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -17,7 +17,7 @@ class Fits:
 
     @cached_property
     def compression(self) -> Compression:
-        """To the directions that any of the transforms needs."""
+        """Projection to as many principal directions as the widest transform needs."""
         widest = max(each.principal(self._whole.dim) for each in self._options.values())
         return Compression.fit(self._whole, widest, exact=False)
 
@@ -27,7 +27,7 @@ class Fits:
         return self.compression.apply(self._whole)
 
     def transforms(self, names: Collection[str]) -> dict[str, PublicTransform]:
-        """Those that are named."""
+        """Those that are named, of compressed rows."""
         for name in names:
             if name not in self._found:
                 arguments = self._options[name].arguments()

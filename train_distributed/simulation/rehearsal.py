@@ -203,7 +203,7 @@ def rehearse(
         before: what will be known of the private classes before; None: nothing.
         like: labelled public embeddings of the private kind, with at least K classes, which tasks
             are made of instead; transforms are fitted on all public rows then.
-        whole: of all public rows, for several calls; None: found here.
+        whole: transforms of all public rows, shared by several calls; None: fitted here.
         finished: keys of jobs to leave out.
 
     Yields:

@@ -11,8 +11,15 @@ TIGHT = 0.6  # of the length that is left about the centre: nearly every row is 
 LEAST = 0.05  # of r², that is left at least
 
 
-def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constant: float) -> Tensor:
-    """Moves rows [a, x] to [a, clip((x − m)/s)], m the centre and x its first k features.
+def about(
+    rows: Tensor,
+    centre: Tensor,
+    length: float,
+    clip_norm: float,
+    constant: float,
+    discriminants: Tensor | None = None,
+) -> Tensor:
+    """Moves rows [a, x] to [a, clip((y − m)/s)], m the centre, y the first k features of x or Dᵀx.
 
     The features' norm is at most r before and after, whatever the centre is.
 
@@ -22,6 +29,7 @@ def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constan
         length: s, as `length_about` says.
         clip_norm: c, r = √(c² − a²).
         constant: a.
+        discriminants: (q, k) D; None: the first k columns of the identity.
 
     Returns:
         (n, k + 1) of the type of the rows.
@@ -36,7 +44,11 @@ def about(rows: Tensor, centre: Tensor, length: float, clip_norm: float, constan
     k = len(centre)
 
     def moved(block: Tensor, _: int) -> Tensor:
-        features = (block[:, 1 : k + 1].double() - centre.double()) / length
+        if discriminants is None:
+            features = block[:, 1 : k + 1].double()
+        else:
+            features = block[:, 1:].double() @ discriminants
+        features = (features - centre.double()) / length
         return add_constant_and_clip(features, clip_norm, constant, dtype=rows.dtype)
 
     return in_blocks(rows, moved, rows.new_empty(len(rows), k + 1))

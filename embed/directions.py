@@ -78,6 +78,20 @@ class PublicMoments:
         scale = whitening_scale(variances[:components], average, shrinkage)
         return mean, basis, faint * (scale if kind == "principal" else scale**TEMPER)
 
+    def among(self, directions: Tensor, components: int) -> Tensor | None:
+        """(q, k) D of norm 1: (p, q) `directions` times D are "discriminant" ones, up to a factor.
+
+        As nearly as they span them, which all do from `RESTRICTED` on. None without labels.
+        """
+        check.within(f"[1, {directions.shape[1]}]", discriminants=components)
+        wide = max(directions.shape[1], RESTRICTED)
+        if self._scatter_along(wide)[0] is None:
+            return None
+        sought = self._separated("discriminant", wide)
+        assert sought is not None
+        found = torch.linalg.lstsq(directions, sought[:, :components]).solution
+        return found / (torch.linalg.matrix_norm(found, 2) * (1 + 2.0**-40))
+
     def projected(self, mean: Tensor, basis: Tensor) -> Iterator[Tensor]:
         """Blocks of (x − m)P, (b, q)."""
         mean, basis = mean.to(self.dtype), basis.to(self.dtype)

@@ -18,7 +18,8 @@ from pretrain import check
 class RowMap:
     """x -> [a, clip(Pᵀ(x - m)/s, r)], r = sqrt(c² - a²); about a `centre` clipped once more.
 
-    A centre of fewer than q numbers keeps the first k features alone.
+    A centre of k < q numbers keeps the first k features alone; with `discriminants` D it is one of
+    Dᵀx, x all features.
 
     Raises:
         ValueError: at construction, for a number that is not finite, a scale that is not positive,
@@ -33,12 +34,14 @@ class RowMap:
     constant: float  # a
     centre: Tensor | None = None  # (k,) float64 mean of rows, from a noised sum; None: not taken
     length: float = 1.0  # by which features about the centre are divided
+    discriminants: Tensor | None = None  # (q, k) float64 D; None: not taken, or no centre yet
 
     def __post_init__(self) -> None:
         check_bounds(self.clip_norm, self.constant)
         dtypes = {"mean": torch.float32, "basis": torch.float32, "scale": torch.float32}
-        if self.centre is not None:
-            dtypes["centre"] = torch.float64
+        for name in ("centre", "discriminants"):
+            if getattr(self, name) is not None:
+                dtypes[name] = torch.float64
         for name, dtype in dtypes.items():
             values = getattr(self, name)
             if values.dtype != dtype:
@@ -52,6 +55,10 @@ class RowMap:
             check.within(f"[1, {self.basis.shape[1]}]", centre_numbers=len(self.centre))
             check.within(f"[0, {self.reach}]", centre_norm=float(self.centre.norm()))
             check.positive(length=self.length)
+        if self.discriminants is not None:
+            k = "k" if self.centre is None else len(self.centre)
+            check.shape((self.basis.shape[1], k), discriminants=self.discriminants)
+            check.within("[0, 1]", largest_of_discriminants=float(self.discriminants.abs().max()))
 
     @property
     def dim(self) -> int:
@@ -94,7 +101,15 @@ class RowMap:
         """(n, dim) rows of this transform from the (n, q + 1) of the one without its centre."""
         if self.centre is None:
             return rows
-        return about(rows, self.centre, self.length, self.clip_norm, self.constant)
+        bounds = self.clip_norm, self.constant
+        return about(rows, self.centre, self.length, *bounds, self.discriminants)
+
+    @property
+    def taken(self) -> Tensor:
+        """(q, k) float64 directions among the features, along which rows about a centre are."""
+        if self.discriminants is not None:
+            return self.discriminants
+        return torch.eye(self.basis.shape[1], self.dim - 1, dtype=torch.float64)
 
     @cached_property
     def _rotates(self) -> bool:

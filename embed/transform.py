@@ -115,6 +115,7 @@ class PublicTransform(RowMap):
         shrinkage: float = 0.01,
         directions: Directions = "principal",
         leading: int | None = None,
+        discriminants: int | None = None,
         clip_quantile: float = 0.1,
         clip_norm: float = 2**0.5,
         constant: float = 1.0,
@@ -133,6 +134,9 @@ class PublicTransform(RowMap):
                 "hedge": near "discriminant", and "tempered" without labels.
             leading: features after the first so many are shortened to .15 of their length, which
                 leaves more of a clipped row to the first ones. None: no feature is shortened.
+            discriminants: of directions that are of another kind, k "discriminant" ones, along
+                which rows can be taken about a centre, see `recentred`. None: no such directions;
+                nor are there any without labels if `directions` need none.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -163,16 +167,19 @@ class PublicTransform(RowMap):
         found = moments or PublicMoments(public, blocks)
         how = check.present(whiten=whiten, shrinkage=shrinkage, leading=leading)
         mean, basis, scale = found.directions(q, kind=directions, **how)
+        how |= check.present(discriminants=discriminants)
         features = found.projected(mean, basis / scale)
         if not found.exact:
             features = list(features)
         quantile = norm_quantile(features, clip_quantile)
         if not quantile > 0:
             raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
+        wanted = None if discriminants is None else found.among(basis / scale, discriminants)
         fitted = cls(
             mean=mean.float(),
             basis=basis.float().contiguous(),
             scale=(scale * quantile).float(),
+            discriminants=wanted,
             clip_norm=clip_norm,
             constant=constant,
             row_mean=torch.empty(0),
@@ -210,39 +217,63 @@ class PublicTransform(RowMap):
         )
 
     def recentred(
-        self, centre: Tensor, keep: int | None = None, mean_square: float = 1.0
+        self,
+        centre: Tensor,
+        keep: int | None = None,
+        mean_square: float = 1.0,
+        *,
+        discriminants: bool = False,
     ) -> "PublicTransform":
         """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
 
-        Of the directions it has the first `keep`, or all; public rows are as long as before. Of the
-        rows that will be taken about it `mean_square` is the mean squared length, over r².
+        Of the directions it has the first `keep`, or all, or its `discriminants`; public rows are
+        as long as before. Of the rows that will be taken about it `mean_square` is the mean squared
+        length, over r².
 
         Raises ValueError for another one, a transform that has one already, or guesses of classes,
         which say where classes are without it.
         """
         q = self.dim - 1
-        kept = q if keep is None else keep
+        taken = self.discriminants if discriminants else (q if keep is None else keep)
         check.shape((q,), centre=centre)
-        check.within(f"[1, {q}]", keep=kept)
+        check.given(discriminants=taken)
         check.within("[0, 1]", mean_square=mean_square)
         if self.placed:
             raise ValueError("transform must have neither a centre nor guesses of classes, has one")
-        squares = self.second_moment.diagonal()[1:]
-        share = float(squares[:kept].sum() / squares.sum())
-        common = float(centre.double().square().sum()) / self.reach**2
-        longer = torch.tensor([1.0, *[share**-0.5] * kept], dtype=torch.float64)
-
-        def cut(scatter: Tensor, units: Tensor) -> Tensor:
-            return scatter[: len(units), : len(units)] * torch.outer(units, units)
-
+        assert taken is not None
+        of_taken, common = self._along(taken), float(centre.double().square().sum())
+        spread = of_taken["second_moment"].diagonal()[1:].sum()
+        share = float(spread / self.second_moment.diagonal()[1:].sum())
+        longer = torch.full((len(of_taken["row_mean"]),), share**-0.5, dtype=torch.float64)
+        longer[0] = 1.0
+        units = {"row_mean": longer, "second_moment": torch.outer(longer, longer)}
+        lengthened = {n: v * units.get(n, longer[1:].square()) for n, v in of_taken.items()}
+        along = isinstance(taken, Tensor)
         return replace(
             self,
-            centre=centre.double()[:kept],
-            length=length_about(common, mean_square, share),
-            row_mean=self.row_mean[: kept + 1] * longer,
-            second_moment=cut(self.second_moment, longer),
-            **{name: cut(values, longer[1:]) for name, values in self._scatter.items()},
+            centre=centre.double() @ taken if along else centre.double()[:taken],
+            length=length_about(common / self.reach**2, mean_square, share),
+            discriminants=taken if along else None,
+            **lengthened,
         )
+
+    def first(self, keep: int) -> "PublicTransform":
+        """The transform to the first `keep` of its directions alone."""
+        basis, scale = self.basis[:, :keep].contiguous(), self.scale[:keep]
+        return replace(self, basis=basis, scale=scale, discriminants=None, **self._along(keep))
+
+    def _along(self, taken: Tensor | int) -> dict[str, Tensor]:
+        """Public statistics of rows [a, x] with the first so many features alone, or with Dᵀx."""
+        scatter = self._scatter
+        if isinstance(taken, int):
+            check.within(f"[1, {self.dim - 1}]", keep=taken)
+            moments = self.second_moment[: taken + 1, : taken + 1]
+            scatter = {name: values[:taken, :taken] for name, values in scatter.items()}
+            return {"row_mean": self.row_mean[: taken + 1], "second_moment": moments, **scatter}
+        rows = torch.block_diag(torch.ones(1, 1, dtype=torch.float64), taken)
+        scatter = {name: taken.T @ values @ taken for name, values in scatter.items()}
+        moments = rows.T @ self.second_moment @ rows
+        return {"row_mean": self.row_mean @ rows, "second_moment": moments, **scatter}
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
@@ -254,6 +285,7 @@ class PublicTransform(RowMap):
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
         length = torch.tensor(self.length, dtype=torch.float64)
         about_centre = {} if self.centre is None else {"centre": self.centre, "length": length}
+        about_centre |= check.present(discriminants=self.discriminants)
         return (
             self._scatter
             | about_centre

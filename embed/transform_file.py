@@ -85,6 +85,7 @@ def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
     k = len(tensors["row_mean"]) - 1  # features about a centre; without one q
     shapes = {"mean": (p,), "basis": (p, q), "scale": (q,), "row_mean": (k + 1,), "centre": (k,)}
     shapes |= {"second_moment": (k + 1, k + 1), "within_class": (k, k), "between_class": (k, k)}
+    shapes["discriminants"] = (q, k if "centre" in tensors else "k")
     fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
     for name, values in fields.items():
         check.shape(shapes[name], **{name: values})

@@ -27,6 +27,10 @@ class TransformOptions:
     """Shorten all directions after the first so many to .15 of their length. It pays where names or
     examples say where classes lie, and noise hides those directions (default: in `run` with names
     or examples, as many as it would keep without; otherwise no direction is shortened)."""
+    discriminants: int | None = None
+    """Number of discriminant directions along which private rows are taken after a first sum that
+    has found much in common among them, in place of the first directions that it keeps; needs
+    labels (default: in `run` by a public rule; elsewhere none)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1
@@ -54,6 +58,7 @@ class TransformOptions:
             "components": self.components,
             "directions": self.directions or "principal",
             "leading": self.leading,
+            "discriminants": self.discriminants,
             "whiten": self.whiten,
             "clip_quantile": self.clip_quantile,
             "constant": self.constant,

@@ -27,7 +27,7 @@ from embed.store import TRAIN
 from embed.transform_options import TransformOptions
 from train_distributed import Privacy
 from train_distributed.commands.select import Select
-from train_distributed.simulation.rehearsal import Candidates
+from train_distributed.simulation.rehearsal import Candidates, Sizes
 
 LIKE = 4000
 
@@ -98,9 +98,14 @@ def measured(
             found: dict[str, dict[Cell, np.ndarray]] = {}
             facts = kind.facts(cell)
             weight = facts.moment_weight("discriminant", {})
-            for others in (None, facts.keep_by_rule("discriminant", dim)[1:]):
+            sizes = Sizes(users=cell[0], rows_per_user=cell[1], num_classes=kind.num_classes)
+            for others in (None, sizes.kept_of_others(facts.privacy, dim)):
                 candidates = Candidates.default(
-                    dim, centre="private", others=others, moment_weight=weight
+                    dim,
+                    centre="private",
+                    others=others,
+                    discriminants=sizes.discriminants(facts.privacy, dim),
+                    moment_weight=weight,
                 )
                 released(kind, candidates, [cell], seeds, found)
             mean = {name: float(each[cell].mean()) for name, each in found.items()}

@@ -120,6 +120,7 @@ class Select:
             rounds=self.rounds,
             centre=centre,
             others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
+            discriminants=sizes.discriminants(self.privacy, public.dim),
             leading=sizes.leading(self.privacy, public.dim) if known else None,
             moment_weight=None if known else sizes.moment_weight(self.privacy, self.moments),
         )

@@ -37,6 +37,7 @@ from train_distributed.one_shot.users import Chunk
 
 CENTRE_SHARE = 0.05  # of μ², spent by the first sum
 ALIKE, OTHER = 0.08, 0.3  # of a squared length: at most so much do rows have in common
+AMONG_MANY = 0.07, 0.26  # the same where the noise of many directions hides some of it
 
 TINY = 1e-300
 
@@ -122,11 +123,18 @@ class FeatureSum(Statistic):
             check.equal(3, keep_numbers=len(self.keep))
             for kept in self.keep:
                 check.within(f"[1, {self.dimension - 1}]", keep=kept)
+            if self.transform.discriminants is not None:
+                check.equal(self.transform.discriminants.shape[1], keep_of_other_rows=self.keep[2])
         if self.transform.placed:
             raise ValueError(
                 "centre must be 'public' with a transform that has one or guesses of classes, "
                 "got 'private'"
             )
+
+    def check_rows(self, transform: PublicTransform) -> None:
+        """Raises ValueError for rows of another transform than the statistic's own."""
+        if not self.transform.same_rows(transform):
+            raise ValueError("transform must be the method's own, got another one")
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, q + 1) float64; rows beyond a user's count add nothing."""
@@ -158,15 +166,30 @@ class FeatureSum(Statistic):
         check.shape((self.dimension,), centre=found)
         check.within("[0, 1]", centre_squared_length=float(found[-1]))
         keep = None
+        discriminants = False
         if self.keep is not None:
-            common = self.common(found)
-            keep = self.keep[(common > ALIKE) + (common > OTHER)]
-        return self.transform.recentred(found[:-1], keep, float(found[-1]))
+            common, offered = self.common(found), self.transform.discriminants is not None
+            alike, other = AMONG_MANY if offered else (ALIKE, OTHER)
+            keep = self.keep[(common > alike) + (common > other)]
+            discriminants = offered and common > other
+        return self.transform.recentred(
+            found[:-1], keep, float(found[-1]), discriminants=discriminants
+        )
 
     def common(self, found: Tensor) -> float:
-        """Share of the rows' squared length that they have in common, ‖m‖²/e r²."""
-        own = float(found[:-1].square().sum()) / self.transform.reach**2
-        return own / max(own, float(found[-1])) if own > 0 else 0.0
+        """Share of the rows' squared length that they have in common, ‖m‖²/e r².
+
+        Where `discriminants` may take the place of the first directions there are many of these,
+        whose noise hides the share: then it is that along as many as are kept, ‖m_k‖²/v e r², v the
+        part of the public rows' squared length along them.
+        """
+        kept, part = len(found) - 1, 1.0
+        if self.keep is not None and self.transform.discriminants is not None:
+            kept = max(self.keep)
+            squares = self.transform.second_moment.diagonal()[1:]
+            part = float(squares[:kept].sum() / squares.sum())
+        own = float(found[:kept].square().sum()) / self.transform.reach**2
+        return own / max(own, part * float(found[-1])) if own > 0 else 0.0
 
     def descends(self, found: Tensor) -> bool:
         """Whether sums of gradients take the place of the method's own sum."""

@@ -53,17 +53,19 @@ class Course:
 
     def rows(self, chunk: Chunk) -> Chunk:
         """The chunk with its rows about the centre, zero in directions that are not kept."""
-        return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).view_as(chunk.x))
+        return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).unflatten(0, chunk.x.shape[:2]))
 
     def sent(self, x: Tensor) -> Tensor:
-        """(n, q + 1) of `moved`, with zeros for the directions that are not kept.
+        """Rows of `moved`, with zeros for the directions that were planned and are not kept.
 
         Where gradients alone are summed they are not clipped.
         """
         if self.about is not None:
             return self.about.rows(x)
-        moved = self.moved(x)
-        return torch.nn.functional.pad(moved, (0, x.shape[1] - moved.shape[1]))
+        moved, most = self.moved(x), x.shape[1]
+        if self.planned is not None and (kept := self.planned.statistic.own_transform) is not None:
+            most = kept.dim
+        return torch.nn.functional.pad(moved, (0, most - moved.shape[1]))
 
     def moved(self, x: Tensor) -> Tensor:
         """(n, k + 1) rows that the weights are of, from (n, q + 1) of the transform that began."""

@@ -41,6 +41,9 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
+# t up to which rows with more than `OTHER` in common are taken along as many `discriminant`
+# directions of ten classes, found among so many
+CLEAR, SEPARATING, AMONG = 0.01, 192, 512
 # Weight α of second moments, for features of norm 1: up to `FREE` they add no noise to the class
 # sums; `HEAVY` adds 6 %, takes a quarter off their own, and is for t up to `SURE`.
 FREE, HEAVY, SURE = math.sqrt(0.5), 1.0, 0.0033
@@ -116,6 +119,17 @@ class PublicFacts:
             return None
         few, fewer, more = options.get("keep", self.keep_by_rule(method, most))
         return (few, fewer, more) if "keep" in options or fewer < more else None
+
+    def discriminants(self, method: str, most: int) -> int | None:
+        """Discriminant directions, for rows that have much in common; None where noise is large.
+
+        √(K/K₀) times as many for K classes, at most `most`.
+        """
+        rule = rule_of(method)
+        if rule.usual_classes is None or self.noise(rule) > CLEAR:
+            return None
+        wanted = SEPARATING * math.sqrt(self.num_classes / rule.usual_classes)
+        return min(round(_within(wanted, COMPONENTS)), most)
 
     def _rounds(self, rule: Rule) -> int | None:
         return ROUNDS if self._often(rule) and 0 < self.noise(rule) <= QUIET else None
@@ -200,6 +214,10 @@ class PublicFacts:
         if not knowing and (keep := self.keep(method, given, most, found)):
             descends = self._descent_above(rule_of(method), found) is not None
             widest = min(COMPONENTS[1], most) if descends else 0
+            sought = self.discriminants(method, most)
+            if sought and not descends and "keep" not in found:
+                keep, widest = (*keep[:2], sought), min(AMONG, most)
+                given = replace(given, discriminants=sought)
             found["keep"], given = keep, replace(given, components=max(*keep, widest))
         clip = found.get("user_clip")
         return self.transform(method, given, most, clip, knowing=knowing), found

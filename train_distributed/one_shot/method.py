@@ -69,6 +69,11 @@ class Method:
         """Whether gradients may be summed in place of its own statistic."""
         return self.centring is not None and self.centring.descent_above is not None
 
+    @property
+    def own_transform(self) -> PublicTransform | None:
+        """Transform for whose rows the first sum's sensitivity is stated; None: for any."""
+        return (self.centring or self.statistic).own_transform
+
     def validate(self) -> None:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
         if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
@@ -90,8 +95,10 @@ class Method:
         of range, another transform, clip norm, dimension or K.
         """
         self.validate()
-        self.statistic.check_rows(transform)
-        self.estimator.check_transform(transform)
+        (self.centring or self.statistic).check_rows(transform)
+        kept = self.statistic.own_transform
+        narrower = kept is not None and kept.dim < transform.dim
+        self.estimator.check_transform(transform.first(kept.dim - 1) if narrower else transform)
         check.equal(self.num_classes, num_classes=num_classes)
 
     def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:

@@ -163,8 +163,11 @@ def build_method(
         )
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)
+    kept = transform
+    if keep is not None and descent_above is None and max(keep, default=0) < transform.dim - 1:
+        kept = transform.first(max(keep, default=0))  # more will not be asked for
     try:
-        method = METHODS[name].build(transform, num_classes, **options)
+        method = METHODS[name].build(kept, num_classes, **options)
     except TypeError as error:
         raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
     if norm is not None:

@@ -63,7 +63,7 @@ class ReleaseRequest:
         """Rows, users, transform and classes, filled in; raises ValueError as `PrivateRows.of`."""
         transform = self.transform
         if transform is None and not isinstance(self.method, str):
-            transform = self.method.statistic.own_transform
+            transform = self.method.own_transform
         return PrivateRows.of(self.embeddings, transform, self.partition, self.num_classes)
 
     @property

@@ -13,7 +13,7 @@ from embed.directions import Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
-from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
+from train_distributed.one_shot.defaults import AMONG, HEAVY, KNOWING, PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
@@ -67,7 +67,11 @@ class Sizes:
     def kept_of_others(self, privacy: Privacy, width: int) -> tuple[int, int]:
         """Directions that the public rule keeps where pictures are unlike the public ones."""
         _, fewer, more = self._facts(privacy).keep_by_rule("discriminant", width)
-        return fewer, more
+        return fewer, self.discriminants(privacy, width) or more
+
+    def discriminants(self, privacy: Privacy, width: int) -> int | None:
+        """Those of the second number that are discriminant ones; None where the noise is large."""
+        return self._facts(privacy).discriminants("discriminant", width)
 
     def moment_weight(self, privacy: Privacy, moments: Moments) -> float | None:
         """Weight α that the public rule gives to second moments; None: one that adds no noise."""
@@ -110,6 +114,7 @@ class Candidates:
         rounds: int = 0,
         centre: Centre = "public",
         others: tuple[int, int] | None = None,
+        discriminants: int | None = None,
         leading: int | None = None,
         moment_weight: float | None = None,
     ) -> "Candidates":
@@ -117,9 +122,10 @@ class Candidates:
 
         Second moments have the `moment_weight` given, those of many directions also `HEAVY`.
         `rounds` are T further sums, an alternative to none. About a private centre those of the
-        kind "hedge" keep `others`, by the public rule, where pictures are of another kind. Where
-        the classes are known all but the first directions are faint; one candidate has as many
-        `leading` ones as the public rule says.
+        kind "hedge" keep `others`, by the public rule, where pictures are of another kind; the
+        second number of these are `discriminants`, if there are any. Where the classes are known
+        all but the first directions are faint; one candidate has as many `leading` ones as the
+        public rule says.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         weighed = check.present(alpha=moment_weight)
@@ -137,7 +143,8 @@ class Candidates:
             if others is not None and centre == "private" and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
-                grid[name] = replace(options, components=max(keep))
+                widest = max(keep) if discriminants is None else max(q, min(AMONG, dim))
+                grid[name] = replace(options, components=widest, discriminants=discriminants)
             settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:
                 continue

@@ -87,12 +87,11 @@ def _clip(q: int, again: str = "") -> list[tuple[str, Any]]:
 
 
 def _about(transform: PublicTransform) -> Any:
-    """(v₁ … v_k − m/ρ)/s of the q + 1 numbers of v."""
+    """(Dᵀv − m/ρ)/s of the q + 1 numbers of v, the last of which counts nothing."""
     assert transform.centre is not None
-    width, k = transform.basis.shape[1] + 1, len(transform.centre)
-    centre = np.zeros(width)
-    centre[:k] = transform.centre.double().numpy() / transform.reach
-    return _linear(np.eye(width, k) / transform.length, centre)
+    matrix = np.pad(transform.taken.numpy(), ((0, 1), (0, 0)))
+    centre = transform.centre.double().numpy() / transform.reach
+    return _linear(matrix / transform.length, np.linalg.pinv(matrix).T @ centre)
 
 
 def _scaled(width: int, by: float) -> Any:

@@ -114,6 +114,7 @@ class _Head(nn.Module):
     basis: Tensor
     scale: Tensor
     centre: Tensor | None
+    discriminants: Tensor | None
     slopes: Tensor
     offset: Tensor
 
@@ -123,6 +124,7 @@ class _Head(nn.Module):
         for name in ("mean", "basis", "scale"):
             self.register_buffer(name, getattr(transform, name).double().contiguous())
         self.register_buffer("centre", transform.centre)
+        self.register_buffer("discriminants", transform.discriminants)
         self.length = transform.length
         self.register_buffer("slopes", released.weights[1:].contiguous())
         self.register_buffer("offset", released.weights[0] * transform.constant)
@@ -132,6 +134,8 @@ class _Head(nn.Module):
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
         if self.centre is not None:
+            if self.discriminants is not None:
+                rows = rows @ self.discriminants
             rows = self._clipped((rows[:, : len(self.centre)] - self.centre) / self.length)
         scores = rows @ self.slopes + self.offset
         shares = torch.softmax(scores / self.temperature, 1)

@@ -45,7 +45,7 @@ def some_rows(released: Release) -> np.ndarray:
     features = rng.standard_normal((ROWS, transform.basis.shape[1]))
     features *= 10.0 ** rng.integers(-3, 6, (ROWS, 1))
     if transform.centre is not None:
-        features[:, : len(transform.centre)] += transform.centre.double().numpy()
+        features += (transform.centre @ torch.linalg.pinv(transform.taken)).numpy()
     spread = features * transform.scale.double().numpy() @ transform.basis.double().numpy().T
     return transform.mean.double().numpy() + spread
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.centre import length_about
 from embed.clip import check_bounds, roughly_clipped
 from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
 from embed.encoding import Encoding
@@ -77,7 +76,7 @@ class PublicTransform(RowMap):
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        plain = self.centre is None and not (self._rotates or self._scatter or self.known)
+        plain = self.centre is None and not (self._rotates or self.scatter or self.known)
         return centred and white and plain
 
     @property
@@ -94,12 +93,12 @@ class PublicTransform(RowMap):
     def same_scatter(self, other: "PublicTransform") -> bool:
         """Whether both have the same class scatter and the same guesses of classes, or none."""
         ours, theirs = (
-            each._scatter | (each.known.tensors() if each.known else {}) for each in (self, other)
+            each.scatter | (each.known.tensors() if each.known else {}) for each in (self, other)
         )
         return _equal(ours, theirs)
 
     @property
-    def _scatter(self) -> dict[str, Tensor]:
+    def scatter(self) -> dict[str, Tensor]:
         """Class scatter of the public rows by name; empty if they had no labels."""
         known = {name: getattr(self, name) for name in SCATTER}
         return {name: values for name, values in known.items() if values is not None}
@@ -134,9 +133,8 @@ class PublicTransform(RowMap):
                 "hedge": near "discriminant", and "tempered" without labels.
             leading: features after the first so many are shortened to .15 of their length, which
                 leaves more of a clipped row to the first ones. None: no feature is shortened.
-            discriminants: of directions that are of another kind, k "discriminant" ones, along
-                which rows can be taken about a centre, see `recentred`. None: no such directions;
-                nor are there any without labels if `directions` need none.
+            discriminants: k directions of the kind "discriminant", too, along which rows can be
+                taken about a centre, see `embed.recentred`; without labels none. None: none.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -216,65 +214,6 @@ class PublicTransform(RowMap):
             second_moment=torch.eye(dim + 1, dtype=torch.float64),
         )
 
-    def recentred(
-        self,
-        centre: Tensor,
-        keep: int | None = None,
-        mean_square: float = 1.0,
-        *,
-        discriminants: bool = False,
-    ) -> "PublicTransform":
-        """The transform whose rows are taken about the (q,) `centre`, which is at most r long.
-
-        Of the directions it has the first `keep`, or all, or its `discriminants`; public rows are
-        as long as before. Of the rows that will be taken about it `mean_square` is the mean squared
-        length, over r².
-
-        Raises ValueError for another one, a transform that has one already, or guesses of classes,
-        which say where classes are without it.
-        """
-        q = self.dim - 1
-        taken = self.discriminants if discriminants else (q if keep is None else keep)
-        check.shape((q,), centre=centre)
-        check.given(discriminants=taken)
-        check.within("[0, 1]", mean_square=mean_square)
-        if self.placed:
-            raise ValueError("transform must have neither a centre nor guesses of classes, has one")
-        assert taken is not None
-        of_taken, common = self._along(taken), float(centre.double().square().sum())
-        spread = of_taken["second_moment"].diagonal()[1:].sum()
-        share = float(spread / self.second_moment.diagonal()[1:].sum())
-        longer = torch.full((len(of_taken["row_mean"]),), share**-0.5, dtype=torch.float64)
-        longer[0] = 1.0
-        units = {"row_mean": longer, "second_moment": torch.outer(longer, longer)}
-        lengthened = {n: v * units.get(n, longer[1:].square()) for n, v in of_taken.items()}
-        along = isinstance(taken, Tensor)
-        return replace(
-            self,
-            centre=centre.double() @ taken if along else centre.double()[:taken],
-            length=length_about(common / self.reach**2, mean_square, share),
-            discriminants=taken if along else None,
-            **lengthened,
-        )
-
-    def first(self, keep: int) -> "PublicTransform":
-        """The transform to the first `keep` of its directions alone."""
-        basis, scale = self.basis[:, :keep].contiguous(), self.scale[:keep]
-        return replace(self, basis=basis, scale=scale, discriminants=None, **self._along(keep))
-
-    def _along(self, taken: Tensor | int) -> dict[str, Tensor]:
-        """Public statistics of rows [a, x] with the first so many features alone, or with Dᵀx."""
-        scatter = self._scatter
-        if isinstance(taken, int):
-            check.within(f"[1, {self.dim - 1}]", keep=taken)
-            moments = self.second_moment[: taken + 1, : taken + 1]
-            scatter = {name: values[:taken, :taken] for name, values in scatter.items()}
-            return {"row_mean": self.row_mean[: taken + 1], "second_moment": moments, **scatter}
-        rows = torch.block_diag(torch.ones(1, 1, dtype=torch.float64), taken)
-        scatter = {name: taken.T @ values @ taken for name, values in scatter.items()}
-        moments = rows.T @ self.second_moment @ rows
-        return {"row_mean": self.row_mean @ rows, "second_moment": moments, **scatter}
-
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
         provenance = {name: getattr(self, name) for name in PROVENANCE}
@@ -287,7 +226,7 @@ class PublicTransform(RowMap):
         about_centre = {} if self.centre is None else {"centre": self.centre, "length": length}
         about_centre |= check.present(discriminants=self.discriminants)
         return (
-            self._scatter
+            self.scatter
             | about_centre
             | {
                 "mean": self.mean,

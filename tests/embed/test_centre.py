@@ -17,6 +17,7 @@ from embed import centre as centre_module
 from embed.centre import LEAST, TIGHT, about, length_about
 from embed.known_classes import ClassGuess, KnownClasses
 from embed.project import ROWS
+from embed.recentred import recentred
 from tests.embed.test_clip_scales import squared
 
 BOUNDS = [(math.sqrt(2), 1.0), (math.sqrt(1.25), 0.5), (1.0, 0.0), (1e-30, 0.0), (1e30, 2.0**80)]
@@ -154,7 +155,7 @@ def transform() -> PublicTransform:
 @pytest.fixture
 def centred(transform: PublicTransform) -> PublicTransform:
     towards = torch.arange(1.0, 34, dtype=torch.float64)
-    return transform.recentred(0.8 * transform.reach * towards / towards.norm())
+    return recentred(transform, 0.8 * transform.reach * towards / towards.norm())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -198,7 +199,7 @@ def test_a_transform_without_a_centre_gives_rows_back(transform: PublicTransform
 
 def test_a_centre_as_long_as_a_row_is_taken(transform: PublicTransform) -> None:
     longest = transform.reach * torch.eye(33, dtype=torch.float64)[0]
-    rows = transform.recentred(longest)(torch.randn(50, 96), dtype=torch.float64)
+    rows = recentred(transform, longest)(torch.randn(50, 96), dtype=torch.float64)
     assert all(squared(row) <= Fraction(transform.clip_norm) ** 2 for row in rows)
 
 
@@ -220,7 +221,7 @@ def test_a_centre_out_of_range_is_refused_in_one_line(values: list, rule: str) -
     plain = PublicTransform.identity(3)
     given = torch.tensor(values, dtype=torch.float64)
     ways = [
-        lambda: plain.recentred(given),
+        lambda: recentred(plain, given),
         lambda: replace(plain, centre=given),
         lambda: PublicTransform.from_tensors(plain.tensors() | {"centre": given, "length": ONE}),
     ]
@@ -247,24 +248,24 @@ def test_a_second_centre_and_guesses_of_classes_are_refused(
     transform: PublicTransform, centred: PublicTransform
 ) -> None:
     zero = torch.zeros(33, dtype=torch.float64)
-    for given in (centred, transform.recentred(zero), replace(transform, known=guesses(33))):
+    for given in (centred, recentred(transform, zero), replace(transform, known=guesses(33))):
         with pytest.raises(ValueError, match="must have neither a centre nor guesses of classes"):
-            given.recentred(zero)
+            recentred(given, zero)
     with pytest.raises(ValueError, match="known must be left out with a centre"):
         replace(centred, known=guesses(33))
 
 
 def test_comparisons_see_the_centre(transform: PublicTransform, centred: PublicTransform) -> None:
     assert centred.centre is not None
-    other = transform.recentred(centred.centre.nextafter(torch.ones(33).double()))
-    assert centred.same_rows(transform.recentred(centred.centre.clone()))
+    other = recentred(transform, centred.centre.nextafter(torch.ones(33).double()))
+    assert centred.same_rows(recentred(transform, centred.centre.clone()))
     for one, another in ((transform, centred), (centred, other)):
         assert not one.same_rows(another)
         assert not another.same_rows(one)
     unit, zero = PublicTransform.identity(3), torch.zeros(3, dtype=torch.float64)
     assert unit.is_identity
-    assert not unit.recentred(zero).is_identity
-    assert not unit.same_rows(unit.recentred(zero))
+    assert not recentred(unit, zero).is_identity
+    assert not unit.same_rows(recentred(unit, zero))
 
 
 def test_a_saved_transform_keeps_its_centre(centred: PublicTransform, tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_the_first_directions_alone_are_kept(transform: PublicTransform, keep: i
     """As if the transform had no others, but for the length that they took from a row."""
     towards = torch.arange(1.0, 34, dtype=torch.float64).flip(0)
     centre = 0.6 * transform.reach * towards / towards.norm()
-    kept = transform.recentred(centre, keep)
+    kept = recentred(transform, centre, keep)
     assert kept.dim == keep + 1
     x = torch.randn(2000, 96, generator=torch.Generator().manual_seed(2))
     rows, full = kept(x, dtype=torch.float64), transform(x, dtype=torch.float64)
@@ -335,17 +336,17 @@ def test_the_first_directions_alone_are_kept(transform: PublicTransform, keep: i
     assert torch.equal(kept.about_centre(full), rows)
     for statistics in (kept, transform):
         assert float(statistics.covariance.trace()) == pytest.approx(1.0, abs=0.1)
-    assert kept.same_rows(transform.recentred(centre)) == (keep == 33)
+    assert kept.same_rows(recentred(transform, centre)) == (keep == 33)
 
 
 @pytest.mark.parametrize("keep", [0, 34, -1])
 def test_directions_that_are_not_there_are_not_kept(transform: PublicTransform, keep: int) -> None:
     with pytest.raises(ValueError, match=rf"keep must be in \[1, 33\], got {keep}"):
-        transform.recentred(torch.zeros(33, dtype=torch.float64), keep)
+        recentred(transform, torch.zeros(33, dtype=torch.float64), keep)
 
 
 def test_a_saved_transform_keeps_its_directions(transform: PublicTransform, tmp_path: Path) -> None:
-    kept = transform.recentred(torch.full((33,), 0.1, dtype=torch.float64), 7)
+    kept = recentred(transform, torch.full((33,), 0.1, dtype=torch.float64), 7)
     kept.save(tmp_path / "kept.safetensors")
     loaded = PublicTransform.load(tmp_path / "kept.safetensors")
     x = torch.randn(50, 96)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.recentred import recentred
 from heads import class_sums
 from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
@@ -172,9 +173,8 @@ class FeatureSum(Statistic):
             alike, other = AMONG_MANY if offered else (ALIKE, OTHER)
             keep = self.keep[(common > alike) + (common > other)]
             discriminants = offered and common > other
-        return self.transform.recentred(
-            found[:-1], keep, float(found[-1]), discriminants=discriminants
-        )
+        given = self.transform, found[:-1], keep, float(found[-1])
+        return recentred(*given, discriminants=discriminants)
 
     def common(self, found: Tensor) -> float:
         """Share of the rows' squared length that they have in common, ‖m‖²/e r².

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.recentred import first
 from pretrain import check
 from train_distributed.one_shot.centring import FeatureSum
 from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient, Descent
@@ -98,7 +99,7 @@ class Method:
         (self.centring or self.statistic).check_rows(transform)
         kept = self.statistic.own_transform
         narrower = kept is not None and kept.dim < transform.dim
-        self.estimator.check_transform(transform.first(kept.dim - 1) if narrower else transform)
+        self.estimator.check_transform(first(transform, kept.dim - 1) if narrower else transform)
         check.equal(self.num_classes, num_classes=num_classes)
 
     def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:

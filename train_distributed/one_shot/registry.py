@@ -141,6 +141,7 @@ def build_method(
     `descent_above`, see `centring`. A `prior` may be a list of shares. Raises ValueError for an
     unknown name or option, or a value out of range.
     """
+    from embed.recentred import first
     from train_distributed.one_shot.centring import FeatureSum
     from train_distributed.one_shot.class_prior import checked_prior
     from train_distributed.one_shot.user_clip import UserClip
@@ -165,7 +166,7 @@ def build_method(
         options["prior"] = checked_prior(options["prior"], num_classes)
     kept = transform
     if keep is not None and descent_above is None and max(keep, default=0) < transform.dim - 1:
-        kept = transform.first(max(keep, default=0))  # more will not be asked for
+        kept = first(transform, max(keep, default=0))  # more will not be asked for
     try:
         method = METHODS[name].build(kept, num_classes, **options)
     except TypeError as error:

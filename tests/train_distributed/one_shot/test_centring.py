@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.centre import about, length_about
+from embed.recentred import recentred
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.centring import CENTRE_SHARE, FeatureSum
@@ -226,7 +227,7 @@ def test_rounds_after_a_centre_are_of_rows_about_it_and_all_sums_keep_one_promis
 
 
 def test_a_transform_with_a_centre_has_no_second_one() -> None:
-    private, transform = rows_at(3.0), fitted().recentred(torch.full((P - 1,), 0.2))
+    private, transform = rows_at(3.0), recentred(fitted(), torch.full((P - 1,), 0.2))
     assert release(private, "discriminant", PROMISE, transform=transform).report["rounds"] == 1
     with pytest.raises(
         ValueError, match="centre must be 'public' with a transform that has one or guesses"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import train_distributed.one_shot.release as release_module
+from embed.recentred import recentred
 from tests.train_distributed.one_shot.test_centring import (
     EACH,
     PROMISE,
@@ -90,7 +91,7 @@ def test_the_model_is_that_of_gradients_about_the_mean_of_all_rows() -> None:
     found = release(private, "discriminant", BARE, transform=transform, **ALWAYS)
     x, y = transform(private.embeddings), torch.from_numpy(private.labels)
     centre, squares = x[:, 1:].double().mean(0), x[:, 1:].double().square().sum(1)
-    around = transform.recentred(centre, None, float(squares.mean()) / transform.reach**2)
+    around = recentred(transform, centre, None, float(squares.mean()) / transform.reach**2)
     moved = torch.cat([x[:, :1], (x[:, 1:] - centre.float()) / around.length], 1).double()
     descent = Descent.from_zero(around, K)
     assert not descent.weights.any()

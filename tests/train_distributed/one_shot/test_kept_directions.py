@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embed import PublicTransform
+from embed.recentred import recentred
 from embed.transform_options import TransformOptions
 from tests.train_distributed.one_shot.test_centring import (
     PROMISE,
@@ -24,9 +25,15 @@ from tests.train_distributed.one_shot.test_centring import (
 )
 from train_distributed import Privacy, release
 from train_distributed.commands.configuration import RunConfig
-from train_distributed.one_shot.centring import ALIKE, CENTRE_SHARE, OTHER, FeatureSum
+from train_distributed.one_shot.centring import (
+    ALIKE,
+    AMONG_MANY,
+    CENTRE_SHARE,
+    OTHER,
+    FeatureSum,
+)
 from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.defaults import KEEP, PublicFacts
+from train_distributed.one_shot.defaults import CLEAR, KEEP, SEPARATING, PublicFacts, rule_of
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 
@@ -52,18 +59,63 @@ def test_how_much_rows_have_in_common_says_how_many_directions(common: float, pl
     found = torch.cat([centre, torch.ones(1, dtype=torch.float64)])
     about = centring.about(found)
     assert about.dim == keep[place] + 1
-    assert about.same_rows(transform.recentred(centre, keep[place]))
+    assert about.same_rows(recentred(transform, centre, keep[place]))
     whole = replace(centring, keep=None).about(found)
     assert whole.dim == P
+
+
+def offering(number: int) -> PublicTransform:
+    """The transform with so many other directions to choose."""
+    draw = torch.Generator().manual_seed(3)
+    other = torch.randn(P - 1, number, generator=draw, dtype=torch.float64)
+    other[0] *= 30
+    return replace(fitted(), discriminants=other / torch.linalg.matrix_norm(other, 2) / 1.001)
+
+
+@pytest.mark.parametrize(
+    ("common", "place"),
+    [(0.0, 0), (AMONG_MANY[0] - 1e-9, 0), (AMONG_MANY[0] + 1e-9, 1), (AMONG_MANY[1] - 1e-9, 1)],
+)
+def test_rows_with_little_in_common_are_not_taken_along_discriminants(
+    common: float, place: int
+) -> None:
+    """The share is that along as many directions as may be kept, here the first four of five."""
+    keep = (4, 2, 3)
+    transform = offering(3)
+    centring = FeatureSum(transform=transform, keep=keep)
+    squares = transform.second_moment.diagonal()[1:]
+    part = float(squares[:4].sum() / squares.sum())
+    towards = torch.tensor([1.0, 2, 3, 4, 0], dtype=torch.float64)
+    centre = math.sqrt(common * part) * transform.reach * towards / towards.norm()
+    found = torch.cat([centre, torch.ones(1, dtype=torch.float64)])
+    assert centring.common(found) == pytest.approx(common, abs=1e-12)
+    assert centring.about(found).same_rows(recentred(fitted(), centre, keep[place]))
+    beside = found + torch.tensor([0, 0, 0, 0, 0.3, 0], dtype=torch.float64)
+    assert centring.common(beside) == centring.common(found)
+
+
+@pytest.mark.parametrize("common", [AMONG_MANY[1] + 1e-9, 0.5, 1.0])
+def test_rows_with_much_in_common_are_taken_along_discriminants(common: float) -> None:
+    transform = offering(3)
+    centring = FeatureSum(transform=transform, keep=(5, 2, 3))
+    towards = torch.arange(1.0, P, dtype=torch.float64)
+    centre = math.sqrt(common) * transform.reach * towards / towards.norm() * (1 - 2.0**-40)
+    about = centring.about(torch.cat([centre, torch.ones(1, dtype=torch.float64)]))
+    assert about.same_rows(recentred(transform, centre, discriminants=True))
+    assert not about.same_rows(recentred(transform, centre, 3))
 
 
 @pytest.mark.parametrize("method", SUMS)
 @pytest.mark.parametrize("keep", [1, 2, P - 1])
 @pytest.mark.parametrize("length", [0.0, 0.7, 1.0])
-def test_a_record_moves_the_second_sum_no_further(method: str, keep: int, length: float) -> None:
-    """By the sensitivity that was stated before anybody knew how many directions are kept."""
+@pytest.mark.parametrize("other", [False, True])
+def test_a_record_moves_the_second_sum_no_further(
+    method: str, keep: int, length: float, other: bool
+) -> None:
+    """By the sensitivity that was stated before anybody knew which directions are kept."""
     draw, most = torch.Generator().manual_seed(1), 0.0
-    started = Course(build_method(method, fitted(), K, kept(keep)))
+    transform = offering(keep) if other else fitted()
+    started = Course(build_method(method, transform, K, kept(keep)))
     planned = started.method.statistic
     for _ in range(150):
         first, second = longest(draw), longest(draw)
@@ -76,10 +128,16 @@ def test_a_record_moves_the_second_sum_no_further(method: str, keep: int, length
 
 
 @pytest.mark.parametrize("method", SUMS)
-@pytest.mark.parametrize("keep", [1, 3, P - 1])
-def test_what_is_sent_of_kept_directions_is_their_own_sum(method: str, keep: int) -> None:
+@pytest.mark.parametrize("keep", [(1,) * 3, (3,) * 3, (P - 1,) * 3, (4, 4, 2), (2, 2, 4)])
+@pytest.mark.parametrize("other", [False, True])
+def test_what_is_sent_of_kept_directions_is_their_own_sum(
+    method: str, keep: tuple[int, int, int], other: bool
+) -> None:
     """The rest is zero, so that leaving it out loses nothing but noise."""
-    started = Course(build_method(method, fitted(), K, kept(keep)))
+    transform = offering(keep[2]) if other else fitted()
+    started = Course(build_method(method, transform, K, ALL | {"keep": keep}))
+    assert started.method.statistic.own_transform is not None
+    assert started.method.statistic.own_transform.dim == max(keep) + 1
     draw = torch.Generator().manual_seed(2)
     x = torch.stack([longest(draw) for _ in range(20)])
     chunk = chunk_of(x, torch.arange(20) % K)
@@ -100,11 +158,14 @@ def test_what_is_sent_of_kept_directions_is_their_own_sum(method: str, keep: int
 
 @pytest.mark.parametrize("method", SUMS)
 @pytest.mark.parametrize("noise", ["float", "discrete"])
+@pytest.mark.parametrize("other", [False, True])
 def test_without_noise_the_model_is_that_of_a_transform_of_these_directions(
-    method: str, noise: Any
+    method: str, noise: Any, other: bool
 ) -> None:
     private, bare = rows_at(3.0), Privacy(math.inf, 1e-5)
-    found = release(private, method, bare, transform=fitted(), noise=noise, **kept(2))
+    transform = offering(2) if other else fitted()
+    found = release(private, method, bare, transform=transform, noise=noise, **kept(2))
+    assert (found.transform.discriminants is not None) == other
     assert found.transform.dim == len(found.weights) == 3
     assert found.report["directions_kept"] == 2
     placed = release(private, method, bare, transform=found.transform, noise=noise)
@@ -125,8 +186,10 @@ def test_a_release_keeps_one_promise_and_can_be_read(tmp_path: Path) -> None:
     whole = release(private, "discriminant", PROMISE, transform=transform, **ALL)
     found = release(private, "discriminant", PROMISE, **given, **ALL, keep=(1, 1, 2))
     assert found.report["share_per_round"] == [CENTRE_SHARE, 1 - CENTRE_SHARE]
-    for word in ("sensitivity", "local_noise_std_per_round", "bytes_per_round"):
+    for word in ("sensitivity", "local_noise_std_per_round"):
         assert found.report[word] == whole.report[word]
+    assert found.report["bytes_per_round"][0] == whole.report["bytes_per_round"][0]
+    assert found.report["bytes_per_round"][1] < whole.report["bytes_per_round"][1]
     assert found.report["directions_kept"] == 2
     assert "directions_kept" not in whole.report
     assert spent(fields) == pytest.approx(1.0, rel=1e-6)
@@ -143,11 +206,17 @@ def test_a_release_keeps_one_promise_and_can_be_read(tmp_path: Path) -> None:
         ("discriminant", ALL | {"keep": (1, 0, 1)}, r"keep must be in \[1, 5\], got 0"),
         ("discriminant", ALL | {"keep": (1, 1, P)}, r"keep must be in \[1, 5\], got 6"),
         ("discriminant", ALL | {"keep": (1, 2)}, "keep_numbers must be 3, got 2"),
+        ("discriminant", ALL | {"keep": ()}, r"keep must be in \[1, 5\], got 0"),
     ],
 )
 def test_other_numbers_are_refused(method: str, options: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         build_method(method, fitted(), K, options)
+
+
+def test_another_number_than_that_of_the_discriminants_is_refused() -> None:
+    with pytest.raises(ValueError, match="keep_of_other_rows must be 3, got 2"):
+        build_method("discriminant", offering(3), K, ALL | {"keep": (3, 3, 2)})
 
 
 def facts(epsilon: float = 1.0, **given: Any) -> PublicFacts:
@@ -156,8 +225,9 @@ def facts(epsilon: float = 1.0, **given: Any) -> PublicFacts:
 
 
 def filled(options: dict[str, Any], transform: TransformOptions, **given: Any) -> RunConfig:
-    plain = RunConfig("discriminant", transform, options, Privacy(1.0, 1e-5))
-    return plain.filled_in(facts(), (), width=512, **given)
+    epsilon = given.pop("epsilon", 1.0)
+    plain = RunConfig("discriminant", transform, options, Privacy(epsilon, 1e-5))
+    return plain.filled_in(facts(epsilon), (), **{"width": 512} | given)
 
 
 def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
@@ -167,14 +237,39 @@ def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
     assert fewer == pytest.approx(KEEP[1] * plain, abs=1)
     assert more == pytest.approx(KEEP[2] * plain, abs=1)
     assert facts().keep_by_rule("discriminant", 40) == (40, 40, 40)
-    found = filled({}, TransformOptions())
+    found = filled({}, TransformOptions(), epsilon=0.3)
+    few, fewer, more = facts(0.3).keep_by_rule("discriminant", 512)
     assert found.options == {"keep": (few, fewer, more)}
-    weighed = {"alpha": facts().moment_weight("discriminant", {})}
-    assert facts().options("discriminant", found.options) == ALL | found.options | weighed
-    assert found.transform_options.components == more
+    assert found.transform_options == TransformOptions(more, "hedge")
+    assert facts(0.3).options("discriminant", found.options) == ALL | found.options
     given = filled({"keep": (7, 6, 5)}, TransformOptions())
     assert given.options["keep"] == (7, 6, 5)
     assert given.transform_options.components == 7
+    assert given.transform_options.discriminants is None
+
+
+@pytest.mark.parametrize(("width", "among"), [(512, 512), (300, 300), (1280, 512)])
+def test_where_noise_is_small_rows_with_much_in_common_are_taken_along_discriminants(
+    width: int, among: int
+) -> None:
+    few, fewer, _ = facts().keep_by_rule("discriminant", width)
+    found = filled({}, TransformOptions(), width=width)
+    assert found.options == {"keep": (few, fewer, SEPARATING)}
+    assert found.transform_options == TransformOptions(among, "hedge", discriminants=SEPARATING)
+    weighed = {"alpha": facts().moment_weight("discriminant", {})}
+    assert facts().options("discriminant", found.options) == ALL | found.options | weighed
+
+
+def test_the_number_of_discriminants_grows_with_the_classes_and_ends_where_noise_is_large() -> None:
+    at = [facts(e).noise(rule_of("discriminant")) for e in (0.7, 0.9)]
+    assert at[0] > CLEAR > at[1]
+    assert facts(0.7).discriminants("discriminant", 512) is None
+    assert facts(0.9).discriminants("discriminant", 512) == SEPARATING
+    assert facts(0.9).discriminants("discriminant", 100) == 100
+    assert facts(0.9).discriminants("class-sums", 512) is None
+    two = facts(num_classes=2).discriminants("discriminant", 512)
+    assert two == round(SEPARATING * math.sqrt(0.2))
+    assert facts(30.0, num_classes=60).discriminants("discriminant", 512) == 256
 
 
 @pytest.mark.parametrize(
@@ -207,6 +302,6 @@ def test_a_configuration_keeps_the_numbers(tmp_path: Path) -> None:
 
 
 def test_an_identity_has_directions_too() -> None:
-    about = PublicTransform.identity(4).recentred(torch.zeros(4, dtype=torch.float64), 2)
+    about = recentred(PublicTransform.identity(4), torch.zeros(4, dtype=torch.float64), 2)
     expected = 2 * torch.eye(2, dtype=torch.float64)
     torch.testing.assert_close(about.second_moment[1:, 1:], expected)

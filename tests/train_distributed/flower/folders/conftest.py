@@ -83,6 +83,16 @@ def knowing(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def offering(tmp_path: Path) -> Path:
+    """A public transform of rows that lie elsewhere, with two other directions for the users'."""
+    other = torch.linspace(-0.4, 0.5, 2 * P, dtype=torch.float64).reshape(P, 2)
+    path = tmp_path / "offering.safetensors"
+    plain = PublicTransform.fit(embeddings(99, 50))
+    replace(plain, mean=plain.mean + 2, discriminants=other).save(path)
+    return path
+
+
+@pytest.fixture
 def make(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
     """Makes a task of four users, see `tasks.py`."""
     return partial(agreed_task, initiated)

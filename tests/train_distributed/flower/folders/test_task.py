@@ -17,6 +17,7 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
+from train_distributed.one_shot.centring import AMONG_MANY
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method
@@ -149,13 +150,20 @@ def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., M
     assert "an honest user has its own noise alone: ε = " in card(model, markup="markdown")
 
 
-@pytest.mark.parametrize("keep", [None, (2, 2, 2)])
+@pytest.mark.parametrize(
+    ("keep", "other"), [(None, False), ((2, 2, 2), False), ((2, 2, 2), True), ((1, 1, 2), True)]
+)
 def test_about_a_centre_the_model_is_that_of_one_process(
-    make: Callable[..., ModelTask], tmp_path: Path, keep: tuple[int, int, int] | None
+    make: Callable[..., ModelTask],
+    offering: Path,
+    tmp_path: Path,
+    keep: tuple[int, int, int] | None,
+    other: bool,
 ) -> None:
     """Both sums as the users make them, the second one at the bytes that the operator publishes."""
     options = MethodOptions(centre="private", keep=keep)
-    task = make("discriminant", options=options, privacy=Privacy(1e5, 1e-5, 0.75))
+    given = {"transform": offering} if other else {}
+    task = make("discriminant", options=options, privacy=Privacy(1e7, 1e-5, 0.75), **given)
     width = task.transform.dim
     agreed = task.federation
     assert (agreed.dimension, agreed.rounds, agreed.published) == (width, 1, width)
@@ -190,6 +198,11 @@ def test_about_a_centre_the_model_is_that_of_one_process(
         centre="private",
         keep=keep,
     )
+    if other:
+        assert alone.report["common_share"] > AMONG_MANY[1]
+        assert alone.transform.discriminants is not None
+        assert model.transform.discriminants is not None
+        assert torch.equal(model.transform.discriminants, alone.transform.discriminants)
     assert alone.transform.dim == (width if keep is None else 3)
     assert alone.transform.centre is not None
     assert model.transform.centre is not None
@@ -197,7 +210,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     torch.testing.assert_close(model.weights, alone.weights, rtol=2e-2, atol=2e-2)
     assert (model.report["rounds"], model.report["rounds_agreed"]) == (2, 2)
     assert model.report["share_per_round"] == [0.05, 0.95]
-    assert model.report["epsilon_of_all_sessions"] == pytest.approx(1e5, rel=1e-6)
+    assert model.report["epsilon_of_all_sessions"] == pytest.approx(1e7, rel=1e-6)
 
 
 def test_a_centre_takes_a_second_sum_which_shares_have_not(make: Callable[..., ModelTask]) -> None:

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from skops import io
 
 from embed import PublicTransform
+from embed.recentred import recentred
 from train_distributed import Release
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.export.estimator import (
@@ -28,7 +30,7 @@ def make(
 ) -> Release:
     """A model whose rows are taken about a centre, if any, of a share `common` of their length.
 
-    Half of the directions are kept where that is 0.9.
+    Half of the directions are kept where that is 0.9, and as many others where it is 0.8.
     """
     rng = np.random.default_rng(0)
     public = rng.standard_normal((300, p)) * np.linspace(0.01, 3, p) + 5
@@ -38,12 +40,16 @@ def make(
         constant=constant,
         clip_norm=math.sqrt(constant**2 + 2),
     )
-    keep = max(1, q // 2) if common == 0.9 else q
+    keep = max(1, q // 2) if common in (0.8, 0.9) else q
     weights = torch.from_numpy(30 * rng.standard_normal((keep + 1, classes)))
     if common:
         towards = torch.from_numpy(rng.standard_normal(q))
         centre = towards * (common * transform.reach / towards.norm())
-        transform = transform.recentred(centre, keep)
+        if common == 0.8:
+            other = torch.from_numpy(rng.standard_normal((q, keep)))
+            norm = 1.001 * torch.linalg.matrix_norm(other, 2)
+            transform = replace(transform, discriminants=other / norm)
+        transform = recentred(transform, centre, keep, discriminants=common == 0.8)
     names = tuple(f"class {k}" for k in range(classes))
     report = Report.of({"epsilon": 0.5, "delta": 1e-5, "method": "svm"})
     return Release(weights, transform, names, report, temperature=temperature)
@@ -57,9 +63,8 @@ def rows(released: Release) -> np.ndarray:
     transform = released.transform
     mean = transform.mean.double().numpy()
     if transform.centre is not None:
-        k = len(transform.centre)
-        towards = transform.basis[:, :k].double() @ (transform.scale[:k] * transform.centre)
-        mean = mean + towards.numpy()
+        features = transform.centre @ torch.linalg.pinv(transform.taken)
+        mean = mean + (transform.basis.double() @ (transform.scale * features)).numpy()
     near = np.random.default_rng(1).standard_normal((200, len(mean)))
     sizes = [1e-300, 1e-9, 1e-2, 0.1, 1.0, 10.0, 1e6, 1e30, 1e59, 1e150, 1e300, 1e307]
     far = [mean + size * near[k] for k, size in enumerate(sizes)]
@@ -70,7 +75,7 @@ def rows(released: Release) -> np.ndarray:
 SHAPES = [(6, 4, 3, 1.0, 1.0), (40, 40, 10, 0.5, 0.2), (30, 30, 2, 0.0, 3.0), (5, 1, 2, 1.0, 1.0)]
 
 
-@pytest.mark.parametrize("common", [0.0, 0.5, 0.9, 1 - 2.0**-40])
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.8, 0.9, 1 - 2.0**-40])
 @pytest.mark.parametrize(("p", "q", "classes", "constant", "temperature"), SHAPES)
 def test_classes_and_probabilities_are_those_of_predict(
     tmp_path, p: int, q: int, classes: int, constant: float, temperature: float, common: float

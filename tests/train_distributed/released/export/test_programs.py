@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def learned(
     given: dict[str, Any] = {"centre": "public"}
     if light != 1.0:
         given = {"centre": "private", "keep": (8, 6, 7)}
+    if light != 1.0 and method == "discriminant":  # rows along other directions than the first
+        other = torch.randn(8, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        other /= 1.001 * torch.linalg.matrix_norm(other, 2)
+        transform, given = replace(transform, discriminants=other), given | {"rounds": 0}
     given |= {"noise": "float", "generator": torch.Generator().manual_seed(0)}
     return release(sets[0], method, Privacy(20.0, 1e-5), transform=transform, **given)
 
@@ -113,11 +118,15 @@ def test_a_file_is_as_predict(files, small, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_of_a_model_about_a_centre_is_as_predict(tmp_path, small, kind: str) -> None:
+@pytest.mark.parametrize("method", ["class-sums", "discriminant"])
+def test_a_file_of_a_model_about_a_centre_is_as_predict(
+    tmp_path, small, method: str, kind: str
+) -> None:
     """Private pictures are darker than public ones, so that they have much in common."""
-    released, path = learned(small, SHRUNK, SIZE, "class-sums", light=DARK), tmp_path / "model"
+    released, path = learned(small, SHRUNK, SIZE, method, light=DARK), tmp_path / "model"
     assert released.report["common_share"] > 0.3
     assert released.report["directions_kept"] in (6, 7)
+    assert (released.transform.discriminants is None) == (method == "class-sums")
     KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
     check(kind, released, small, SIZE, path)
 

@@ -18,6 +18,7 @@ from embed.draws import random_keys
 from embed.engines.trial import trial_pictures
 from embed.fit import exclude
 from embed.hold_out import By, hold_out
+from embed.recentred import recentred
 from embed.run import Run
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
@@ -134,7 +135,7 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
             found.append(of_exclusion(first, second, kind, pipeline.folder))
             named = with_users(first), with_users(second)
             found += [of_sums(*named, kind, transform, *each) for each in METHODS]
-            about = transform.recentred(transform(first.embeddings)[0, 1:])
+            about = recentred(transform, transform(first.embeddings)[0, 1:])
             found.append(of_sums(*named, kind, about, "discriminant", {}))
             found += of_evaluations(*named, kind, transform)
     yield from sorted(found, key=lambda check: (check.command, check.where))

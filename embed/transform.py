@@ -76,7 +76,8 @@ class PublicTransform(RowMap):
         unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
         centred = not (self.mean.any() or self.row_mean.any())
         white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        plain = self.centre is None and not (self._rotates or self.scatter or self.known)
+        further = self._rotates or self.scatter or self.known or self.discriminants is not None
+        plain = self.centre is None and not further
         return centred and white and plain
 
     @property

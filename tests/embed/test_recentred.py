@@ -126,6 +126,13 @@ def test_without_a_centre_and_with_another_choice_they_change_no_row(
     torch.testing.assert_close(ratio, ratio[:1].expand(9))
 
 
+def test_rows_may_have_shaped_them_so_that_an_identity_has_none() -> None:
+    """An identity needs no public rows; this one would bring a direction of anybody's."""
+    plain = PublicTransform.identity(Q)
+    assert plain.is_identity
+    assert not replace(plain, discriminants=torch.eye(Q, 2, dtype=torch.float64)).is_identity
+
+
 def test_a_file_holds_them(offering: PublicTransform, tmp_path: Path) -> None:
     x = torch.randn(50, P)
     for number, each in enumerate(

@@ -9,7 +9,9 @@ mean squared length, which says how far from it they lie, is in the first sum, t
 How much the rows have in common also says how many public directions serve them: all those that
 the noise allows where pictures are like the public ones, half of these for photographs that the
 encoder sees shifted, and more for drawings and writing, of which public classes say little.
-`FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to.
+`FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to. A
+transform may have other directions for the last of these kinds, its `discriminants` D: then what is
+clipped is (Dᵀx − Dᵀm)/s, x the features that the first sum is of.
 
 Public classes say so little of drawings and writing that one trusted server, who may sum as often
 as it likes, does better without them: from `FeatureSum.descent_above` on it sums gradients in place
@@ -18,9 +20,10 @@ of the method's own statistic, see `further_rounds`.
 **Privacy.** Whatever the centre is, a row is a function of its record and of the centre alone, and
 no longer than before; so the second sum's sensitivity is what it is without a centre. Both are
 Gaussian mechanisms, the second chosen after the first was seen, and their μ² add up (Dong, Roth and
-Su 2022, Cor. 3.3, which holds for adaptive compositions). Directions that are not kept are zero in
-all rows of a sum as long as was planned; leaving out what noise makes of them is post-processing.
-Gradients that take the place of the second sum have its μ² together.
+Su 2022, Cor. 3.3, which holds for adaptive compositions). The second sum is planned for as many
+directions as may be kept. Those that are not are zero in all of its rows; leaving out what noise
+makes of them is post-processing. Gradients that take the place of the second sum have its μ²
+together.
 """
 
 import math
@@ -166,15 +169,13 @@ class FeatureSum(Statistic):
         """
         check.shape((self.dimension,), centre=found)
         check.within("[0, 1]", centre_squared_length=float(found[-1]))
+        common, offered = self.common(found), self.transform.discriminants is not None
+        alike, other = AMONG_MANY if offered else (ALIKE, OTHER)
         keep = None
-        discriminants = False
         if self.keep is not None:
-            common, offered = self.common(found), self.transform.discriminants is not None
-            alike, other = AMONG_MANY if offered else (ALIKE, OTHER)
             keep = self.keep[(common > alike) + (common > other)]
-            discriminants = offered and common > other
         given = self.transform, found[:-1], keep, float(found[-1])
-        return recentred(*given, discriminants=discriminants)
+        return recentred(*given, discriminants=offered and common > other)
 
     def common(self, found: Tensor) -> float:
         """Share of the rows' squared length that they have in common, ‖m‖²/e r².

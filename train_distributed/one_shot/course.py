@@ -102,7 +102,8 @@ class Course:
         assert method.centring is not None
         assert method.on is not None
         if method.centring.descends(centre):
-            around = replace(method.centring, keep=None).about(centre)
+            whole = replace(method.centring.transform, discriminants=None)
+            around = replace(method.centring, transform=whole, keep=None).about(centre)
             rows = RowsAbout(centre[:-1], around.length, around.constant)
             descent = Descent.from_zero(around, method.num_classes)
             alone = replace(method, centring=None, on=None)

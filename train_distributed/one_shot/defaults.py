@@ -214,8 +214,8 @@ class PublicFacts:
         if not knowing and (keep := self.keep(method, given, most, found)):
             descends = self._descent_above(rule_of(method), found) is not None
             widest = min(COMPONENTS[1], most) if descends else 0
-            sought = self.discriminants(method, most)
-            if sought and not descends and "keep" not in found:
+            sought = given.discriminants or (None if descends else self.discriminants(method, most))
+            if sought and "keep" not in found:
                 keep, widest = (*keep[:2], sought), min(AMONG, most)
                 given = replace(given, discriminants=sought)
             found["keep"], given = keep, replace(given, components=max(*keep, widest))

@@ -39,6 +39,7 @@ from train_distributed.one_shot.registry import build_method
 
 SUMS = ["discriminant", "class-sums", "least-squares"]
 ALL: dict[str, Any] = {"centre": "private"}
+DESCENDS: dict[str, Any] = {"descent_above": 0.3}
 
 
 def kept(keep: int) -> dict[str, Any]:
@@ -100,9 +101,11 @@ def test_rows_with_much_in_common_are_taken_along_discriminants(common: float) -
     centring = FeatureSum(transform=transform, keep=(5, 2, 3))
     towards = torch.arange(1.0, P, dtype=torch.float64)
     centre = math.sqrt(common) * transform.reach * towards / towards.norm() * (1 - 2.0**-40)
-    about = centring.about(torch.cat([centre, torch.ones(1, dtype=torch.float64)]))
-    assert about.same_rows(recentred(transform, centre, discriminants=True))
-    assert not about.same_rows(recentred(transform, centre, 3))
+    found = torch.cat([centre, torch.ones(1, dtype=torch.float64)])
+    along = recentred(transform, centre, discriminants=True)
+    for each in (centring, replace(centring, keep=None)):
+        assert each.about(found).same_rows(along)
+    assert not along.same_rows(recentred(transform, centre, 3))
 
 
 @pytest.mark.parametrize("method", SUMS)
@@ -258,6 +261,31 @@ def test_where_noise_is_small_rows_with_much_in_common_are_taken_along_discrimin
     assert found.transform_options == TransformOptions(among, "hedge", discriminants=SEPARATING)
     weighed = {"alpha": facts().moment_weight("discriminant", {})}
     assert facts().options("discriminant", found.options) == ALL | found.options | weighed
+    given = filled({}, TransformOptions(discriminants=50), epsilon=0.3)
+    assert given.options["keep"] == (*facts(0.3).keep_by_rule("discriminant", 512)[:2], 50)
+    assert given.transform_options == TransformOptions(512, "hedge", discriminants=50)
+
+
+def test_one_trusted_server_sums_gradients_about_the_centre_instead() -> None:
+    """Along all directions of the transform, whatever it offers."""
+    trusted = PublicFacts(
+        sizes=torch.tensor([7000]),
+        num_classes=10,
+        privacy=Privacy(1.0, 1e-5, honest_fraction=1.0),
+    )
+    plain = RunConfig("discriminant", TransformOptions(), {}, trusted.privacy)
+    found = plain.filled_in(trusted, (), width=512)
+    options = trusted.options("discriminant", found.options)
+    assert options["descent_above"] == OTHER
+    assert found.transform_options.discriminants is None
+    offered = offering(2)
+    method = build_method("discriminant", offered, K, ALL | {"keep": (2, 2, 2)} | DESCENDS)
+    course = Course(method).after(torch.zeros(P, dtype=torch.float64), 10, 0.0)
+    assert course.about is None
+    far = 10 * offered.reach * torch.tensor([*[0.4] * (P - 1), 1.0], dtype=torch.float64)
+    course = Course(method).after(far, 10, 0.0)
+    assert course.about is not None
+    assert course.sent(torch.ones(4, P)).shape == (4, P)
 
 
 def test_the_number_of_discriminants_grows_with_the_classes_and_ends_where_noise_is_large() -> None:

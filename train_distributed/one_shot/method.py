@@ -98,8 +98,9 @@ class Method:
         self.validate()
         (self.centring or self.statistic).check_rows(transform)
         kept = self.statistic.own_transform
-        narrower = kept is not None and kept.dim < transform.dim
-        self.estimator.check_transform(first(transform, kept.dim - 1) if narrower else transform)
+        if kept is not None and kept.dim < transform.dim:
+            transform = first(transform, kept.dim - 1)
+        self.estimator.check_transform(transform)
         check.equal(self.num_classes, num_classes=num_classes)
 
     def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:

@@ -164,9 +164,9 @@ def build_method(
         )
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)
-    kept = transform
-    if keep is not None and descent_above is None and max(keep, default=0) < transform.dim - 1:
-        kept = first(transform, max(keep, default=0))  # more will not be asked for
+    kept, most = transform, max(keep or (transform.dim - 1,))
+    if most < transform.dim - 1 and descent_above is None and not transform.placed:
+        kept = first(transform, most)  # more will not be asked for
     try:
         method = METHODS[name].build(kept, num_classes, **options)
     except TypeError as error:

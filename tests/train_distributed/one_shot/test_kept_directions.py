@@ -209,12 +209,18 @@ def test_a_release_keeps_one_promise_and_can_be_read(tmp_path: Path) -> None:
         ("discriminant", ALL | {"keep": (1, 0, 1)}, r"keep must be in \[1, 5\], got 0"),
         ("discriminant", ALL | {"keep": (1, 1, P)}, r"keep must be in \[1, 5\], got 6"),
         ("discriminant", ALL | {"keep": (1, 2)}, "keep_numbers must be 3, got 2"),
-        ("discriminant", ALL | {"keep": ()}, r"keep must be in \[1, 5\], got 0"),
+        ("discriminant", ALL | {"keep": ()}, "keep_numbers must be 3, got 0"),
     ],
 )
 def test_other_numbers_are_refused(method: str, options: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         build_method(method, fitted(), K, options)
+
+
+def test_a_transform_that_has_a_centre_already_is_refused_in_the_same_words() -> None:
+    placed = recentred(fitted(), torch.zeros(P - 1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="centre must be 'public' with a transform that has one"):
+        build_method("discriminant", placed, K, ALL | {"keep": (2, 2, 2)})
 
 
 def test_another_number_than_that_of_the_discriminants_is_refused() -> None:
@@ -228,9 +234,15 @@ def facts(epsilon: float = 1.0, **given: Any) -> PublicFacts:
 
 
 def filled(options: dict[str, Any], transform: TransformOptions, **given: Any) -> RunConfig:
-    epsilon = given.pop("epsilon", 1.0)
+    return filled_at(1.0, options, transform, **given)
+
+
+def filled_at(
+    epsilon: float, options: dict[str, Any], transform: TransformOptions, **given: Any
+) -> RunConfig:
     plain = RunConfig("discriminant", transform, options, Privacy(epsilon, 1e-5))
-    return plain.filled_in(facts(epsilon), (), **{"width": 512} | given)
+    known: dict[str, Any] = {"width": 512} | given
+    return plain.filled_in(facts(epsilon), (), **known)
 
 
 def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
@@ -240,7 +252,7 @@ def test_the_rule_multiplies_the_number_that_the_noise_allows() -> None:
     assert fewer == pytest.approx(KEEP[1] * plain, abs=1)
     assert more == pytest.approx(KEEP[2] * plain, abs=1)
     assert facts().keep_by_rule("discriminant", 40) == (40, 40, 40)
-    found = filled({}, TransformOptions(), epsilon=0.3)
+    found = filled_at(0.3, {}, TransformOptions())
     few, fewer, more = facts(0.3).keep_by_rule("discriminant", 512)
     assert found.options == {"keep": (few, fewer, more)}
     assert found.transform_options == TransformOptions(more, "hedge")
@@ -261,7 +273,7 @@ def test_where_noise_is_small_rows_with_much_in_common_are_taken_along_discrimin
     assert found.transform_options == TransformOptions(among, "hedge", discriminants=SEPARATING)
     weighed = {"alpha": facts().moment_weight("discriminant", {})}
     assert facts().options("discriminant", found.options) == ALL | found.options | weighed
-    given = filled({}, TransformOptions(discriminants=50), epsilon=0.3)
+    given = filled_at(0.3, {}, TransformOptions(discriminants=50))
     assert given.options["keep"] == (*facts(0.3).keep_by_rule("discriminant", 512)[:2], 50)
     assert given.transform_options == TransformOptions(512, "hedge", discriminants=50)
 

@@ -78,11 +78,13 @@ class PublicMoments:
         scale = whitening_scale(variances[:components], average, shrinkage)
         return mean, basis, faint * (scale if kind == "principal" else scale**TEMPER)
 
-    def among(self, directions: Tensor, components: int) -> Tensor | None:
+    def among(self, directions: Tensor, components: int | None) -> Tensor | None:
         """(q, k) D of norm 1: (p, q) `directions` times D are "discriminant" ones, up to a factor.
 
-        As nearly as they span them, which all do from `RESTRICTED` on. None without labels.
+        A least-squares fit, exact from q = `RESTRICTED` on. None for k None, or without labels.
         """
+        if components is None:
+            return None
         check.within(f"[1, {directions.shape[1]}]", discriminants=components)
         wide = max(directions.shape[1], RESTRICTED)
         if self._scatter_along(wide)[0] is None:

@@ -1,4 +1,4 @@
-"""Public transforms about a centre that a noised sum has found, in fewer directions or others."""
+"""A public transform about a centre that a noised sum has found, in fewer directions or others."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def recentred(
         centre: (q,) mean of rows, features alone.
         keep: the first so many features are taken; None: all.
         mean_square: mean squared length of the rows that will be taken about it, over r².
-        discriminants: take its discriminant directions instead.
+        discriminants: project features onto the transform's discriminant directions instead.
 
     Raises:
         ValueError: another shape or number, a transform that has no such directions, that has a

@@ -18,8 +18,8 @@ from pretrain import check
 class RowMap:
     """x -> [a, clip(Pᵀ(x - m)/s, r)], r = sqrt(c² - a²); about a `centre` clipped once more.
 
-    A centre of k < q numbers keeps the first k features alone; with `discriminants` D it is one of
-    Dᵀx, x all features.
+    About a centre of k numbers rows have the first k of q features alone, or with `discriminants` D
+    the k projections Dᵀx of all features x.
 
     Raises:
         ValueError: at construction, for a number that is not finite, a scale that is not positive,
@@ -106,7 +106,7 @@ class RowMap:
 
     @property
     def taken(self) -> Tensor:
-        """(q, k) float64 directions among the features, along which rows about a centre are."""
+        """(q, k) float64 matrix that projects features x to those about a centre, as Dᵀx."""
         if self.discriminants is not None:
             return self.discriminants
         return torch.eye(self.basis.shape[1], self.dim - 1, dtype=torch.float64)

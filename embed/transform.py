@@ -134,8 +134,9 @@ class PublicTransform(RowMap):
                 "hedge": near "discriminant", and "tempered" without labels.
             leading: features after the first so many are shortened to .15 of their length, which
                 leaves more of a clipped row to the first ones. None: no feature is shortened.
-            discriminants: k directions of the kind "discriminant", too, along which rows can be
-                taken about a centre, see `embed.recentred`; without labels none. None: none.
+            discriminants: k. The transform also holds a matrix that projects features onto k
+                "discriminant" directions; rows about a centre may be of these (see
+                `embed.recentred`). None, or no labels: no such matrix.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
             clip_norm: c.
@@ -166,19 +167,17 @@ class PublicTransform(RowMap):
         found = moments or PublicMoments(public, blocks)
         how = check.present(whiten=whiten, shrinkage=shrinkage, leading=leading)
         mean, basis, scale = found.directions(q, kind=directions, **how)
-        how |= check.present(discriminants=discriminants)
         features = found.projected(mean, basis / scale)
         if not found.exact:
             features = list(features)
         quantile = norm_quantile(features, clip_quantile)
         if not quantile > 0:
             raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
-        wanted = None if discriminants is None else found.among(basis / scale, discriminants)
         fitted = cls(
             mean=mean.float(),
             basis=basis.float().contiguous(),
             scale=(scale * quantile).float(),
-            discriminants=wanted,
+            discriminants=found.among(basis / scale, discriminants),
             clip_norm=clip_norm,
             constant=constant,
             row_mean=torch.empty(0),
@@ -190,6 +189,7 @@ class PublicTransform(RowMap):
             options={
                 **{"components": q, "directions": directions, "clip_quantile": clip_quantile},
                 **(how | {"clip_norm": clip_norm, "constant": constant}),
+                **check.present(discriminants=discriminants),
             },
         )
         if found.exact:

@@ -28,9 +28,9 @@ class TransformOptions:
     examples say where classes lie, and noise hides those directions (default: in `run` with names
     or examples, as many as it would keep without; otherwise no direction is shortened)."""
     discriminants: int | None = None
-    """Number of discriminant directions along which private rows are taken after a first sum that
-    has found much in common among them, in place of the first directions that it keeps; needs
-    labels (default: in `run` by a public rule; elsewhere none)."""
+    """Number of discriminant directions onto which private rows are projected where a first sum
+    (`--centre private`) finds that they have much in common, instead of the first directions of the
+    transform; needs labelled public rows (default: in `run` by a public rule; elsewhere none)."""
     whiten: bool = True
     """Divide each principal direction by its (shrunk) public standard deviation."""
     clip_quantile: float = 0.1

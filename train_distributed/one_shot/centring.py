@@ -9,9 +9,9 @@ mean squared length, which says how far from it they lie, is in the first sum, t
 How much the rows have in common also says how many public directions serve them: all those that
 the noise allows where pictures are like the public ones, half of these for photographs that the
 encoder sees shifted, and more for drawings and writing, of which public classes say little.
-`FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to. A
-transform may have other directions for the last of these kinds, its `discriminants` D: then what is
-clipped is (Dᵀx − Dᵀm)/s, x the features that the first sum is of.
+`FeatureSum.keep` are these numbers; results/kinds has the kinds that they were fitted to. For
+drawings and writing a transform may hold `discriminants` D. The features x of the first sum are
+then projected, and the second is of Dᵀ(x − m)/s, clipped.
 
 Public classes say so little of drawings and writing that one trusted server, who may sum as often
 as it likes, does better without them: from `FeatureSum.descent_above` on it sums gradients in place
@@ -180,9 +180,9 @@ class FeatureSum(Statistic):
     def common(self, found: Tensor) -> float:
         """Share of the rows' squared length that they have in common, ‖m‖²/e r².
 
-        Where `discriminants` may take the place of the first directions there are many of these,
-        whose noise hides the share: then it is that along as many as are kept, ‖m_k‖²/v e r², v the
-        part of the public rows' squared length along them.
+        A transform with `discriminants` has many directions, whose noise hides the share. There it
+        is ‖m_k‖²/v e r², m_k the k numbers of m along as many directions as may be kept, v the part
+        of the public rows' squared length along these.
         """
         kept, part = len(found) - 1, 1.0
         if self.keep is not None and self.transform.discriminants is not None:

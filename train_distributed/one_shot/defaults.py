@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from embed.directions import RESTRICTED
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed import accounting
@@ -41,9 +42,7 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
-# t up to which rows with more than `OTHER` in common are taken along as many `discriminant`
-# directions of ten classes, found among so many
-CLEAR, SEPARATING, AMONG = 0.01, 192, 512
+CLEAR, SEPARATING = 0.01, 192  # t up to which there are discriminants, and their number for K₀
 # Weight α of second moments, for features of norm 1: up to `FREE` they add no noise to the class
 # sums; `HEAVY` adds 6 %, takes a quarter off their own, and is for t up to `SURE`.
 FREE, HEAVY, SURE = math.sqrt(0.5), 1.0, 0.0033
@@ -121,9 +120,9 @@ class PublicFacts:
         return (few, fewer, more) if "keep" in options or fewer < more else None
 
     def discriminants(self, method: str, most: int) -> int | None:
-        """Discriminant directions, for rows that have much in common; None where noise is large.
+        """Number of discriminants, for rows with much in common; None where noise is large.
 
-        √(K/K₀) times as many for K classes, at most `most`.
+        √(K/K₀) times `SEPARATING` for K classes, at most `most`.
         """
         rule = rule_of(method)
         if rule.usual_classes is None or self.noise(rule) > CLEAR:
@@ -216,7 +215,7 @@ class PublicFacts:
             widest = min(COMPONENTS[1], most) if descends else 0
             sought = given.discriminants or (None if descends else self.discriminants(method, most))
             if sought and "keep" not in found:
-                keep, widest = (*keep[:2], sought), min(AMONG, most)
+                keep, widest = (*keep[:2], sought), min(RESTRICTED, most)
                 given = replace(given, discriminants=sought)
             found["keep"], given = keep, replace(given, components=max(*keep, widest))
         clip = found.get("user_clip")

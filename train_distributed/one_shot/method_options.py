@@ -52,9 +52,9 @@ class MethodOptions:
     keep: tuple[int, int, int] | None = None
     """Numbers of directions that are kept after the first sum of `--centre private`: where rows
     have up to 8 % of their squared length in common, as private pictures that are like the public
-    ones do; up to 30 %; and more. With --discriminants up to 7 and 26 %, and the third number is
-    theirs. Default in `run`: by a public rule where --components is left
-    out; otherwise all."""
+    ones do; up to 30 %; and more. With --discriminants these bounds are 7 and 26 %, and the third
+    number must be that of the discriminants. Default in `run`: by a public rule where --components
+    is left out; otherwise all."""
     descent_above: float | None = None
     """discriminant with `--centre private`: share in [0, 1]. Where rows have that much of their
     squared length in common, gradients are summed in place of class sums. Default in `run`: by a

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.directions import Directions
+from embed.directions import RESTRICTED, Directions
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
-from train_distributed.one_shot.defaults import AMONG, HEAVY, KNOWING, PublicFacts
+from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
 from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
@@ -70,7 +70,7 @@ class Sizes:
         return fewer, self.discriminants(privacy, width) or more
 
     def discriminants(self, privacy: Privacy, width: int) -> int | None:
-        """Those of the second number that are discriminant ones; None where the noise is large."""
+        """The second of these numbers where it is one of discriminants; None where it is not."""
         return self._facts(privacy).discriminants("discriminant", width)
 
     def moment_weight(self, privacy: Privacy, moments: Moments) -> float | None:
@@ -143,7 +143,7 @@ class Candidates:
             if others is not None and centre == "private" and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
-                widest = max(keep) if discriminants is None else max(q, min(AMONG, dim))
+                widest = max(keep) if discriminants is None else max(q, min(RESTRICTED, dim))
                 grid[name] = replace(options, components=widest, discriminants=discriminants)
             settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:

@@ -13,7 +13,7 @@ class Fits:
 
     def __init__(self, public: EmbeddingSet, options: Mapping[str, TransformOptions]) -> None:
         self._whole, self._options = public, options
-        self._found: dict[TransformOptions, PublicTransform] = {}
+        self._found: dict[str, PublicTransform] = {}
 
     @cached_property
     def compression(self) -> Compression:
@@ -28,9 +28,8 @@ class Fits:
 
     def transforms(self, names: Collection[str]) -> dict[str, PublicTransform]:
         """Those that are named, of compressed rows."""
-        asked = {name: self._options[name] for name in names}
-        for each in asked.values():
-            if each not in self._found:
-                arguments = each.arguments()
-                self._found[each] = self.compression.fit_transform(self.public, **arguments)
-        return {name: self._found[each] for name, each in asked.items()}
+        for name in names:
+            if name not in self._found:
+                arguments = self._options[name].arguments()
+                self._found[name] = self.compression.fit_transform(self.public, **arguments)
+        return {name: self._found[name] for name in names}

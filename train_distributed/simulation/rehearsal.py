@@ -137,14 +137,18 @@ class Candidates:
         if leading is not None:
             grid = {name: _faint(each, dim) for name, each in grid.items()}
             grid["by rule"] = _faint(TransformOptions(components=leading, directions="hedge"), dim)
-        settings = []
+        settings, transforms = [], {}
         for name, options in grid.items():
             own, q = alone, options.leading or options.components or dim
             if others is not None and centre == "private" and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
-                widest = max(keep) if discriminants is None else max(q, min(RESTRICTED, dim))
-                grid[name] = replace(options, components=widest, discriminants=discriminants)
+                widest = max(keep)
+                if discriminants is not None:  # one transform for all of them
+                    widest = min(RESTRICTED, dim)
+                    name = f"q={widest} hedge"
+                options = replace(options, components=widest, discriminants=discriminants)
+            transforms[name] = options
             settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:
                 continue
@@ -152,7 +156,7 @@ class Candidates:
             more = [{**own, "alpha": HEAVY}] if lighter else []
             more += [{**own, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
-        return cls(tuple(settings), grid)
+        return cls(tuple(settings), transforms)
 
     def for_equal_classes(self) -> "Candidates":
         """Candidates with every class equally probable, where a method has that option."""

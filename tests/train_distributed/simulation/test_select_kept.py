@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embed.transform_options import TransformOptions
 from tests.train_distributed.simulation.test_select import PROMISE, blobs
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.run import Run
@@ -40,6 +41,16 @@ def test_a_hedge_keeps_what_the_rule_says_where_pictures_are_of_another_kind() -
     ):
         assert set().union(*kept(plain).values()) == {None}
         assert plain.transforms["q=64 hedge"].components == 64
+
+
+def test_hedges_with_discriminants_are_of_one_transform() -> None:
+    found = Candidates.default(640, centre="private", others=(3, 100), discriminants=100)
+    assert kept(found)["hedge"] == {(q, 3, 100) for q in (64, 128, 256, 512)}
+    hedges = {n: o for n, o in found.transforms.items() if o.directions == "hedge"}
+    assert hedges == {"q=512 hedge": TransformOptions(512, "hedge", discriminants=100)}
+    assert {s.transform for s in found.settings} == found.transforms.keys()
+    narrow = Candidates.default(200, centre="private", others=(3, 100), discriminants=100)
+    assert narrow.transforms["q=200 hedge"].components == 200
 
 
 def test_where_classes_are_known_directions_beyond_the_first_are_faint() -> None:

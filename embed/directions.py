@@ -15,8 +15,9 @@ Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
 FAINT = 0.15  # of their length, that directions after the leading ones keep
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
-# λ and f of `separating`; "discriminant" relies more on public classes than "mixed" does.
-MIXTURES = {"mixed": (0.3, 0.3), "hedge": (0.1, 0.02), "discriminant": (0.03, 0.005)}
+# λ and j of `separating` and `floor`; "discriminant" relies more on public classes than "mixed".
+MIXTURES = {"mixed": (0.3, 14), "hedge": (0.1, 128), "discriminant": (0.03, 384)}
+LEAST = 1e-3  # of W's largest eigenvalue, that a floor is
 
 
 class PublicMoments:
@@ -120,7 +121,8 @@ class PublicMoments:
                 return None
             raise ValueError(f"public must have labels of two classes for directions {kind!r}")
         if (kind, wide) not in self._separating:
-            found = separating(within, between, wide, *MIXTURES[kind])
+            share, rank = MIXTURES[kind]
+            found = separating(within, between, wide, share, floor(within, rank))
             self._separating[kind, wide] = self.principal[3][:, :wide] @ found
         return self._separating[kind, wide]
 
@@ -150,33 +152,46 @@ def balanced(covariance: Tensor, parts: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def separating(
-    within: Tensor, between: Tensor, components: int, share: float, floor: float
+    within: Tensor, between: Tensor, components: int, share: float, least: float
 ) -> Tensor:
     """(p, q) directions with the largest scatter of classes relative to the scatter within them.
 
-    Generalised eigenvectors of B + λ(W + B) against W + f w₁ I, w₁ the largest eigenvalue of W, in
-    units where the latter is I: Fisher's discriminant for λ = 0, and closer to principal components
-    the larger λ. The floor f leaves directions of little variance, which noise would drown, small.
+    Generalised eigenvectors of B + λ(W + B) against W + f I, in units where the latter is I:
+    Fisher's discriminant for λ = 0, and closer to principal components the larger λ. The floor f
+    leaves directions of less variance, which noise would drown, small.
 
     Args:
         within: (p, p) W.
         between: (p, p) B, of class means.
         components: q.
         share: λ.
-        floor: f > 0.
+        least: f > 0.
 
     Examples:
         Classes differ along the second axis, rows within them along the first:
 
         >>> within, between = torch.tensor([[4.0, 0], [0, 1]]), torch.tensor([[0.0, 0], [0, 1]])
-        >>> separating(within, between, 1, 0.0, 0.1).flatten().abs()
+        >>> separating(within, between, 1, 0.0, 0.4).flatten().abs()
         tensor([0.0000, 0.8452])
     """
     values, vectors = torch.linalg.eigh(within)
-    floored = values + floor * values[-1].clamp(min=torch.finfo(torch.float64).tiny)
-    root = vectors * floored.rsqrt() @ vectors.T
+    root = vectors * (values + least).rsqrt() @ vectors.T
     sought = between + share * (within + between)
     return root @ principal_directions(root @ sought @ root, components)[1]
+
+
+def floor(within: Tensor, rank: int) -> float:
+    """The j-th largest eigenvalue of W, or the last if there are fewer; at least `LEAST` of w₁.
+
+    A share of w₁ would leave another number of directions for every encoder and public set.
+
+    Examples:
+        >>> [floor(torch.diag(torch.tensor([1.0, 4.0, 2.0])), rank) for rank in (1, 2, 9)]
+        [4.0, 2.0, 1.0]
+    """
+    values = torch.linalg.eigvalsh(within).flip(0)
+    least = max(LEAST * float(values[0]), torch.finfo(torch.float64).tiny)
+    return max(float(values[min(rank, len(values)) - 1]), least)
 
 
 class RowMoments(NamedTuple):

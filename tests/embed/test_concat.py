@@ -93,7 +93,8 @@ def test_a_transform_gives_each_encoder_the_same_public_variance(
     unit = np.repeat([100.0, 1.0], [12, 8])
     other = [replace(each, embeddings=each.embeddings * unit) for each in sets]
     found = PublicTransform.fit(other[0], **options)(other[1].embeddings)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    same = (found * expected).sum(0).sign()  # that of a direction hangs on its largest entry
+    torch.testing.assert_close(found * same, expected, atol=2e-5, rtol=0)
     one = [replace(each, meta={}) for each in other]  # as of one encoder, whose first part rules
     ruled = PublicTransform.fit(one[0], **options)(one[1].embeddings)
     assert (ruled - expected).abs().max() > 0.1

@@ -12,7 +12,15 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from embed import EmbeddingSet, PublicTransform
 from embed.compress import Compression
-from embed.directions import MIXTURES, TEMPER, Directions, separating
+from embed.directions import (
+    LEAST,
+    MIXTURES,
+    TEMPER,
+    Directions,
+    floor,
+    row_moments,
+    separating,
+)
 from embed.transform_options import TransformOptions
 
 
@@ -42,14 +50,43 @@ def test_without_share_and_floor_they_are_fishers() -> None:
 def test_they_solve_the_generalised_eigenproblem_in_its_units(kind: Directions) -> None:
     rng = np.random.default_rng(1)
     within, between = (a @ a.T for a in rng.standard_normal((2, 8, 8)))
-    share, floor = MIXTURES[kind]
-    found = separating(torch.from_numpy(within), torch.from_numpy(between), 3, share, floor).numpy()
-    metric = within + floor * np.linalg.eigvalsh(within)[-1] * np.eye(8)
+    share, least = MIXTURES[kind][0], floor(torch.from_numpy(within), 5)
+    found = separating(torch.from_numpy(within), torch.from_numpy(between), 3, share, least).numpy()
+    metric = within + np.linalg.eigvalsh(within)[-5] * np.eye(8)
     sought = between + share * (within + between)
     values, vectors = eigh(sought, metric)
     assert np.allclose(found.T @ metric @ found, np.eye(3), atol=1e-9)
     assert np.allclose(found.T @ sought @ found, np.diag(values[::-1][:3]), atol=1e-9)
     assert subspace_angles(found, vectors[:, ::-1][:, :3]).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", sorted(MIXTURES))
+def test_their_floor_is_an_eigenvalue_of_the_scatter_within_classes(kind: Directions) -> None:
+    rng = np.random.default_rng(3)
+    within, (share, rank) = np.diag(rng.uniform(1, 50, 400)), MIXTURES[kind]
+    assert floor(torch.from_numpy(within), rank) == np.sort(within.diagonal())[-rank]
+    public = classes(dim=20)
+    fitted = PublicTransform.fit(public, components=20, directions=kind)
+    blocks = [torch.from_numpy(public.embeddings)]
+    _, _, inside, between = row_moments(blocks, torch.from_numpy(public.labels))
+    assert inside is not None
+    assert between is not None
+    values = torch.linalg.eigvalsh(inside).flip(0)
+    expected = max(values[min(rank, 20) - 1], LEAST * values[0])
+    assert floor(inside, rank) == pytest.approx(float(expected))
+    sought = separating(inside, between, 20, share, floor(inside, rank))
+    found = (fitted.basis / fitted.scale).double()
+    assert torch.allclose(found.abs() / found.norm(), sought.abs() / sought.norm(), atol=1e-5)
+
+
+def test_a_floor_is_above_nought() -> None:
+    """Few public rows have no scatter along most directions."""
+    spread = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)
+    assert floor(spread.diag(), 3) == 4 * LEAST
+    assert floor(torch.zeros(3, 3), 3) > 0
+    few = classes(12, dim=40)
+    transform = PublicTransform.fit(few, components=11, directions="discriminant")
+    assert transform(few.embeddings).isfinite().all()
 
 
 def test_tempered_directions_are_principal_ones_of_other_lengths() -> None:

@@ -15,7 +15,7 @@ Directions = Literal["principal", "tempered", "mixed", "discriminant", "hedge"]
 TEMPER = 0.7  # power of its deviation that a tempered direction is divided by
 FAINT = 0.15  # of their length, that directions after the leading ones keep
 RESTRICTED = 512  # principal directions among which discriminant ones are sought
-# λ and j of `separating` and `floor`; "discriminant" relies more on public classes than "mixed".
+# λ of `separating` and j of `scatter_floor`; "discriminant" relies most on public classes.
 MIXTURES = {"mixed": (0.3, 14), "hedge": (0.1, 128), "discriminant": (0.03, 384)}
 LEAST = 1e-3  # of W's largest eigenvalue, that a floor is
 
@@ -122,7 +122,7 @@ class PublicMoments:
             raise ValueError(f"public must have labels of two classes for directions {kind!r}")
         if (kind, wide) not in self._separating:
             share, rank = MIXTURES[kind]
-            found = separating(within, between, wide, share, floor(within, rank))
+            found = separating(within, between, wide, share, scatter_floor(within, rank))
             self._separating[kind, wide] = self.principal[3][:, :wide] @ found
         return self._separating[kind, wide]
 
@@ -152,7 +152,7 @@ def balanced(covariance: Tensor, parts: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def separating(
-    within: Tensor, between: Tensor, components: int, share: float, least: float
+    within: Tensor, between: Tensor, components: int, share: float, floor: float
 ) -> Tensor:
     """(p, q) directions with the largest scatter of classes relative to the scatter within them.
 
@@ -165,7 +165,7 @@ def separating(
         between: (p, p) B, of class means.
         components: q.
         share: λ.
-        least: f > 0.
+        floor: f > 0.
 
     Examples:
         Classes differ along the second axis, rows within them along the first:
@@ -175,18 +175,18 @@ def separating(
         tensor([0.0000, 0.8452])
     """
     values, vectors = torch.linalg.eigh(within)
-    root = vectors * (values + least).rsqrt() @ vectors.T
+    root = vectors * (values + floor).rsqrt() @ vectors.T
     sought = between + share * (within + between)
     return root @ principal_directions(root @ sought @ root, components)[1]
 
 
-def floor(within: Tensor, rank: int) -> float:
+def scatter_floor(within: Tensor, rank: int) -> float:
     """The j-th largest eigenvalue of W, or the last if there are fewer; at least `LEAST` of w₁.
 
     A share of w₁ would leave another number of directions for every encoder and public set.
 
     Examples:
-        >>> [floor(torch.diag(torch.tensor([1.0, 4.0, 2.0])), rank) for rank in (1, 2, 9)]
+        >>> [scatter_floor(torch.diag(torch.tensor([1.0, 4.0, 2.0])), j) for j in (1, 2, 9)]
         [4.0, 2.0, 1.0]
     """
     values = torch.linalg.eigvalsh(within).flip(0)

@@ -17,8 +17,8 @@ from embed.directions import (
     MIXTURES,
     TEMPER,
     Directions,
-    floor,
     row_moments,
+    scatter_floor,
     separating,
 )
 from embed.transform_options import TransformOptions
@@ -50,7 +50,7 @@ def test_without_share_and_floor_they_are_fishers() -> None:
 def test_they_solve_the_generalised_eigenproblem_in_its_units(kind: Directions) -> None:
     rng = np.random.default_rng(1)
     within, between = (a @ a.T for a in rng.standard_normal((2, 8, 8)))
-    share, least = MIXTURES[kind][0], floor(torch.from_numpy(within), 5)
+    share, least = MIXTURES[kind][0], scatter_floor(torch.from_numpy(within), 5)
     found = separating(torch.from_numpy(within), torch.from_numpy(between), 3, share, least).numpy()
     metric = within + np.linalg.eigvalsh(within)[-5] * np.eye(8)
     sought = between + share * (within + between)
@@ -64,7 +64,7 @@ def test_they_solve_the_generalised_eigenproblem_in_its_units(kind: Directions) 
 def test_their_floor_is_an_eigenvalue_of_the_scatter_within_classes(kind: Directions) -> None:
     rng = np.random.default_rng(3)
     within, (share, rank) = np.diag(rng.uniform(1, 50, 400)), MIXTURES[kind]
-    assert floor(torch.from_numpy(within), rank) == np.sort(within.diagonal())[-rank]
+    assert scatter_floor(torch.from_numpy(within), rank) == np.sort(within.diagonal())[-rank]
     public = classes(dim=20)
     fitted = PublicTransform.fit(public, components=20, directions=kind)
     blocks = [torch.from_numpy(public.embeddings)]
@@ -73,8 +73,8 @@ def test_their_floor_is_an_eigenvalue_of_the_scatter_within_classes(kind: Direct
     assert between is not None
     values = torch.linalg.eigvalsh(inside).flip(0)
     expected = max(values[min(rank, 20) - 1], LEAST * values[0])
-    assert floor(inside, rank) == pytest.approx(float(expected))
-    sought = separating(inside, between, 20, share, floor(inside, rank))
+    assert scatter_floor(inside, rank) == pytest.approx(float(expected))
+    sought = separating(inside, between, 20, share, scatter_floor(inside, rank))
     found = (fitted.basis / fitted.scale).double()
     assert torch.allclose(found.abs() / found.norm(), sought.abs() / sought.norm(), atol=1e-5)
 
@@ -82,8 +82,8 @@ def test_their_floor_is_an_eigenvalue_of_the_scatter_within_classes(kind: Direct
 def test_a_floor_is_above_nought() -> None:
     """Few public rows have no scatter along most directions."""
     spread = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)
-    assert floor(spread.diag(), 3) == 4 * LEAST
-    assert floor(torch.zeros(3, 3), 3) > 0
+    assert scatter_floor(spread.diag(), 3) == 4 * LEAST
+    assert scatter_floor(torch.zeros(3, 3), 3) > 0
     few = classes(12, dim=40)
     transform = PublicTransform.fit(few, components=11, directions="discriminant")
     assert transform(few.embeddings).isfinite().all()

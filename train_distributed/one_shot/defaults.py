@@ -42,7 +42,8 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
-CLEAR, SEPARATING = 0.01, 192  # t up to which there are discriminants, and their number for K₀
+# t up to which there are discriminants, their number for K₀, and where half of q is the most tried
+CLEAR, SEPARATING, MOST_SEPARATING = 0.01, 192, 384
 # Weight α of second moments, for features of norm 1: up to `FREE` they add no noise to the class
 # sums; `HEAVY` adds 6 %, takes a quarter off their own, and is for t up to `SURE`.
 FREE, HEAVY, SURE = math.sqrt(0.5), 1.0, 0.0033
@@ -117,18 +118,21 @@ class PublicFacts:
         if not (rule.centred and by_rule and self.centred(method, options)):
             return None
         few, fewer, more = options.get("keep", self.keep_by_rule(method, most))
-        return (few, fewer, more) if "keep" in options or fewer < more else None
+        widest = max(more, self.discriminants(method, most) or 0)
+        return (few, fewer, more) if "keep" in options or fewer < widest else None
 
     def discriminants(self, method: str, most: int) -> int | None:
         """Number of discriminants, for rows with much in common; None where noise is large.
 
-        √(K/K₀) times `SEPARATING` for K classes, at most `most`.
+        √(K/K₀) times `SEPARATING` for K classes, or `MOST_SEPARATING` where noise is so small that
+        q/2 is the most that was tried; at most `most`.
         """
         rule = rule_of(method)
         if rule.usual_classes is None or self.noise(rule) > CLEAR:
             return None
         wanted = SEPARATING * math.sqrt(self.num_classes / rule.usual_classes)
-        return min(round(_within(wanted, COMPONENTS)), most)
+        quiet = self._kept(rule, COMPONENTS[1], None, KEEP[1]) == COMPONENTS[1]
+        return min(MOST_SEPARATING if quiet else round(_within(wanted, COMPONENTS)), most)
 
     def _rounds(self, rule: Rule) -> int | None:
         return ROUNDS if self._often(rule) and 0 < self.noise(rule) <= QUIET else None

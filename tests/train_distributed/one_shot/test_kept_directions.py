@@ -33,7 +33,15 @@ from train_distributed.one_shot.centring import (
     FeatureSum,
 )
 from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.defaults import CLEAR, KEEP, SEPARATING, PublicFacts, rule_of
+from train_distributed.one_shot.defaults import (
+    CLEAR,
+    COMPONENTS,
+    KEEP,
+    MOST_SEPARATING,
+    SEPARATING,
+    PublicFacts,
+    rule_of,
+)
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 
@@ -309,7 +317,24 @@ def test_the_number_of_discriminants_grows_with_the_classes_and_ends_where_noise
     assert facts(0.9).discriminants("class-sums", 512) is None
     two = facts(num_classes=2).discriminants("discriminant", 512)
     assert two == round(SEPARATING * math.sqrt(0.2))
-    assert facts(30.0, num_classes=60).discriminants("discriminant", 512) == 256
+    assert facts(10.0, num_classes=60).discriminants("discriminant", 512) == COMPONENTS[1]
+
+
+def test_where_noise_is_very_small_there_are_more_discriminants() -> None:
+    """Although the three numbers of the rule are equal there; not without more public ones."""
+    few, fewer, more = facts(8.0).keep_by_rule("discriminant", 512)
+    assert few == fewer == more == COMPONENTS[1]
+    for epsilon, width, kept in (
+        (8.0, 512, MOST_SEPARATING),
+        (8.0, 300, 300),
+        (3.0, 512, SEPARATING),
+    ):
+        found = filled_at(epsilon, {}, TransformOptions(), width=width)
+        assert found.options["keep"][2] == kept
+        assert found.transform_options.discriminants == kept
+    narrow = filled_at(8.0, {}, TransformOptions(), width=200)
+    assert narrow.options == {}
+    assert narrow.transform_options == TransformOptions(200, "hedge")
 
 
 @pytest.mark.parametrize(

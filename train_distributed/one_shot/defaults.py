@@ -42,7 +42,7 @@ ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to w
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
 # `LOUD`, for those with more than `WRITTEN` at any larger t
 FAINT, LOUD, WRITTEN = 0.0015, 0.0075, 0.6
-# t up to which there are discriminants, their number for K₀, and where half of q is the most tried
+# t up to which there are discriminants, their number for K₀, and that where hardly any noise is
 CLEAR, SEPARATING, MOST_SEPARATING = 0.01, 192, 384
 # Weight α of second moments, for features of norm 1: up to `FREE` they add no noise to the class
 # sums; `HEAVY` adds 6 %, takes a quarter off their own, and is for t up to `SURE`.
@@ -125,7 +125,7 @@ class PublicFacts:
         """Number of discriminants, for rows with much in common; None where noise is large.
 
         √(K/K₀) times `SEPARATING` for K classes, or `MOST_SEPARATING` where noise is so small that
-        q/2 is the most that was tried; at most `most`.
+        half of the rule's q, before its upper bound, reaches that bound; at most `most`.
         """
         rule = rule_of(method)
         if rule.usual_classes is None or self.noise(rule) > CLEAR:

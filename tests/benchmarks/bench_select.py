@@ -28,6 +28,7 @@ from embed.transform_options import TransformOptions
 from train_distributed import Privacy
 from train_distributed.commands.select import Select
 from train_distributed.simulation.rehearsal import Candidates, Sizes
+from train_distributed.simulation.tournament import candidates_of
 
 LIKE = 4000
 
@@ -70,7 +71,6 @@ def released(
     found: dict[str, dict[Cell, np.ndarray]],
 ) -> None:
     """Adds accuracies of candidates that are not there yet."""
-    candidates = candidates.for_equal_classes()
     for each in candidates.settings:
         transform: TransformOptions = candidates.transforms[each.transform]
         options = tuple(sorted(each.options.items()))
@@ -96,17 +96,10 @@ def measured(
         dim = EmbeddingSet.open(public).dim
         for cell in cells:
             found: dict[str, dict[Cell, np.ndarray]] = {}
-            facts = kind.facts(cell)
-            weight = facts.moment_weight("discriminant", {})
+            privacy = kind.facts(cell).privacy
             sizes = Sizes(users=cell[0], rows_per_user=cell[1], num_classes=kind.num_classes)
-            for others in (None, sizes.kept_of_others(facts.privacy, dim)):
-                candidates = Candidates.default(
-                    dim,
-                    centre="private",
-                    others=others,
-                    discriminants=sizes.discriminants(facts.privacy, dim),
-                    moment_weight=weight,
-                )
+            for like in (True, False):
+                candidates = candidates_of(sizes, privacy, dim, centre="private", like=like)
                 released(kind, candidates, [cell], seeds, found)
             mean = {name: float(each[cell].mean()) for name, each in found.items()}
             best = max(mean, key=mean.__getitem__)

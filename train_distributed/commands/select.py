@@ -1,7 +1,6 @@
 """`python -m train_distributed select`: choose the settings of a run on public data alone."""
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,9 +14,10 @@ from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.research.experiments.checkpoint import Checkpoint
+    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
     from train_distributed.simulation.plan import Choice
-    from train_distributed.simulation.rehearsal import Candidates, Sizes
+    from train_distributed.simulation.rehearsal import Sizes
+    from train_distributed.simulation.tournament import Tournament
 
 SHOWN = 10
 
@@ -107,24 +107,26 @@ class Select:
         from train_distributed.research.experiments.checkpoint import Checkpoint
         from train_distributed.simulation.clip_candidates import clipped
         from train_distributed.simulation.known_before import KnownBefore
-        from train_distributed.simulation.plan import safest_first
-        from train_distributed.simulation.rehearsal import Candidates
+        from train_distributed.simulation.tournament import (
+            LIKE,
+            PUBLIC,
+            Tournament,
+            candidates_of,
+        )
 
         public = EmbeddingSet.open(self.public)
         known = KnownBefore.of(self.knowledge, public)
         apart = self.privacy.unit == "user" or self.knowledge.guesses
-        centre = self.centre or ("public" if apart else "private")
-        candidates = Candidates.default(
+        candidates = candidates_of(
+            sizes,
+            self.privacy,
             public.dim,
+            centre=self.centre or ("public" if apart else "private"),
             moments=self.moments,
             rounds=self.rounds,
-            centre=centre,
-            others=None if self.like else sizes.kept_of_others(self.privacy, public.dim),
-            discriminants=sizes.discriminants(self.privacy, public.dim),
-            leading=sizes.leading(self.privacy, public.dim) if known else None,
-            moment_weight=None if known else sizes.moment_weight(self.privacy, self.moments),
+            like=self.like is not None,
+            known=known is not None,
         )
-        candidates = candidates.for_equal_classes()
         numbers = [str(number) for number in range(self.num_classes)]
         balance = () if self.balance is None else read_shares(self.balance, numbers)
         if self.privacy.unit == "user":
@@ -136,9 +138,9 @@ class Select:
                     "balance must be left out where new_classes leaves too few of the public "
                     f"classes for tasks of {self.num_classes}, got {self.balance}"
                 )
-        kinds: dict[str, EmbeddingSet | None] = {"public": None}
+        kinds: dict[str, EmbeddingSet | None] = {PUBLIC: None}
         if self.like is not None:
-            kinds = {"like": _opened("like", self.like, public)}
+            kinds = {LIKE: _opened("like", self.like, public)}
         kinds |= {f"shifted {path}": _opened("shifted", path, public) for path in self.shifted}
         hashes = {
             name: None if each is None else each.content_hash() for name, each in kinds.items()
@@ -153,11 +155,18 @@ class Select:
             "balance": list(balance),
         }
         journal = Checkpoint.beside(out, identity)
-        best = self._played(
-            public, candidates, sizes, kinds, journal, balance=balance, before=known
+        tournament = Tournament(
+            public=public,
+            sizes=sizes,
+            privacy=self.privacy,
+            candidates=candidates,
+            tasks=self.tasks,
+            seeds=self.seeds,
+            kinds=kinds,
+            balance=balance,
+            before=known,
         )
-        if not self.shifted:
-            best = safest_first(best)
+        best = tournament.ranked(_finished(tournament, journal))
         setting = best[0].setting
         chosen = RunConfig(
             setting.method,
@@ -183,9 +192,9 @@ class Select:
             "candidates": [_described(choice) for choice in best],
         }
         write_json(partial / "report.json", report)
-        names = [f"the public set {self.public}" if n == "public" else n for n in kinds]
+        names = [f"the public set {self.public}" if n == PUBLIC else n for n in kinds]
         print(f"balanced accuracy of the best candidates on tasks of {', '.join(names)}:")
-        if kinds.keys() == {"public"}:
+        if kinds.keys() == {PUBLIC}:
             print("for pictures of another kind than the public ones, give --like or --shifted")
         for choice in best[:SHOWN]:
             setting = choice.setting
@@ -196,60 +205,6 @@ class Select:
                 f"{options}"
             )
         return journal
-
-    def _played(
-        self,
-        public: "EmbeddingSet",
-        candidates: "Candidates",
-        sizes: "Sizes",
-        kinds: "Mapping[str, EmbeddingSet | None]",
-        journal: "Checkpoint",
-        **known: Any,
-    ) -> "list[Choice]":
-        """Candidates that came to the last task, best first; finished jobs are in the journal."""
-        import numpy as np
-        from tqdm import tqdm
-
-        from train_distributed.simulation.fits import Fits
-        from train_distributed.simulation.plan import Result, by_regret, place
-        from train_distributed.simulation.rehearsal import rehearse
-
-        done, best = journal.read(), []
-        whole = Fits(public, candidates.transforms)
-        if done:
-            print(f"continues: {len(done)} simulations are kept", file=sys.stderr)
-        for task in tqdm(range(self.tasks), unit="task", disable=None, leave=False):
-            candidates = candidates.better_half(best) if best else candidates
-            left = set(map(place, candidates.settings))
-            cells = {}
-            for name, like in kinds.items():
-                own, here = f"{name}: ", known
-                of_kind = sizes
-                if like is not None and name != "like":
-                    of_kind = sizes.of_classes(len(np.unique(like.labels)))
-                if of_kind.num_classes < sizes.num_classes:
-                    here = {**known, "balance": ()}
-                for key, found in rehearse(
-                    public,
-                    [of_kind],
-                    [self.privacy],
-                    candidates,
-                    tasks=[task],
-                    seeds=self.seeds,
-                    like=like,
-                    whole=whole,
-                    finished={key.removeprefix(own) for key in done if key.startswith(own)},
-                    **here,
-                ):
-                    done[own + key] = [cell.as_dict() for cell in found]
-                    journal.append(own + key, done[own + key])
-                played = (Result(**r) for k in sorted(done) if k.startswith(own) for r in done[k])
-                so_far = (
-                    task + 1
-                ) * self.seeds  # what was played before an interruption may be more
-                cells[name] = [c for c in played if c.seed < so_far and place(c) in left]
-            best = by_regret(cells)
-        return best
 
     def _checked(self) -> "Sizes":
         from train_distributed.one_shot.further_rounds import MOST_ROUNDS
@@ -278,6 +233,21 @@ class Select:
         )
         sizes.validate()
         return sizes
+
+
+def _finished(tournament: "Tournament", journal: "Checkpoint") -> "dict[str, Rows]":
+    """All simulations of a tournament; those in the journal are not played again."""
+    from tqdm import tqdm
+
+    done = journal.read()
+    if done:
+        print(f"continues: {len(done)} simulations are kept", file=sys.stderr)
+    played = tournament.simulations(done)
+    known = {"total": tournament.most, "initial": len(done), "unit": "simulation"}
+    for key, rows in tqdm(played, **known, disable=None, leave=False):
+        journal.append(key, rows)
+        done[key] = rows
+    return done
 
 
 def _opened(name: str, path: Path, public: "EmbeddingSet") -> "EmbeddingSet":

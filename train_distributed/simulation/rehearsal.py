@@ -166,9 +166,14 @@ class Candidates:
         ]
         return replace(self, settings=tuple(balanced))
 
+    @staticmethod
+    def half(number: int) -> int:
+        """So many of that number are left after a task, or all where they are few."""
+        return max(FEW, (number + 1) // 2)
+
     def better_half(self, ranked: Sequence[Choice]) -> "Candidates":
         """The first half of a ranking, or the first `FEW`: the others are given up."""
-        first = {choice.place for choice in ranked[: max(FEW, (len(ranked) + 1) // 2)]}
+        first = {choice.place for choice in ranked[: self.half(len(ranked))]}
         kept = tuple(setting for setting in self.settings if place(setting) in first)
         names = {setting.transform for setting in kept}
         transforms = {name: each for name, each in self.transforms.items() if name in names}

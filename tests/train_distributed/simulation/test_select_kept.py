@@ -13,6 +13,7 @@ from train_distributed.commands.run import Run
 from train_distributed.commands.select import Select
 from train_distributed.simulation.plan import NEAR, Choice, Result, place
 from train_distributed.simulation.rehearsal import Candidates, Sizes
+from train_distributed.simulation.tournament import Tournament
 
 OTHERS = (3, 90)
 
@@ -68,11 +69,12 @@ def test_where_classes_are_known_directions_beyond_the_first_are_faint() -> None
 def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, behind: float, first: str
 ) -> None:
-    def played(self: Select, public: object, candidates: Candidates, *_, **__) -> list[Choice]:
-        by_kind = {s.transform.split()[-1]: s for s in candidates.settings}
-        return [Choice(by_kind["mixed"], 0.6), Choice(by_kind["hedge"], 0.6 - behind)]
+    def played(self: Tournament, tasks: int, done: object) -> tuple[Candidates, list[Choice]]:
+        by_kind = {s.transform.split()[-1]: s for s in self.candidates.settings}
+        best = [Choice(by_kind["mixed"], 0.6), Choice(by_kind["hedge"], 0.6 - behind)]
+        return self.candidates, best
 
-    monkeypatch.setattr(Select, "_played", played)
+    monkeypatch.setattr(Tournament, "_after", played)
     blobs(400, 8, 0).save(tmp_path / "public")
     select = Select(tmp_path / "public", 10, 16, 4, PROMISE, out=tmp_path / "chosen")
     select.run()
@@ -89,10 +91,10 @@ def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
 
 
 def test_run_keeps_what_select_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def played(self: Select, public: object, candidates: Candidates, *_, **__) -> list[Choice]:
-        return [Choice(s, 0.5) for s in candidates.settings if "keep" in s.options]
+    def ranked(self: Tournament, done: object) -> list[Choice]:
+        return [Choice(s, 0.5) for s in self.candidates.settings if "keep" in s.options]
 
-    monkeypatch.setattr(Select, "_played", played)
+    monkeypatch.setattr(Tournament, "ranked", ranked)
     monkeypatch.setattr(Sizes, "kept_of_others", lambda self, privacy, width: (2, 5))
     blobs(400, 8, 0).save(tmp_path / "public")
     blobs(200, 4, 1).save(tmp_path / "private")

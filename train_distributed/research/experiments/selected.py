@@ -1,6 +1,6 @@
-"""Rivals on the private test rows against what a rehearsal on public data chooses."""
+"""Rivals on the private test rows against what `select` chooses on public data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,17 +12,19 @@ from embed.transform_options import TransformOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.work import Done, Sets, Stage, Work, keyed
+from train_distributed.research.experiments.work import Done, Sets, Stage, Work
 from train_distributed.simulation.clip_candidates import clipped
-from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, place
+from train_distributed.simulation.rehearsal import Candidates, Sizes
 from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.tournament import Tournament, candidates_of
 
 CHOSEN = "ours, chosen by select"
-REHEARSAL = "rehearsal: "
 COMPONENTS = (32, 64, 128, 256)  # without a clip
 CLIP_QUANTILE = 0.25  # of the rows there
 REHEARSED = 2  # partitions and noises per public task
+
+Federations = Mapping[Sizes, Sequence[Scenario]]  # what is rehearsed, and what is then run
 
 
 def against_choice(
@@ -31,14 +33,25 @@ def against_choice(
     public: EmbeddingSet,
     rivals: Sequence[MethodConfig],
 ) -> Work:
-    """All candidates and rivals in every scenario, and what its rehearsal chooses for each ε.
+    """All candidates and rivals in every scenario, and what `select` chooses for each ε.
 
     Rivals name the paper's raw transform.
     """
-    candidates = Candidates.default(public.dim, rounds=conditions.rounds)
-    places = placed(conditions, private, public)
-    sets = (private, public, candidates, places, conditions.promises)
-    return selection_work(conditions, *sets, rivals=rivals)
+    federations: dict[Sizes, list[Scenario]] = {}
+    for sizes, scenario in placed(conditions, private):
+        whoever = replace(sizes, scheme="iid")  # sums do not depend on who holds which rows
+        federations.setdefault(whoever, []).append(scenario)
+    scenarios = [scenario for each in federations.values() for scenario in each]
+    sets, promises = Sets(private, public), conditions.promises
+    plan = {"scenarios": scenarios, "promises": promises, **_repeated(conditions)}
+    stages = sets.stages(rivals, {}, **plan)
+
+    def offered(sizes: Sizes, promise: Privacy) -> Candidates:
+        rounds = conditions.rounds
+        return candidates_of(sizes, promise, public.dim, centre="private", rounds=rounds)
+
+    ours = selection_work(conditions, sets, offered, federations, promises)
+    return Work.joined([*(stage.work for stage in stages), ours])
 
 
 def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
@@ -48,38 +61,35 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
     best, and no moments.
     """
     promises = [replace(promise, unit="user") for promise in conditions.promises]
-    places = placed(conditions, private, public)
+    federations: Federations = {sizes: [place] for sizes, place in placed(conditions, private)}
     if private.users is not None:
         writers, rows = np.unique(private.users[private.split == 0], return_counts=True)
         classes = len(private.meta["class_names"])
         own = Sizes(users=len(writers), rows_per_user=round(rows.mean()), num_classes=classes)
-        places = [(own, Scenario(users=None, scheme="by-writer"))]
-    bare, default = few_directions(public.dim), Candidates.default(public.dim)
+        federations = {own: [Scenario(users=None, scheme="by-writer")]}
+
+    def bare(sizes: Sizes, promise: Privacy) -> Candidates:
+        return few_directions(public.dim)
+
+    def with_clips(sizes: Sizes, promise: Privacy) -> Candidates:
+        return clipped(candidates_of(sizes, promise, public.dim, centre="public"), public, sizes)
+
+    offers = {"no users' clip": bare, "users' clip": with_clips}
+    sets = Sets(private, public)
     return Work.joined(
-        selection_work(conditions, private, public, offered, [place], promises, label=label)
-        for place in places
-        for label, offered in (
-            ("no users' clip", bare),
-            ("users' clip", clipped(default, public, place[0])),
-        )
+        selection_work(conditions, sets, offered, federations, promises, label=label)
+        for label, offered in offers.items()
     )
 
 
-def placed(
-    conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet
-) -> list[tuple[Sizes, Scenario]]:
+def placed(conditions: Conditions, private: EmbeddingSet) -> list[tuple[Sizes, Scenario]]:
     """One federation per number of users and scheme: what is rehearsed, and what is then run."""
-    train, names = int((private.split == 0).sum()), private.meta["class_names"]
-    known = public.meta.get("class_names", ())
-    new = public.labels is not None and known and set(known).isdisjoint(names)
+    train, classes = int((private.split == 0).sum()), len(private.meta["class_names"])
     places = []
     for users, scheme in product(conditions.users, conditions.schemes):
         n = conditions.rows_per_user or train // users
-        sizes = Sizes(users=users, rows_per_user=n, num_classes=len(names), scheme=scheme)
-        scenario = Scenario(users=users, scheme=scheme, rows_per_user=n)
-        places.append(
-            (sizes.of_new_classes(len(np.unique(public.labels))) if new else sizes, scenario)
-        )
+        sizes = Sizes(users=users, rows_per_user=n, num_classes=classes, scheme=scheme)
+        places.append((sizes, Scenario(users=users, scheme=scheme, rows_per_user=n)))
     return places
 
 
@@ -99,70 +109,73 @@ def few_directions(dim: int) -> Candidates:
 
 def selection_work(
     conditions: Conditions,
-    private: EmbeddingSet,
-    public: EmbeddingSet,
-    candidates: Candidates,
-    places: Sequence[tuple[Sizes, Scenario]],
-    promises: Sequence[Privacy],
+    sets: Sets,
+    offered: Callable[[Sizes, Privacy], Candidates],
+    federations: Federations,
+    promises: Iterable[Privacy],
     *,
     label: str = "",
-    rivals: Sequence[MethodConfig] = (),
 ) -> Work:
-    """Rivals and candidates in federations, and what each federation's rehearsal chooses.
+    """Candidates in federations, and what `select` chooses among them for each promise.
 
     Args:
         conditions: of the experiment.
-        private: rows that all are compared on.
-        public: rows of the rehearsals; transforms are fitted on all of them.
-        candidates: settings to choose from.
-        places: what is rehearsed, and what is then run.
+        sets: rows that all are compared on, and those of the rehearsals and transforms.
+        offered: settings to choose from.
+        federations: which scenarios have a choice in common.
         promises: one choice each.
         label: of the candidates' rows, where there are several such works.
-        rivals: settings on raw embeddings.
     """
-    sets = Sets(private, public)
-    plan: dict[str, Any] = {"scenarios": [scenario for _, scenario in places]}
-    plan |= {"promises": promises, "seeds": conditions.all_seeds, "folds": conditions.folds}
-    settings = [replace(each, label=label or each.label) for each in candidates.settings]
-    classes = len(private.meta["class_names"])
-    all_of_them = Grid(settings=settings, num_classes=classes, **plan)
-    grid = Stage(all_of_them, *sets.compressed(candidates.transforms), label).work
-    prefix = f"{REHEARSAL}{label}: " if label else REHEARSAL
-    families = len({setting.training for setting in candidates.settings})
-
-    def rehearsals(finished: set[str]) -> Iterator[tuple[str, Sequence[Result]]]:
-        return rehearse(
-            public,
-            [sizes for sizes, _ in places],
-            promises,
-            candidates,
+    names, known = sets.whole.meta["class_names"], sets.public.meta.get("class_names", ())
+    new = sets.public.labels is not None and known and set(known).isdisjoint(names)
+    tournaments = {
+        (sizes, promise): Tournament(
+            public=sets.public,
+            sizes=sizes.of_new_classes(len(np.unique(sets.public.labels))) if new else sizes,
+            privacy=promise,
+            candidates=offered(sizes, promise),
             tasks=conditions.tasks,
             seeds=REHEARSED,
-            finished=finished,
         )
+        for sizes, promise in product(federations, promises)
+    }
+    every = {o: o for each in tournaments.values() for o in each.candidates.transforms.values()}
+    coordinates, fitted = sets.compressed(every)
+    works = []
+    for (sizes, promise), tournament in tournaments.items():
+        candidates = tournament.candidates
+        grid = Grid(
+            settings=[replace(s, label=label or s.label) for s in candidates.settings],
+            scenarios=federations[sizes],
+            promises=[promise],
+            num_classes=len(names),
+            **_repeated(conditions),
+        )
+        transforms = {name: fitted[o] for name, o in candidates.transforms.items()}
+        name = f"{label}, {sizes.name}, epsilon {promise.epsilon}"
+        played = Stage(grid, coordinates, transforms, name).work
+        said = f"{label}, chosen by select" if label else CHOSEN
+        works += [played, _choice(tournament, played, f"rehearsal{name}: ", said)]
+    return Work.joined(works)
+
+
+def _choice(tournament: Tournament, played: Work, prefix: str, label: str) -> Work:
+    """A tournament; what was `played` with the setting that wins it, with a label of its own."""
+
+    def own(done: Done) -> dict[str, Rows]:
+        return {k.removeprefix(prefix): rows for k, rows in done.items() if k.startswith(prefix)}
 
     def chosen(done: Done) -> Rows:
-        """The grid's rows of the setting that is chosen for each scenario and ε, labelled so."""
-        cells = [Result(**row) for key in done if key.startswith(prefix) for row in done[key]]
-        found = grid.collect(done)
-        said, rows = {"label": f"{label}, chosen by select" if label else CHOSEN}, []
-        for federation, scenario in places:
-            best = ranking(cell for cell in cells if cell.scheme == federation.name)
-            for promise in promises:
-                epsilon = promise.epsilon if promise.private else None
-                setting = best[epsilon][0].setting
-                same = {
-                    "method": setting.method,
-                    "transform": setting.transform,
-                    "options": dict(setting.options),
-                    "scheme": scenario.name,
-                    "users": federation.users,
-                    "epsilon": epsilon,
-                }
-                rows += [row | said for row in found if same.items() <= row.items()]
-        return rows
+        wanted = tournament.ranked(own(done))[0].place
+        rows = played.collect(done)
+        return [row | {"label": label} for row in rows if place(Result(**row)) == wanted]
 
-    total = len(places) * families * conditions.tasks * REHEARSED
-    choice = Work(total, lambda done: keyed(prefix, done, rehearsals), chosen)
-    stages = sets.stages(rivals, {}, **plan)
-    return Work.joined([*(stage.work for stage in stages), grid, choice])
+    return Work(
+        tournament.most,
+        lambda done: ((prefix + key, rows) for key, rows in tournament.simulations(own(done))),
+        chosen,
+    )
+
+
+def _repeated(conditions: Conditions) -> dict[str, Any]:
+    return {"seeds": conditions.all_seeds, "folds": conditions.folds}

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.shared_training import RowsInMemory
 
+Name = TypeVar("Name")
 Done = Mapping[str, Rows]
 Jobs = Iterator[tuple[str, Rows]]
 
@@ -28,7 +29,7 @@ Jobs = Iterator[tuple[str, Rows]]
 class Work:
     """Jobs, given those already done, and what becomes of their rows."""
 
-    total: int
+    total: int  # at most
     jobs: Callable[[Done], Jobs]
     collect: Callable[[Done], Rows]
 
@@ -111,8 +112,8 @@ class Sets:
         return stages
 
     def compressed(
-        self, grid: Mapping[str, TransformOptions]
-    ) -> tuple[EmbeddingSet, dict[str, PublicTransform]]:
+        self, grid: Mapping[Name, TransformOptions]
+    ) -> tuple[EmbeddingSet, dict[Name, PublicTransform]]:
         """Coordinates of the private rows, and transforms of those."""
         widest = max(options.principal(self.public.dim) for options in grid.values())
         compression = Compression.fit(self.public, widest)

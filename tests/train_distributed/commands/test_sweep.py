@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
+from train_distributed.commands.select import Select
 from train_distributed.commands.sweep import Plot, Sweep
+from train_distributed.privacy.promise import Privacy
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.figures import FINE, GROUPS, extrapolated
 from train_distributed.research.experiments.summary import summarise, table
@@ -148,13 +150,18 @@ def test_users_are_protected_without_and_with_clips(sets, tmp_path, capsys, name
     assert mean["users' clip"] > mean["no users' clip"] + 0.1
 
 
-def test_choice_is_made_without_private_rows_and_compared_with_rivals(sets, tmp_path, capsys):
+def test_the_choice_of_the_command_is_compared_with_rivals(sets, tmp_path, capsys):
     sweep(sets, tmp_path / "out", "selection", tasks=1, seeds=1, epsilons=(1.0,)).run()
     found = cells(tmp_path / "out")
     chosen = [cell for cell in found if cell["label"] == "ours, chosen by select"]
     assert {cell["scheme"] for cell in chosen} == {"iid 20 rows each", "one-class 20 rows each"}
     rivals = {(c["method"], c["transform"], str(c["options"])) for c in found if c not in chosen}
     assert 1 < len(rivals) <= 24
+    Select(sets[1], 10, 20, 4, Privacy(1.0, 1e-5), tasks=1, out=tmp_path / "select").run()
+    best = json.loads((tmp_path / "select/report.json").read_text())["candidates"][0]
+    assert {(c["transform"], str(c["options"])) for c in chosen} == {
+        (best["transform"], str(best["options"]))
+    }
     for cell in chosen:
         twins = [
             c["accuracy"]

@@ -29,6 +29,7 @@ from train_distributed.simulation.plan import (
 )
 from train_distributed.simulation.rehearsal import FEW, Candidates, Sizes
 from train_distributed.simulation.tasks import balanced_groups, pose_task
+from train_distributed.simulation.tournament import Tournament
 
 PROMISE = Privacy(2.0, 1e-5, 0.5)
 
@@ -263,6 +264,9 @@ def test_after_each_task_the_worse_half_of_many_candidates_is_given_up():
     assert [setting.transform for setting in kept.settings] == [str(n) for n in range(10, 20)]
     assert set(kept.transforms) == {setting.transform for setting in kept.settings}
     assert len(kept.better_half(ranked[:10]).settings) == FEW
+    known = {"public": blobs(40, 4, 0), "privacy": PROMISE, "candidates": candidates}
+    sizes = Sizes(users=10, rows_per_user=16, num_classes=4)
+    assert Tournament(sizes=sizes, tasks=3, seeds=2, **known).most == (20 + 10 + FEW) * 2
 
 
 def cell(transform: str, balanced: float) -> Result:

@@ -123,14 +123,17 @@ class Candidates:
         Second moments have the `moment_weight` given, those of many directions also `HEAVY`.
         `rounds` are T further sums, an alternative to none. About a private centre those of the
         kind "hedge" keep `others`, by the public rule, where pictures are of another kind; the
-        second number of these are `discriminants`, if there are any. Where the classes are known
-        all but the first directions are faint; one candidate has as many `leading` ones as the
-        public rule says.
+        second number of these are `discriminants`, if there are any. None is "mixed" then, which
+        is best for pictures of the public kind alone. Where the classes are known all but the
+        first directions are faint; one candidate has as many `leading` ones as the public rule
+        says.
         """
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         weighed = check.present(alpha=moment_weight)
         alone = base if centre == "public" else {**base, "centre": centre}
-        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), KINDS)
+        safe = others is not None and centre == "private"
+        directions = [kind for kind in KINDS if not (safe and kind == "mixed")]
+        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), directions)
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
         }
@@ -140,7 +143,7 @@ class Candidates:
         settings, transforms = [], {}
         for name, options in grid.items():
             own, q = alone, options.leading or options.components or dim
-            if others is not None and centre == "private" and options.directions == "hedge":
+            if others is not None and safe and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
                 widest = max(keep)

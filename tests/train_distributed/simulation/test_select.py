@@ -314,7 +314,7 @@ def test_sets_of_other_kinds_are_played_on_too(public, tmp_path, capsys):
         replace(select, shifted=(tmp_path / "narrow",), out=tmp_path / "none").run()
 
 
-@pytest.mark.parametrize("jobs", [1, 7])
+@pytest.mark.parametrize("jobs", [1, 5])
 def test_an_interrupted_choice_goes_on_where_it_was(public, tmp_path, monkeypatch, jobs):
     """It chooses as one that was not interrupted, and plays no finished job again."""
     select = Select(public, 10, 16, 4, PROMISE, tasks=2, seeds=1, out=tmp_path / "out")

@@ -30,7 +30,7 @@ def test_a_hedge_keeps_what_the_rule_says_where_pictures_are_of_another_kind() -
     numbers = {(q, *OTHERS) for q in (64, 128, 256, 512)}
     assert kept(found) == {
         "principal": {None},
-        "mixed": {None},
+        "mixed": set(),
         "hedge": numbers,
         "discriminant": {None},
     }
@@ -40,7 +40,7 @@ def test_a_hedge_keeps_what_the_rule_says_where_pictures_are_of_another_kind() -
         Candidates.default(512, centre="private"),
         Candidates.default(512, centre="public", others=OTHERS),
     ):
-        assert set().union(*kept(plain).values()) == {None}
+        assert set().union(*kept(plain).values()) == {None} == kept(plain)["mixed"]
         assert plain.transforms["q=64 hedge"].components == 64
 
 
@@ -65,13 +65,13 @@ def test_where_classes_are_known_directions_beyond_the_first_are_faint() -> None
     assert more == {s.transform for s in plain.settings if "alpha" in s.options}
 
 
-@pytest.mark.parametrize(("behind", "first"), [(NEAR / 2, "hedge"), (2 * NEAR, "mixed")])
+@pytest.mark.parametrize(("behind", "first"), [(NEAR / 2, "hedge"), (2 * NEAR, "principal")])
 def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, behind: float, first: str
 ) -> None:
     def played(self: Tournament, tasks: int, done: object) -> tuple[Candidates, list[Choice]]:
         by_kind = {s.transform.split()[-1]: s for s in self.candidates.settings}
-        best = [Choice(by_kind["mixed"], 0.6), Choice(by_kind["hedge"], 0.6 - behind)]
+        best = [Choice(by_kind["principal"], 0.6), Choice(by_kind["hedge"], 0.6 - behind)]
         return self.candidates, best
 
     monkeypatch.setattr(Tournament, "_after", played)
@@ -86,7 +86,7 @@ def test_of_near_ties_on_public_tasks_the_one_that_suits_other_kinds_is_chosen(
     like = replace(select, like=tmp_path / "public", out=tmp_path / "like")
     like.run()
     alike = RunConfig.read(tmp_path / "like" / "configuration.json")
-    assert alike.transform_options.directions == "mixed"
+    assert alike.transform_options.directions == "principal"
     assert "keep" not in alike.options
 
 

@@ -4,10 +4,11 @@ python tests/benchmarks/bench_select.py --pairs letters:tiny_simclr shapes:tiny_
 
 Each pair names an embedding set, with test rows, and a labelled public one. `select` chooses twice
 for each federation: on tasks of the public set, and with `--like` of `LIKE` training rows, which
-are then left out of the private ones. All candidates are released on the private rows; the search
-looks at balanced accuracy on test rows, as a release may not. The best candidate is found with one
-half of the seeds, and losses are what the choices are below it with the other half, both ways
-round; `in_hindsight` they are below the best with all seeds, whose luck is then a loss.
+are then left out of the private ones. All candidates, and `mixed` directions and hedges that keep
+all directions, which `select` does not try, are released on the private rows; the search looks at
+balanced accuracy on test rows, as a release may not. The best of them is found with one half of the
+seeds, and losses are what the choices are below it with the other half, both ways round;
+`in_hindsight` they are below the best with all seeds, whose luck is then a loss.
 """
 
 import argparse
@@ -98,9 +99,12 @@ def measured(
             found: dict[str, dict[Cell, np.ndarray]] = {}
             privacy = kind.facts(cell).privacy
             sizes = Sizes(users=cell[0], rows_per_user=cell[1], num_classes=kind.num_classes)
-            for like in (True, False):
-                candidates = candidates_of(sizes, privacy, dim, centre="private", like=like)
-                released(kind, candidates, [cell], seeds, found)
+            released(
+                kind, candidates_of(sizes, privacy, dim, centre="private"), [cell], seeds, found
+            )
+            weight = sizes.moment_weight(privacy, "all")
+            wider = Candidates.default(dim, centre="private", moment_weight=weight)
+            released(kind, wider.for_equal_classes(), [cell], seeds, found)
             mean = {name: float(each[cell].mean()) for name, each in found.items()}
             best = max(mean, key=mean.__getitem__)
             tried = [each[cell] for each in found.values()]

@@ -124,7 +124,6 @@ class Select:
             centre=self.centre or ("public" if apart else "private"),
             moments=self.moments,
             rounds=self.rounds,
-            like=self.like is not None,
             known=known is not None,
         )
         numbers = [str(number) for number in range(self.num_classes)]

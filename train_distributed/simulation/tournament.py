@@ -27,20 +27,18 @@ def candidates_of(
     centre: Centre,
     moments: Moments = "all",
     rounds: int = 0,
-    like: bool = False,
     known: bool = False,
 ) -> Candidates:
     """Candidates of a run on (p,) embeddings, all classes equally probable.
 
-    `like`: they play on pictures like the private ones, so that hedges keep none of what suits
-    other kinds; `known`: something is known of the classes before.
+    `known`: something is known of the classes before.
     """
     return Candidates.default(
         dim,
         moments=moments,
         rounds=rounds,
         centre=centre,
-        others=None if like else sizes.kept_of_others(privacy, dim),
+        others=sizes.kept_of_others(privacy, dim),
         discriminants=sizes.discriminants(privacy, dim),
         leading=sizes.leading(privacy, dim) if known else None,
         moment_weight=None if known else sizes.moment_weight(privacy, moments),
@@ -102,11 +100,11 @@ class Tournament:
     def ranked(self, done: Mapping[str, Rows]) -> list[Choice]:
         """Candidates that came to the last task, best first, when all simulations are done.
 
-        On one kind by mean accuracy, but first one that suits other kinds of pictures, if it is
-        nearly as good; on several by largest regret.
+        On several kinds by largest regret, on one by mean accuracy; on public classes alone first
+        one that suits other kinds of pictures, if it is nearly as good.
         """
         best = self._after(self.tasks, done)[1]
-        return best if len(self.kinds) > 1 else safest_first(best)
+        return safest_first(best) if self.kinds.keys() == {PUBLIC} else best
 
     def _after(self, tasks: int, done: Mapping[str, Rows]) -> tuple[Candidates, list[Choice]]:
         """Candidates that are left after so many tasks, and the ranking of who played the last."""

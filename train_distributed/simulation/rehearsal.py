@@ -21,10 +21,10 @@ from train_distributed.simulation.fits import Fits
 from train_distributed.simulation.known_before import KnownBefore
 from train_distributed.simulation.plan import Choice, Grid, MethodConfig, Result, place
 from train_distributed.simulation.runner import run_trials
-from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, task_shares
 
-TEST_SHARE = 0.25  # of the public rows
+FOLDS = 4  # of a task's rows; one tests, of a set like the private one each in turn
 COMPONENTS = (64, 128, 256, 512)
 KINDS: tuple[Directions, ...] = ("principal", "mixed", "hedge", "discriminant")
 FEW = 8  # candidates that are played through in all tasks
@@ -248,7 +248,8 @@ def rehearse(
         groups = pose_task(source, classes, rng) if like is None else drawn(like, classes, rng)
         labels = groups[source.labels]
         asked, known = np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0)
-        tested = rng.random(len(asked)) < TEST_SHARE
+        tested = np.zeros(len(asked), bool)
+        tested[held_out(labels[asked], tested, FOLDS, task)[1]] = True
         if shares is not None:
             kept = tested.copy()
             kept[~tested] = rebalanced(labels[asked[~tested]], shares, rng)

@@ -16,7 +16,7 @@ from train_distributed.research.baselines.learn import train
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.lineups import RAW, raw_transform
-from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
+from train_distributed.simulation.plan import Grid, MethodConfig, Trial
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.shared_training import RowsInMemory
 
@@ -53,14 +53,6 @@ class Work:
         )
 
 
-def keyed(
-    prefix: str, done: Done, run: Callable[[set[str]], Iterable[tuple[str, Sequence[Result]]]]
-) -> Jobs:
-    """Results of the jobs of a run that are not yet finished, each key with a prefix."""
-    for key, cells in run({k.removeprefix(prefix) for k in done if k.startswith(prefix)}):
-        yield prefix + key, [cell.as_dict() for cell in cells]
-
-
 @dataclass(frozen=True)
 class Stage:
     """A plan with the embeddings and transforms it runs on."""
@@ -78,13 +70,15 @@ class Stage:
         """Trials of the plan; their rows in order."""
         prefix, trials = f"{self.name}: " if self.name else "", self.plan.trials()
 
-        def run(finished: set[str]) -> Iterable[tuple[str, Sequence[Result]]]:
-            held, transforms = self.embeddings, self.transforms
-            return run_trials(held, transforms, self.plan, finished=finished, rivals=baselines)
+        def jobs(done: Done) -> Jobs:
+            own = self.embeddings, self.transforms, self.plan
+            finished = {key.removeprefix(prefix) for key in done if key.startswith(prefix)}
+            for key, cells in run_trials(*own, finished=finished, rivals=baselines):
+                yield prefix + key, [cell.as_dict() for cell in cells]
 
         return Work(
             len(trials),
-            lambda done: keyed(prefix, done, run),
+            jobs,
             lambda done: [row for job in trials for row in done[prefix + job.key]],
         )
 

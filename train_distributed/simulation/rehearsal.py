@@ -26,7 +26,7 @@ from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, tas
 
 FOLDS = 4  # of a task's rows; one tests, of a set like the private one each in turn
 COMPONENTS = (64, 128, 256, 512)
-KINDS: tuple[Directions, ...] = ("principal", "mixed", "hedge", "discriminant")
+KINDS: tuple[Directions, ...] = ("principal", "hedge", "discriminant")
 FEW = 8  # candidates that are played through in all tasks
 MANY = 256  # components from which on the noise of the moments matters
 
@@ -132,7 +132,7 @@ class Candidates:
         weighed = check.present(alpha=moment_weight)
         alone = base if centre == "public" else {**base, "centre": centre}
         safe = others is not None and centre == "private"
-        directions = [kind for kind in KINDS if not (safe and kind == "mixed")]
+        directions: tuple[Directions, ...] = KINDS if safe else (*KINDS, "mixed")
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), directions)
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds

@@ -18,9 +18,10 @@ from embed.transform_options import TransformOptions
 from train_distributed import Privacy
 from train_distributed.research.experiments.work import Sets
 from train_distributed.simulation.plan import Grid, MethodConfig, Result, ranking
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.rehearsal import Sizes
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.tournament import Tournament, candidates_of
 
 SIZES = Sizes(users=100, rows_per_user=40, num_classes=2)
 PROMISES = [Privacy(epsilon, 1e-5) for epsilon in (1.0, 3.0)]
@@ -40,45 +41,43 @@ def main() -> None:
     public, private = EmbeddingSet.open(arguments.public), EmbeddingSet.open(arguments.private)
     kept = np.random.default_rng(0).permutation(len(public))[: arguments.rows]
     public = public.subset(np.sort(kept))
-    candidates = Candidates.default(public.dim).for_equal_classes()
-    rehearsed = rehearse(public, [SIZES], PROMISES, candidates, tasks=6, seeds=2, balance=())
-    chosen = ranking(cell for _, cells in rehearsed for cell in cells)
-    grid = {f"q={q} principal": TransformOptions(components=q) for q in WIDTHS}
-    grid |= candidates.transforms
-    others = [MethodConfig(m, m, f"q={q} principal", EQUAL) for m, q in product(METHODS, WIDTHS)]
-    own = [name_of(setting) for setting in candidates.settings]
-    settings = [*candidates.settings, *(s for s in others if name_of(s) not in own)]
-    private, transforms = Sets(private, public).compressed(grid)
     print("1:n  eps  setting: mean balanced accuracy of select's | best candidate | best of all")
-    for many in (2, 9):
-        cells: list[Result] = []
-        for grouping, seed in product(range(arguments.groupings), range(arguments.seeds)):
-            plan = Grid(
-                settings=settings,
-                scenarios=[Scenario(users=SIZES.users)],
-                promises=PROMISES,
-                seeds=[seed],
-                num_classes=2,
-            )
-            rows = task(private, many, grouping, seed)
-            cells += [cell for _, some in run_trials(rows, transforms, plan) for cell in some]
-        for epsilon, found in ranking(cells).items():
+    for promise in PROMISES:
+        candidates = candidates_of(SIZES, promise, public.dim, centre="private")
+        known = {"public": public, "sizes": SIZES, "privacy": promise, "candidates": candidates}
+        tournament = Tournament(tasks=6, seeds=2, **known)
+        taken = name_of(tournament.ranked(dict(tournament.simulations({})))[0].setting)
+        grid = {f"q={q} principal": TransformOptions(components=q) for q in WIDTHS}
+        grid |= candidates.transforms
+        others = [
+            MethodConfig(m, m, f"q={q} principal", EQUAL) for m, q in product(METHODS, WIDTHS)
+        ]
+        coordinates, transforms = Sets(private, public).compressed(grid)
+        for many in (2, 9):
+            cells: list[Result] = []
+            for grouping, seed in product(range(arguments.groupings), range(arguments.seeds)):
+                plan = Grid(
+                    settings=[*candidates.settings, *others],
+                    scenarios=[Scenario(users=SIZES.users)],
+                    promises=[promise],
+                    seeds=[seed],
+                    num_classes=2,
+                )
+                rows = task(coordinates, many, grouping, seed)
+                cells += [cell for _, some in run_trials(rows, transforms, plan) for cell in some]
+            (found,) = ranking(cells).values()
             accuracy = {name_of(choice.setting): 100 * choice.accuracy for choice in found}
-            taken = name_of(chosen[epsilon][0].setting)
+            own = [name_of(setting) for setting in candidates.settings]
             best = [max(some, key=accuracy.__getitem__) for some in (own, accuracy)]
-            lowest = min(
-                100 * (cell.balanced or 0)
-                for cell in cells
-                if cell.epsilon == epsilon and name_of(cell) == taken
-            )
+            lowest = min(100 * (cell.balanced or 0) for cell in cells if name_of(cell) == taken)
             words = " | ".join(f"{name}: {accuracy[name]:.1f}" for name in (taken, *best))
-            print(f"1:{many} {epsilon:4g}  {words}; lowest of select's {lowest:.1f}", flush=True)
+            print(f"1:{many} {promise.epsilon:4g}  {words}; lowest of select's {lowest:.1f}")
 
 
 def name_of(setting: MethodConfig | Result) -> str:
     """Short name of a setting."""
-    heavy = " heavy" if setting.options.get("alpha") else ""
-    return f"{setting.method} {setting.transform}{heavy}"
+    options = {k: v for k, v in setting.options.items() if k in ("alpha", "keep", "centre")}
+    return f"{setting.method} {setting.transform} {options or ''}".strip()
 
 
 def task(private: EmbeddingSet, many: int, grouping: int, seed: int) -> EmbeddingSet:

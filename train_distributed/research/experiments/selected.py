@@ -61,7 +61,7 @@ def user_level(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
     best, and no moments.
     """
     promises = [replace(promise, unit="user") for promise in conditions.promises]
-    federations: Federations = {sizes: [place] for sizes, place in placed(conditions, private)}
+    federations: Federations = {sizes: [users] for sizes, users in placed(conditions, private)}
     if private.users is not None:
         writers, rows = np.unique(private.users[private.split == 0], return_counts=True)
         classes = len(private.meta["class_names"])
@@ -152,10 +152,10 @@ def selection_work(
             **_repeated(conditions),
         )
         transforms = {name: fitted[o] for name, o in candidates.transforms.items()}
-        name = f"{label}, {sizes.name}, epsilon {promise.epsilon}"
+        name = f"{label or 'ours'}, {sizes.name}, epsilon {promise.epsilon}"
         played = Stage(grid, coordinates, transforms, name).work
         said = f"{label}, chosen by select" if label else CHOSEN
-        works += [played, _choice(tournament, played, f"rehearsal{name}: ", said)]
+        works += [played, _choice(tournament, played, f"rehearsal, {name}: ", said)]
     return Work.joined(works)
 
 

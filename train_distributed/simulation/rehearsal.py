@@ -24,7 +24,7 @@ from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, task_shares
 
-FOLDS = 4  # of a task's rows; one tests, of a set like the private one each in turn
+FOLDS = 4  # parts of a task's rows: one of them tests, another one in the next task
 COMPONENTS = (64, 128, 256, 512)
 KINDS: tuple[Directions, ...] = ("principal", "hedge", "discriminant")
 FEW = 8  # candidates that are played through in all tasks
@@ -131,8 +131,8 @@ class Candidates:
         base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         weighed = check.present(alpha=moment_weight)
         alone = base if centre == "public" else {**base, "centre": centre}
-        safe = others is not None and centre == "private"
-        directions: tuple[Directions, ...] = KINDS if safe else (*KINDS, "mixed")
+        others = None if centre == "public" else others
+        directions: tuple[Directions, ...] = KINDS if others else (*KINDS, "mixed")
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), directions)
         grid = {
             f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
@@ -143,7 +143,7 @@ class Candidates:
         settings, transforms = [], {}
         for name, options in grid.items():
             own, q = alone, options.leading or options.components or dim
-            if others is not None and safe and options.directions == "hedge":
+            if others is not None and options.directions == "hedge":
                 keep = (q, *others)
                 own = {**alone, "keep": keep}
                 widest = max(keep)
@@ -171,7 +171,7 @@ class Candidates:
 
     @staticmethod
     def half(number: int) -> int:
-        """So many of that number are left after a task, or all where they are few."""
+        """How many of so many candidates are left after a task; `FEW` are never given up."""
         return max(FEW, (number + 1) // 2)
 
     def better_half(self, ranked: Sequence[Choice]) -> "Candidates":

@@ -61,7 +61,7 @@ class Tournament:
 
     @property
     def most(self) -> int:
-        """Number of simulations; fewer where candidates share one."""
+        """Number of simulations at most: candidates may share one."""
         left, total = self.candidates.settings, 0
         for _ in range(self.tasks):
             total += len(left) * self.seeds * len(self.kinds)

@@ -3,7 +3,7 @@
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -47,8 +47,8 @@ class Npz:
         ValueError: not a zip archive, truncated, or a member whose CRC does not match.
     """
 
-    def __init__(self, path: Path, other_names: Mapping[str, str] | None = None) -> None:
-        """Verifies it. `other_names`: what a member may also be called -> its name."""
+    def __init__(self, path: Path, named: Callable[[str], str] = str) -> None:
+        """Verifies it. `named`: what a member is called -> its name, one for one member only."""
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:
@@ -58,8 +58,10 @@ class Npz:
             raise ValueError(f"{path} must be a complete npz archive, got: {error}") from error
         if damaged is not None:
             raise ValueError(f"{path}: the checksum of every member must match, got {damaged}")
-        stored = [name.removesuffix(".npy") for name in members]
-        self._stored = {(other_names or {}).get(name, name): name for name in stored}
+        self._stored: dict[str, str] = {}
+        for member in (name.removesuffix(".npy") for name in members):
+            if (first := self._stored.setdefault(named(member), member)) != member:
+                raise ValueError(f"{path} must hold {named(member)} once, got {first} and {member}")
         self.names = list(self._stored)
 
     def __contains__(self, name: str) -> bool:

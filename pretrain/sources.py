@@ -15,6 +15,7 @@ from pretrain.intake.csv_file import open_csv
 from pretrain.intake.decode import squared
 from pretrain.intake.folder import open_images_folder
 from pretrain.intake.hugging_face import open_hugging_face
+from pretrain.intake.labels import against_rest, pair_of
 from pretrain.intake.parquet import open_parquet
 from pretrain.intake.reading import Reading
 from pretrain.intake.web_dataset import open_web_dataset
@@ -49,9 +50,11 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses what is twice as large
     images = _opened(source, reading)
-    if classes and images.class_names != classes:
+    asked = reading.label_is
+    of_one = asked is not None and images.class_names == pair_of(asked)
+    if classes and images.class_names != classes and not of_one:
         raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
-    return images
+    return images if asked is None else against_rest(images, asked)
 
 
 def _opened(source: str, reading: Reading) -> ImageSet:
@@ -59,7 +62,10 @@ def _opened(source: str, reading: Reading) -> ImageSet:
     path = Path(source)
     if reading.layout != "auto" and not path.is_dir():
         raise ValueError(f"layout must be left out for {source}, which is no folder")
-    if (given := reading.columns) and kind not in TABLES:
+    if reading.encoding is not None and kind != "csv":
+        raise ValueError(f"encoding must be left out for {source}, which is no csv file")
+    given = {part: name for part, name in reading.columns.items() if name}
+    if given and kind not in TABLES:
         raise ValueError(f"columns must be left out for {source}, which is no table, got {given}")
     if kind in TABLES and rest:
         return TABLES[kind](rest, reading)

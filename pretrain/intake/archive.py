@@ -1,23 +1,27 @@
 """`FILE.npz`: arrays of pixels, or JPEG blobs with their offsets."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pretrain.datasets import SPLITS, UNLABELLED, ImageSet, check_labels, concatenate
+from pretrain.datasets import SPLITS, ImageSet, concatenate
+from pretrain.intake.cells import Cells, as_cell, as_word
 from pretrain.intake.decode import Pictures, squared
+from pretrain.intake.labels import numbered, unlabelled_rows
+from pretrain.intake.names import split_named
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import as_word
+from pretrain.intake.table import refuse_unknown_splits, user_numbers
 from pretrain.npz import Npz, Rows
 
-# names in the archives of MedMNIST (medmnist.com)
-MEDMNIST = {
-    f"{split}_{what}": f"{x}_{split}"
-    for split in ("train", "val", "test")
-    for what, x in (("images", "x"), ("labels", "y"))
-}
+USUAL = re.compile(r"(x|jpeg|off|y|writer)_(\w+)", re.IGNORECASE)
+MEDMNIST = re.compile(r"(\w+)_(images|labels)")  # medmnist.com
+CLASSES = ("names", "wnids")
+
+Read = Callable[[np.ndarray], np.ndarray]
 
 
 def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
@@ -25,107 +29,150 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
 
     MedMNIST's names are understood: `train_images`, `train_labels` (n, 1), and so on.
 
-    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes; without
-    any `y_` the images are unlabelled. Optional: `writer_<split>`, users as numbers or names, and
-    the class names `names` or `wnids`. `val` is a test split. Without class names in the archive or
-    in `classes` they are counted from the labels, and the set is marked as inferred.
+    Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes, or
+    (n, K) numbers 0 and 1 of which `label_is` takes one column; without any `y_` the images are
+    unlabelled. Optional: `writer_<split>`, users as numbers or names, and the class names `names`
+    or `wnids`. `val` is held out for an evaluation. Without class names in the archive or in
+    `classes` they are counted from the labels, and the set is marked as inferred.
 
     Args:
         path: the archive; its checksums are verified.
-        reading: splits, classes (if the archive has none), `resize` and `max_pixels` are used.
+        reading: options.
 
     Raises:
         ValueError: a damaged or mislabelled archive, with file, row and rule.
     """
-    archive, reading = Npz(path, MEDMNIST), reading or Reading()
-    present = [s for s in SPLITS if f"x_{s}" in archive or f"jpeg_{s}" in archive]
-    chosen, classes = list(reading.splits) or present, reading.classes
-    if not chosen or set(chosen) - set(present):
-        found = ", ".join(archive.names)
+    archive, reading = Npz(path, _usual_name), reading or Reading()
+    chosen = _splits(archive, reading)
+    stored = next((archive.array(name) for name in CLASSES if name in archive), ())
+    names = tuple(as_word(name) for name in np.asarray(stored).tolist())
+    if names and reading.classes not in ((), names):
+        got = f"the archive's names, got {reading.classes}"
+        raise ValueError(f"{path}: classes must be {names}, {got}")
+    whole = {split: _images(archive, split, reading) for split in chosen}
+    cells = {split: _labels(archive, split, whole[split][0], reading) for split in chosen}
+    if len({type(cell) for part in cells.values() for cell in part.distinct if cell != ""}) > 1:
         raise ValueError(
-            f"{path} must hold images x_ or jpeg_ of {chosen or 'a split'}, got {found}"
+            f"{path}: y_ must be (n,) in every split or (n, K) in every split, got both"
         )
-    held = next((archive.array(n) for n in ("names", "wnids") if n in archive), None)
-    names = classes if held is None else tuple(map(str, held))
-    if classes and names != classes:
-        raise ValueError(f"{path}: classes must be {names}, the archive's names, got {classes}")
-    words = () if names else _words(archive, chosen)
-    parts = [_split(archive, split, names or words, reading) for split in chosen]
-    if words:
-        parts = [replace(part, inferred=True) for part in parts]
+    labels, splits = Cells.joined(list(cells.values())), Cells.numbered(cells)
+    kept = ~unlabelled_rows(labels, splits, str(path))
+    numbers, classes, inferred = numbered(labels.taken(kept), str(path), names, reading)
+    chosen = [str(split) for split in splits.taken(kept).distinct]
+    users, user_names = _users(archive, {split: whole[split][0] for split in chosen}, reading)
+    parts, start = [], 0
+    for split in chosen:
+        count, read = whole[split]
+        rows = slice(start, start + count)
+        start += count
+        parts.append(
+            ImageSet(
+                name=path.stem,
+                labels=numbers[rows],
+                split=np.full(count, SPLITS[split], np.uint8),
+                class_names=classes,
+                users=None if users is None else users[rows],
+                user_names=user_names,
+                inferred=inferred,
+                read=read,
+                where=_place(path, split),
+            )
+        )
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _split(archive: Npz, split: str, names: tuple[str, ...], reading: Reading) -> ImageSet:
-    path = archive.path
+def _usual_name(member: str) -> str:
+    """Name of a member: `x_train` for `train_images`, `X_Train` and the like."""
+    if swapped := MEDMNIST.fullmatch(member):
+        member = f"{'x' if swapped[2] == 'images' else 'y'}_{swapped[1]}"
+    if usual := USUAL.fullmatch(member):
+        return f"{usual[1].lower()}_{split_named(usual[2]) or usual[2]}"
+    return member
+
+
+def _place(path: Path, split: str) -> Callable[[int], str]:
+    return lambda row: f"{path}: row {row} of {split}"
+
+
+def _splits(archive: Npz, reading: Reading) -> list[str]:
+    """Splits to read; members that nothing reads are named on stderr."""
+    held = [USUAL.fullmatch(name) for name in archive.names]
+    found = list(dict.fromkeys(m[2] for m in held if m and m[1] in ("x", "jpeg")))
+    if not reading.splits:
+        refuse_unknown_splits(str(archive.path), found)
+    chosen = list(reading.splits) or [split for split in SPLITS if split in found]
+    if not chosen or set(chosen) - set(found):
+        raise ValueError(
+            f"{archive.path} must hold images x_ or jpeg_ of {chosen or 'a split'}, "
+            f"got {', '.join(archive.names)}"
+        )
+    known = {*CLASSES, *(m[0] for m in held if m and m[2] in found)}
+    if unread := [name for name in archive.names if name not in known]:
+        print(f"{archive.path}: {', '.join(unread)} not read", file=sys.stderr)
+    return chosen
+
+
+def _images(archive: Npz, split: str, reading: Reading) -> tuple[int, Read]:
+    """Number of images of a split, and the function that reads them."""
     if f"jpeg_{split}" in archive:
         blob, offsets = archive.member(f"jpeg_{split}"), archive.array(f"off_{split}")
-        count, read = _jpegs(path, split, blob, offsets, reading)
-    else:
-        images = archive.member(f"x_{split}")
-        count, read = len(images), _pixels(path, split, images, reading.resize)
-    labels = np.full(count, UNLABELLED)
-    if f"y_{split}" in archive:
-        labels = archive.array(f"y_{split}")
-        if labels.ndim == 2 and labels.shape[1] == 1:  # as MedMNIST has them
-            labels = labels[:, 0]
-        if _is_text(labels) and labels.ndim == 1:
-            labels = _numbers(f"{path}: y_{split}", labels, names)
-        check_labels(f"{path}: y_{split}", labels, count, len(names) or None)
-    users, user_names = _users(archive, split, count)
-    return ImageSet(
-        name=path.stem,
-        labels=labels.astype(np.int64),
-        split=np.full(count, SPLITS[split], np.uint8),
-        class_names=names or tuple(map(str, range(int(labels.max()) + 1))),
-        users=users,
-        user_names=user_names,
-        inferred=f"y_{split}" in archive and not names,
-        read=read,
-        where=lambda row: f"{path}: row {row} of {split}",
-    )
+        return _jpegs(archive.path, split, blob, offsets, reading)
+    images = archive.member(f"x_{split}")
+    return len(images), _pixels(archive.path, split, images, reading.resize)
 
 
-def _is_text(labels: np.ndarray) -> bool:
-    return labels.dtype.kind in "SU"
+def _labels(archive: Npz, split: str, count: int, reading: Reading) -> Cells:
+    """Labels of a split; empty cells if it has none."""
+    name, what = f"y_{split}", f"{archive.path}: y_{split}"
+    none = name not in archive or reading.label_column == ""
+    values: Any = np.full(count, "") if none else archive.array(name)
+    if values.ndim == 2 and values.shape[1] == 1:  # as MedMNIST has them
+        values = values[:, 0]
+    if len(values) != count or values.ndim > 2:
+        raise ValueError(
+            f"{what} must have one label for each of {count} images, got {values.shape}"
+        )
+    if not count:
+        raise ValueError(f"{what} must label at least one image, got 0")
+    if values.ndim == 1 and values.dtype.kind not in "iuSU":
+        raise ValueError(f"{what} must be integers or names, got {values.dtype}")
+    if values.ndim == 2 and (odd := ~np.isin(values, (0, 1)).all(1)).any():
+        row = int(odd.argmax())
+        raise ValueError(f"{what} must be 0 and 1 for every class, got {values[row]} in row {row}")
+    return _cells(values, f"y_{split}")
 
 
-def _words(archive: Npz, splits: Sequence[str]) -> tuple[str, ...]:
-    """Distinct labels of an archive whose labels are names, sorted."""
-    labels = [archive.array(f"y_{split}") for split in splits if f"y_{split}" in archive]
-    return tuple(sorted({word for each in labels if _is_text(each) for word in _decoded(each)}))
+def _cells(values: np.ndarray, name: str) -> Cells:
+    distinct, codes = np.unique(values, axis=0, return_inverse=True)
+    cells, rows = [as_cell(value) for value in distinct.tolist()], np.arange(len(values))
+    return Cells(cells, codes.ravel(), rows, lambda row: f"row {row} of {name}")
 
 
-def _decoded(words: np.ndarray) -> list[str]:
-    return [as_word(word) for word in words.tolist()]
-
-
-def _numbers(where: str, labels: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """(N,) int64 labels of names."""
-    place = {name: number for number, name in enumerate(names)}
-    numbers = np.array([place.get(word, -1) for word in _decoded(labels)], np.int64)
-    if (numbers < 0).any():
-        row = int((numbers < 0).argmax())
-        raise ValueError(f"{where}: row {row} must be one of {names}, got {labels[row]}")
-    return numbers
-
-
-def _users(archive: Npz, split: str, count: int) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """(N,) int64 numbers; names are numbered as they are sorted."""
-    if f"writer_{split}" not in archive:
+def _users(
+    archive: Npz, counts: dict[str, int], reading: Reading
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """(N,) int64 users of all splits; names are numbered as they are sorted."""
+    held = {split: f"writer_{split}" for split in counts if f"writer_{split}" in archive}
+    if not held or reading.user_column == "":
         return None, ()
-    users, what = archive.array(f"writer_{split}"), f"{archive.path}: writer_{split}"
-    if users.shape != (count,):
-        raise ValueError(f"{what} must have {count} entries, got {users.shape}")
-    if users.dtype.kind in "SU":
-        words, numbers = np.unique(users, return_inverse=True)
-        decoded = _decoded(words)
-        if "" in decoded:
-            raise ValueError(f"{what} must name a user in every row, got an empty name")
-        return numbers.astype(np.int64), tuple(decoded)
-    if users.dtype.kind not in "iu":
-        raise ValueError(f"{what} must be integers or names, got {users.dtype}")
-    return users.astype(np.int64), ()
+    arrays = {name: archive.array(name) for name in held.values()}
+    for split, name in held.items():
+        users, what = arrays[name], f"{archive.path}: {name}"
+        if users.shape != (counts[split],):
+            raise ValueError(f"{what} must have {counts[split]} entries, got {users.shape}")
+        if users.dtype.kind not in "iuSU":
+            raise ValueError(f"{what} must be integers or names, got {users.dtype}")
+    if lacking := [split for split in counts if split not in held]:
+        raise ValueError(
+            f"{archive.path} must have users writer_ in every split or in none (or pass --splits "
+            f"{' '.join(held)}), got none in {', '.join(lacking)}"
+        )
+    if len({users.dtype.kind in "SU" for users in arrays.values()}) > 1:
+        raise ValueError(f"{archive.path}: users must be names in every split, or numbers")
+    if all(users.dtype.kind in "iu" for users in arrays.values()):
+        return np.concatenate(list(arrays.values())).astype(np.int64), ()
+    cells = Cells.joined([_cells(users, name) for name, users in arrays.items()])
+    return user_numbers(cells, str(archive.path))
 
 
 def _pixels(

@@ -1,65 +1,116 @@
 """`csv:FILE`: table with a row per picture file."""
 
+import codecs
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import file_reader
+from pretrain.intake.files import picture_bytes
+from pretrain.intake.headers import Flags, choose, is_finding
+from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
 DELIMITERS = ",;\t"
-PATH_COLUMNS = ("path", "image", "file", "file_name", "filename")
+IN_QUOTES = re.compile(r'"(?:[^"]|"")*("|$)')
+SEPARATOR_LINE = re.compile(r"sep=(.)?\s*", re.IGNORECASE)  # as Excel reads and writes it
+MARKS = {  # byte order marks; the longer one of two that begin alike comes first
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+WORKBOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, and of old Excel
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 
 def open_csv(path: Path, reading: Reading) -> ImageSet:
     """Opens a table whose first row names the columns; paths are relative to its folder.
 
-    Columns are separated by commas, semicolons or tabs, whichever the first row has most of.
+    Columns are separated by commas, semicolons or tabs, whichever the first row has most of
+    outside quotes, or as a line `sep=;` before it says. Rows without any cell are skipped.
 
     Raises:
-        ValueError: a damaged table, with file and row, or a missing column.
+        ValueError: a damaged table or another encoding, with file and row, or a missing column.
     """
-    table = Table(str(path))
-    rows = _rows(path)
+    table, flags = Table(str(path)), Flags()
+    rows = _rows(path, reading)
     header = next(rows, [])
     columns = _columns(path, header, reading)
+    table.is_finding = is_finding(columns.get("label", ""), reading)
+    places = {part: header.index(name) for part, name in columns.items() if name}
+    others = {} if "label" in places or reading.columns.get("label") == "" else header
+    others = [place for place, name in enumerate(others) if name not in columns.values()]
     for number, row in enumerate(rows):
         if len(row) != len(header):
             counts = f"{len(header)} columns in every row, got {len(row)} in row {number}"
             raise ValueError(f"{path} must have {counts}")
-        cells = {part: row[place] for part, place in columns.items()}
-        if not cells["path"]:
-            raise ValueError(f"{path} must name a file in every row, got none in row {number}")
-        table.add(cells.pop("path"), **cells)
+        cells = {part: row[place] for part, place in places.items()}
+        name = cells.pop("path")
+        if not name or ADDRESS.match(name):
+            got = f"{name or 'none'} in row {number}"
+            rule = "must name a file in every row" + " (download it first)" * bool(name)
+            raise ValueError(f"{path} {rule}, got {got}")
+        table.add(name, **cells)
+        for place in others:
+            flags.note(header[place], row[place])
+    flags.refuse(str(path))
     names = table.encoded_names
     return table.image_set(
         path.stem,
         reading,
-        file_reader(path.parent, names),
+        lambda rows: (
+            picture_bytes(decode_name(names[row]), path.parent, f"{path}: row {row}")
+            for row in rows.tolist()
+        ),
         lambda row: f"{path.parent / decode_name(names[row])}",
+        lambda row: found_file(path.parent, decode_name(names[row])),
     )
 
 
-def _rows(path: Path) -> Iterator[list[str]]:
+def _rows(path: Path, reading: Reading) -> Iterator[list[str]]:
+    """Rows with some cell that is not empty; the first has the columns' names."""
+    with path.open("rb") as raw:
+        start = raw.read(4)
+    if start.startswith(WORKBOOKS):
+        raise ValueError(
+            f"{path} must be a table as text (save the workbook as CSV), got a workbook"
+        )
+    marked = next((name for mark, name in MARKS.items() if start.startswith(mark)), "utf-8")
+    encoding = reading.encoding or marked
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            file.seek(0)
-            delimiter = max(DELIMITERS, key=first.count)
-            for row in csv.reader(file, delimiter=delimiter, strict=True):
-                if row:
-                    yield [cell.strip() for cell in row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} must be a table in UTF-8, got: {error}") from error
+        with path.open(newline="", encoding=encoding) as file:
+            for row in csv.reader(file, delimiter=_delimiter(file), strict=True):
+                if any(cells := [cell.strip() for cell in row]):
+                    yield cells
+    except UnicodeError as error:
+        rule = f"must be a table in {encoding.upper()} (or pass --encoding, such as cp1252)"
+        raise ValueError(f"{path} {rule}, got: {error}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} must be a table in {encoding.upper()}, got: {error}") from error
 
 
-def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, int]:
-    """Position of the column of every part that has one."""
+def _delimiter(file: IO[str]) -> str:
+    """Separator of the columns; the file is then at the row with their names."""
+    start, first = 0, file.readline()
+    if "\0" in first:
+        raise csv.Error("a null character (pass --encoding, such as utf-16)")
+    if line := SEPARATOR_LINE.fullmatch(first):
+        start, first = file.tell(), line[1] or file.readline()
+    file.seek(start)
+    bare = IN_QUOTES.sub("", first)
+    return max(DELIMITERS, key=bare.count)
+
+
+def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, str]:
+    """Name of the column of every part."""
     if not header:
         raise ValueError(f"{path} must have a first row with the columns' names, got an empty file")
-    if len(set(header)) < len(header):
+    named = [name for name in header if name]
+    if len(set(named)) < len(named):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    chosen = reading.choose(str(path), header, path=PATH_COLUMNS)
-    return {part: header.index(name) for part, name in chosen.items() if name}
+    return choose(str(path), header, reading)

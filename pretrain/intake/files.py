@@ -10,6 +10,7 @@ import numpy as np
 from pretrain import check
 from pretrain.datasets import decode_name
 from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.paths import found_file
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -48,7 +49,9 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
         folder: directory that relative names start from.
         names: (N,) bytes; see `encode_names`.
     """
-    return lambda rows: (read_picture(folder / decode_name(names[r])) for r in rows.tolist())
+    return lambda rows: (
+        read_picture(found_file(folder, decode_name(names[row]))) for row in rows.tolist()
+    )
 
 
 def read_picture(path: Path) -> bytes:
@@ -73,8 +76,11 @@ def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, str):
-        return read_picture(folder / cell)
+        try:
+            return read_picture(found_file(folder, cell))
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{where}: {error}") from error
     if not isinstance(cell, bytes):
-        got = type(cell).__name__
+        got = "none" if cell is None else type(cell).__name__
         raise UnreadableImage(f"{where} must hold an image's bytes or its path, got {got}")
     return cell

@@ -5,8 +5,9 @@ Nothing is fetched, and nothing is copied to the library's cache.
 
 import tempfile
 import threading
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from pretrain import check
+from pretrain.cli.json_text import read_object
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader, picture_bytes
+from pretrain.intake.headers import Flags, choose, is_finding
+from pretrain.intake.names import canonical_name, split_named
+from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table
+from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
 
-SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+OF_SPLITS = "dataset_dict.json"
+SAVED = ("dataset_info.json", OF_SPLITS, "state.json")
 BLOCK = 1000  # rows
 
 
@@ -35,33 +41,48 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
     if not path.is_dir():
         raise ValueError(f"hf must be a directory, got {path}")
     saved = any((path / name).exists() for name in SAVED)
-    table, parts = Table(str(path)), []
-    for split, part in _splits(path, saved=saved).items():
-        pictures, columns = _pictures(path, part, reading)
+    table, flags, parts = Table(str(path)), Flags(), []
+    outside = array("b")  # whether a row's picture is a file
+    for split, part in _splits(path, reading, saved=saved).items():
+        columns = _columns(path, part, reading)
+        table.is_finding = is_finding(columns["label"], reading)
+        looked = [] if columns["label"] or "label" in reading.columns else _numbers(part, columns)
+        pictures = _pictures(part, columns, looked)
         parts.append((pictures.select_columns([columns["path"]]), columns["path"]))
         try:
-            _fill(table, pictures, columns, split)
+            outside.extend(_fill(table, pictures, columns, split, flags, looked))
         except OSError as error:
             raise ValueError(f"{path} must be a data set on disk, got: {error}") from error
+    flags.refuse(str(path))
     names = table.encoded_names
     fetch = _reader(path, parts) if saved else file_reader(path, names)
     return table.image_set(
-        path.name, reading, fetch, lambda row: f"{path}: row {row} ({decode_name(names[row])})"
+        path.name,
+        reading,
+        fetch,
+        lambda row: f"{path}: row {row} ({decode_name(names[row])})",
+        lambda row: found_file(path, decode_name(names[row])) if outside[row] else None,
     )
 
 
-def _splits(path: Path, *, saved: bool) -> dict[str, Any]:
-    """Data sets by the names of their splits; "" for a data set without splits."""
+def _splits(path: Path, reading: Reading, *, saved: bool) -> dict[str, Any]:
+    """The data sets that are asked for, by the names of their splits; "" for one without splits."""
     datasets = check.installed("datasets", "hf", extra="intake")
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
+        if (path / OF_SPLITS).exists():
+            named = read_object(path / OF_SPLITS)["splits"]
+            folders = {split: str(path / split) for split in _asked(path, named, reading)}
+            return {split: datasets.load_from_disk(folder) for split, folder in folders.items()}
         if saved:
-            loaded: Any = datasets.load_from_disk(str(path))
-            return {"": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
+            return {"": datasets.load_from_disk(str(path))}
         with tempfile.TemporaryDirectory() as cache:  # of locks
             options: dict[str, Any] = {"data_dir": str(path), "cache_dir": cache}
-            return dict(datasets.load_dataset("imagefolder", streaming=True, **options))
+            found = dict(datasets.load_dataset("imagefolder", streaming=True, **options))
+            return {split: found[split] for split in _asked(path, found, reading)}
+    except UnknownSplits:
+        raise
     except Exception as error:  # the library wraps errors of many others
         raise ValueError(f"{path} must be a data set on disk, got: {error}") from error
     finally:
@@ -69,38 +90,75 @@ def _splits(path: Path, *, saved: bool) -> dict[str, Any]:
             datasets.enable_progress_bars()
 
 
-def _pictures(path: Path, part: Any, reading: Reading) -> tuple[Any, dict[str, str]]:
-    """One split with its pictures left encoded, and the column of every part."""
+def _asked(path: Path, found: Iterable[str], reading: Reading) -> list[str]:
+    """Splits to read, in their order; raises ValueError for unknown ones where all are read."""
+    found = list(found)
+    if not reading.splits:
+        refuse_unknown_splits(str(path), found)
+    asked = [split for split in found if not reading.splits or split_named(split) in reading.splits]
+    if not asked:
+        raise UnknownSplits(f"splits must be of {path}, {found}, got {list(reading.splits)}")
+    return asked
+
+
+def _columns(path: Path, part: Any, reading: Reading) -> dict[str, str]:
+    """The column of every part of a row."""
     import datasets
 
     kinds = part.features
     images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    classes = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
-    columns = reading.choose(
-        str(path), list(kinds), path=("image", *images, "path"), label=("label", *classes)
+    classes = [name for name, kind in kinds.items() if _class_names(kind)]
+    return choose(
+        str(path), list(kinds), reading, path=("image", *images, "path"), label=("label", *classes)
     )
-    chosen = list(dict.fromkeys(name for name in columns.values() if name))
-    encoded = part.select_columns(chosen).cast_column(columns["path"], datasets.Image(decode=False))
-    return encoded, columns
 
 
-def _fill(table: Table, part: Any, columns: dict[str, str], split: str) -> None:
-    """Appends the rows of one split; the bytes of their pictures are not read."""
-    kind = part.features[columns["label"]] if columns["label"] else None
-    declared = tuple(getattr(kind, "names", ()))
-    table.declare(declared, "splits")
+def _pictures(part: Any, columns: dict[str, str], more: list[str]) -> Any:
+    """One split with its pictures left encoded, and the columns that are read."""
+    import datasets
+
+    chosen = list(dict.fromkeys(name for name in (*columns.values(), *more) if name))
+    return part.select_columns(chosen).cast_column(columns["path"], datasets.Image(decode=False))
+
+
+def _class_names(kind: Any) -> tuple[str, ...]:
+    """Classes that a feature declares, or the feature of a list's elements."""
+    names = getattr(kind, "names", None) or getattr(getattr(kind, "feature", None), "names", None)
+    return tuple(map(canonical_name, names or ()))
+
+
+def _numbers(part: Any, columns: dict[str, str]) -> list[str]:
+    """Columns of numbers that are nothing else."""
+    kinds = {name: str(getattr(kind, "dtype", "")) for name, kind in part.features.items()}
+    known = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "fl", "bool"))]
+    return [name for name in known if name not in columns.values()]
+
+
+def _fill(
+    table: Table,
+    part: Any,
+    columns: dict[str, str],
+    split: str,
+    flags: Flags,
+    looked: list[str],
+) -> Iterator[bool]:
+    """Appends the rows of one split, without their pictures; yields whether those are files."""
+    declared = _class_names(part.features[columns["label"]]) if columns["label"] else ()
+    table.declare(declared, f"split {split}")
     given = [name for name in ("label", "user", "split") if columns[name]]
     first = len(table.names)
     for block in part.with_format("arrow").iter(BLOCK):
         pictures = block.column(columns["path"]).chunks
         paths = [path for chunk in pictures for path in chunk.field("path").to_pylist()]
+        empty = [none for chunk in pictures for none in chunk.field("bytes").is_null().to_pylist()]
         cells = [block.column(columns[name]).to_pylist() for name in given]
-        for path, *values in zip(paths, *cells, strict=True):
+        for path, none, *values in zip(paths, empty, *cells, strict=True):
             row: dict[str, Any] = {"split": split or None} | dict(zip(given, values, strict=True))
-            label = row.get("label")
-            if declared and isinstance(label, int):
-                row["label"] = declared[label] if 0 <= label < len(declared) else None
             table.add(path or f"{split or 'row'} {len(table.names) - first}", **row)
+            yield bool(path and none)
+        for name in looked:
+            for value in block.column(name).unique().to_pylist():
+                flags.note(name, value)
 
 
 def _reader(path: Path, parts: list[tuple[Any, str]]) -> Any:

@@ -18,6 +18,9 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import matching_files, picture_bytes
+from pretrain.intake.headers import Flags, choose, is_finding
+from pretrain.intake.names import canonical_name
+from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
@@ -37,13 +40,17 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
         ValueError: a damaged file, or a missing column.
     """
     files = [_File(path, reading) for path in matching_files(pattern)]
-    table = Table(pattern)
+    table, flags = Table(pattern), Flags()
+    table.is_finding = is_finding(files[0].columns["label"], reading)
     for file in files:
+        table.declare(file.class_names(), str(file.path))
         parts = [part for part in ("label", "user", "split") if file.columns[part]]
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        table.declare(file.class_names(), "files")
+        if not (file.columns["label"] or "label" in reading.columns):
+            file.note(flags)
+    flags.refuse(pattern)
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
@@ -51,6 +58,7 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
         reading,
         window.read,
         lambda row: f"{window.place(row)} ({decode_name(named[row])})",
+        lambda row: window.file(row, decode_name(named[row])),
     )
 
 
@@ -63,7 +71,8 @@ class _File:
             self.schema, self.rows = opened.schema_arrow, opened.metadata.num_rows
             groups = range(opened.num_row_groups)
             self.groups = [opened.metadata.row_group(k).num_rows for k in groups]
-        self.columns = reading.choose(str(path), self.schema.names, path=IMAGE_COLUMNS)
+        self.columns = choose(str(path), self.schema.names, reading, path=IMAGE_COLUMNS)
+        self.of_paths = self._holds_paths()
 
     def values(self, column: str) -> list[Any]:
         """All cells of a small column."""
@@ -72,23 +81,50 @@ class _File:
 
     def names(self, *, alone: bool) -> list[str]:
         """Path of every image as the file gives it, else file and row."""
-        import pyarrow
-
-        column = self.columns["path"]
+        column, paths = self.columns["path"], [None] * self.rows
         kind = self.schema.field(column).type
-        paths: list[Any] = [None] * self.rows
-        if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+        if _is_text(kind):
             paths = self.values(column)
-        elif pyarrow.types.is_struct(kind) and kind.get_field_index("path") >= 0:
+        elif "path" in _fields(kind):
             paths = [cell and cell["path"] for cell in self.values(f"{column}.path")]
         stem = "row" if alone else self.path.name
         return [path or f"{stem} {row}" for row, path in enumerate(paths)]
+
+    def _holds_paths(self) -> bool:
+        """Whether pictures are other files, not bytes in this one."""
+        kind = self.schema.field(self.columns["path"]).type
+        return _is_text(kind) or ("path" in _fields(kind) and not self._bytes())
+
+    def _bytes(self) -> int:
+        """Number of pictures whose bytes are in this file, by its statistics."""
+        with _opened(self.path) as opened:
+            groups = [opened.metadata.row_group(k) for k in range(opened.num_row_groups)]
+        leaves = [group.column(k) for group in groups for k in range(group.num_columns)]
+        held = [each for each in leaves if each.path_in_schema == f"{self.columns['path']}.bytes"]
+        known = [each.statistics for each in held]
+        empty = sum(each.null_count if each and each.has_null_count else 0 for each in known)
+        return sum(each.num_values for each in held) - empty
+
+    def note(self, flags: Flags) -> None:
+        """Notes the columns of numbers that are nothing else."""
+        from pyarrow import types
+
+        for column in self.schema:
+            known = types.is_boolean(column.type) or types.is_integer(column.type)
+            if (
+                known or types.is_floating(column.type)
+            ) and column.name not in self.columns.values():
+                with _opened(self.path) as opened:
+                    for value in opened.read(columns=[column.name]).column(0).unique().to_pylist():
+                        flags.note(column.name, value)
 
     def class_names(self) -> tuple[str, ...]:
         """Classes that Hugging Face's metadata of the file declare."""
         try:
             kept = parsed((self.schema.metadata or {})[b"huggingface"])
-            return tuple(map(str, kept["info"]["features"][self.columns["label"]]["names"]))
+            feature = kept["info"]["features"][self.columns["label"]]
+            names = feature["names"] if "names" in feature else feature["feature"]["names"]
+            return tuple(map(canonical_name, names))
         except (KeyError, ValueError, TypeError):
             return ()
 
@@ -104,6 +140,19 @@ def _opened(path: Path, **options: Any) -> Iterator[Any]:
             yield file
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} must be a Parquet file, got: {error}") from error
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _fields(kind: Any) -> list[str]:
+    """Names of a struct's fields; none for another type."""
+    from pyarrow import types
+
+    return [kind.field(k).name for k in range(kind.num_fields)] if types.is_struct(kind) else []
 
 
 class _Window:
@@ -130,6 +179,11 @@ class _Window:
         """File and row number in it."""
         part = bisect_right(self.starts, row) - 1
         return f"{self.files[part].path}: row {row - self.starts[part]}"
+
+    def file(self, row: int, name: str) -> Path | None:
+        """File of a picture; None if the table holds its bytes."""
+        held = self.files[bisect_right(self.starts, row) - 1]
+        return found_file(held.path.parent, name) if held.of_paths else None
 
     def read(self, rows: np.ndarray) -> list[bytes]:
         """Bytes of the pictures of some rows, (b,)."""

@@ -1,7 +1,6 @@
 """Options of reading an image set. Read without torch or numpy, for the help of commands."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ from pretrain.intake.names import canonical_name, split_named
 
 Layout = Literal["auto", "class", "user-class", "flat"]
 MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
-USUAL = {"label": ("label",), "user": ("user",), "split": ("split",)}
+PARTS = ("path", "label", "user", "split")  # of a table's row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +19,22 @@ class PictureOptions:
     splits: tuple[str, ...] = ()
     """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
     path_column: str | None = None
-    """Column of files, or of the images themselves (default: `path` or `image`)."""
+    """Column of files, or of the images themselves (default: `path`, `image` or another usual
+    name)."""
     label_column: str | None = None
-    """Column of classes (default: `label`; without such a column the images are unlabelled)."""
+    """Column of classes (default: `label`, `class`, `finding` or another usual name; without such a
+    column, or with '', the images are unlabelled)."""
+    label_is: str | None = None
+    """Make two classes: images with this label, or finding, and the rest. Images with several
+    findings need it; their findings may be a list, text such as a|b, or columns of 0 and 1."""
     user_column: str | None = None
-    """Column of the user who owns the image (default: `user`, if there is such a column)."""
+    """Column of the user who owns the image (default: `user`, `patient`, `site` or another usual
+    name, if there is one and only one; '' for none)."""
     split_column: str | None = None
     """Column of train, test, val or evaluation (default: `split`; without such a column all images
     are train)."""
+    encoding: str | None = None
+    """Encoding of a csv file, such as cp1252 (default: by its byte order mark, else UTF-8)."""
     layout: Layout = "auto"
     """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
     max_pixels: int = MAX_PIXELS
@@ -68,6 +75,8 @@ class Reading(PictureOptions):
         splits = tuple(split_named(word) or word for word in self.splits)
         object.__setattr__(self, "splits", splits)
         object.__setattr__(self, "classes", tuple(map(canonical_name, self.classes)))
+        if self.label_is is not None:
+            object.__setattr__(self, "label_is", canonical_name(self.label_is))
         check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
         check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
         if unknown := set(self.splits) - SPLITS.keys():
@@ -75,31 +84,6 @@ class Reading(PictureOptions):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Names of the columns that were given, by part: path, label, user, split."""
-        parts = {part: getattr(self, f"{part}_column") for part in ("path", *USUAL)}
+        """Names of the columns that were given, by part: path, label, user, split; "" is none."""
+        parts = {part: getattr(self, f"{part}_column") for part in PARTS}
         return check.present(**parts)
-
-    def choose(self, where: str, found: Sequence[str], **usual: Sequence[str]) -> dict[str, str]:
-        """Column of every part: the named one, else the first usual one; "" if there is none.
-
-        Args:
-            where: the file, for errors.
-            found: columns of its table.
-            **usual: usual names of "path", and of other parts that have more than one.
-
-        Raises:
-            ValueError: a named column is missing, or no column holds the images.
-        """
-        chosen = {}
-        for part, names in (USUAL | usual).items():
-            name = self.columns.get(part)
-            if name is not None and name not in found:
-                rule = f"{part}_column must be one of {', '.join(found)}"
-                raise ValueError(f"{where}: {rule}, got {name!r}")
-            chosen[part] = name or next((name for name in names if name in found), "")
-        if not chosen["path"]:
-            raise ValueError(
-                f"path_column must be given for {where}, which has no {usual['path'][0]!r}, "
-                f"got columns {', '.join(found)}"
-            )
-        return chosen

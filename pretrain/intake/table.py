@@ -1,89 +1,41 @@
 """Table with a row per image, in words, made into an `ImageSet` with numbers."""
 
-import math
-import re
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pretrain.datasets import MOST_CLASSES, SPLITS, UNLABELLED, ImageSet, encode_names
+from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
+from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
+from pretrain.intake.labels import SEPARATORS, numbered, unlabelled_rows
+from pretrain.intake.names import canonical_name, split_named, warn_of_case_twins
+from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
-OTHER_WORDS = {"training": "train", "validation": "val", "valid": "val", "dev": "val"}
-INTEGER = re.compile(r"-?(0|[1-9]\d*)")
+NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
 
 
-def as_word(value: Any) -> str:
-    """Text of a cell; "" where it is empty.
-
-    Examples:
-        >>> [as_word(value) for value in (None, float("nan"), 3, 3.0, b"cat", True)]
-        ['', '', '3', '3', 'cat', 'True']
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bytes):
-        value = value.decode()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value)
+class UnknownSplits(ValueError):
+    """Splits that are none of train, test, val and evaluation, or not there."""
 
 
-def sorted_words(words: Iterable[str]) -> list[str]:
-    """Sorts by size where all words are integers, else as text.
-
-    Examples:
-        >>> sorted_words(["10", "9"]), sorted_words(["10", "9", "a"])
-        (['9', '10'], ['10', '9', 'a'])
-    """
-    words = list(words)
-    return sorted(words, key=int) if all(map(INTEGER.fullmatch, words)) else sorted(words)
-
-
-class Column:
-    """Words of a column as whole numbers, so that memory holds every word once."""
-
-    def __init__(self) -> None:
-        self._codes, self._words = array("q"), dict[str, int]()
-
-    def add(self, value: Any) -> None:
-        """Appends a cell."""
-        word = as_word(value)
-        self._codes.append(self._words.setdefault(word, len(self._words)))
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    @property
-    def words(self) -> list[str]:
-        """Distinct words that are not empty, sorted."""
-        return sorted_words(word for word in self._words if word)
-
-    def first_row(self, word: str) -> int:
-        """First row that holds a word."""
-        return self._codes.index(self._words[word])
-
-    def is_empty(self, what: str) -> bool:
-        """Whether every row is empty.
-
-        Raises:
-            ValueError: only some do.
-        """
-        if "" in self._words and len(self._words) > 1:
-            row = self.first_row("")
-            raise ValueError(f"{what} must be given in every row or in none, got none in row {row}")
-        return set(self._words) <= {""}
-
-    def numbers(self, order: Sequence[str]) -> np.ndarray:
-        """(N,) int64 places of the words in `order`, which holds all of them."""
-        place = {word: number for number, word in enumerate(order)}
-        lookup = np.array([place.get(word, -1) for word in self._words], np.int64)
-        return lookup[np.frombuffer(self._codes, np.int64)]
+def refuse_unknown_splits(
+    source: str, words: Iterable[str], first: Mapping[str, str] | None = None
+) -> None:
+    """Raises UnknownSplits for words that name no split; `first` says where each is."""
+    unknown = sorted(word for word in words if split_named(word) is None)
+    if unknown:
+        shown = ", ".join(repr(word) if word else "none" for word in unknown)
+        where = f", first in {first[unknown[0]]}" if first else ""
+        raise UnknownSplits(
+            f"{source}: split must be one of {', '.join(SPLITS)} (or pass --splits with those to "
+            f"read), got {shown}{where}"
+        )
 
 
 @dataclass
@@ -97,24 +49,38 @@ class Table:
     splits: Column = field(default_factory=Column)
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[str] = field(default_factory=list)  # files that are no pictures
+    is_finding: bool = False  # labels say whether a picture has the finding that is asked for
 
     @cached_property
     def encoded_names(self) -> np.ndarray:
         """(N,) bytes; see `encode_names`."""
         return encode_names(self.names)
 
-    def declare(self, classes: tuple[str, ...], parts: str) -> None:
-        """Sets the classes; ValueError if an earlier one of the parts declared others."""
+    def declare(self, classes: tuple[str, ...], part: str) -> None:
+        """Sets the classes, before the rows of a part are added.
+
+        Raises:
+            ValueError: an earlier part declared others.
+        """
         if self.class_names not in ((), classes):
-            raise ValueError(f"{self.source}: classes must be {self.class_names} in all {parts}")
+            raise ValueError(
+                f"{self.source}: classes must be {self.class_names} in all parts, or the parts "
+                f"that have them be chosen with --splits, got {classes} in {part}"
+            )
         self.class_names = classes
 
     def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:
-        """Appends a row."""
+        """Appends a row; labels that are whole numbers mean the classes that are declared."""
         self.names.append(name)
-        self.labels.add(label)
+        self.labels.add(self._named(label) if self.class_names else label)
         self.users.add(user)
         self.splits.add(split)
+
+    def _named(self, label: Any) -> Any:
+        if isinstance(label, list):
+            return [self._named(each) for each in label]
+        known = type(label) is int and 0 <= label < len(self.class_names)
+        return self.class_names[label] if known else label
 
     def image_set(
         self,
@@ -122,31 +88,43 @@ class Table:
         reading: Reading,
         fetch: Callable[[np.ndarray], Iterable[bytes]],
         where: Callable[[int], str],
+        file: Callable[[int], Path | None] | None = None,
     ) -> ImageSet:
         """Makes the image set, restricted to the splits that the options name.
+
+        Rows of other splits are not looked at. Where training rows have labels, held-out splits
+        without any are left out, which is said on stderr.
 
         Args:
             name: name of the set.
             reading: options.
             fetch: (b,) row numbers -> bytes of the pictures.
             where: row number -> its place, for errors.
+            file: row number -> its file, None for pictures in the table; None: no file is new.
 
         Raises:
-            ValueError: no row, or an invalid label or split.
+            ValueError: no row, an invalid label, user or split, or one picture in two rows.
         """
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
-        split, kept = self._splits(reading.splits)
-        labels, classes, inferred = self._labels(reading.classes)
-        unnamed = self.users.is_empty(f"{self.source}: user")
-        users = () if unnamed else tuple(self.users.words)
+        split, rows = self._splits(reading.splits)
+        labels, splits = self.labels.cells(rows, self._row), self.splits.cells(rows, self._row)
+        kept = ~unlabelled_rows(labels, splits, self.source)
+        rows, labels = rows[kept], labels.taken(kept)
+        held, finding = self.class_names, self.is_finding
+        numbers, classes, inferred = numbered(
+            labels, self.source, held, reading, is_finding=finding
+        )
+        users, user_names = user_numbers(self.users.cells(rows, self._row), self.source)
+        if file is not None:
+            self._refuse_same_file(rows, file)
         whole = ImageSet(
             name=name,
-            labels=labels,
+            labels=self._everywhere(numbers, rows),
             split=split,
             class_names=classes,
-            users=None if unnamed else self.users.numbers(users),
-            user_names=users,
+            users=None if users is None else self._everywhere(users, rows),
+            user_names=user_names,
             inferred=inferred,
             read=Pictures(
                 fetch=fetch,
@@ -159,48 +137,80 @@ class Table:
             names=self.encoded_names,
             skipped=tuple(self.skipped),
         )
-        return whole if kept.all() else whole.take(np.flatnonzero(kept))
+        return whole if len(rows) == len(whole) else whole.take(rows)
+
+    def _row(self, row: int) -> str:
+        name = self.names[row]
+        return name if name == f"row {row}" else f"row {row} ({name})"
+
+    def _everywhere(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """(N,) values, where those of the chosen rows are known; others are left out later."""
+        whole = np.full(len(self.names), UNLABELLED, np.int64)
+        whole[rows] = values
+        return whole
 
     def _splits(self, chosen: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(N,) uint8 splits, and (N,) bool: rows of the chosen ones."""
-        if self.splits.is_empty(f"{self.source}: split"):
+        """(N,) uint8 splits, and (n,) numbers of the rows of the chosen ones."""
+        cells = self.splits.cells(np.arange(len(self.names)), self._row)
+        if cells.distinct == [""]:
             if chosen and "train" not in chosen:
                 raise ValueError(f"splits must be train for {self.source}, which has no others")
-            return np.zeros(len(self.names), np.uint8), np.ones(len(self.names), bool)
-        words = self.splits.words
-        meant = [OTHER_WORDS.get(word.lower(), word.lower()) for word in words]
-        for word, split in zip(words, meant, strict=True):
-            if split not in SPLITS:
-                row = self.splits.first_row(word)
-                raise ValueError(
-                    f"{self.source}: split must be one of {', '.join(SPLITS)}, "
-                    f"got {word!r} in row {row}"
-                )
-        numbers = self.splits.numbers(words)
-        kept = np.array([not chosen or split in chosen for split in meant])[numbers]
+            return np.zeros(len(self.names), np.uint8), np.arange(len(self.names))
+        words = {cell: str(cell) for cell in cells.distinct}
+        meant = {cell: split_named(word) for cell, word in words.items()}
+        if not chosen:
+            first = {word: cells.first(cell) for cell, word in words.items()}
+            refuse_unknown_splits(self.source, words.values(), first)
+        kept = cells.numbers({c: not chosen or s in chosen for c, s in meant.items()}) == 1
         if not kept.any():
             raise ValueError(f"{self.source} must hold rows of {', '.join(chosen)}, got none")
-        return np.array([SPLITS[split] for split in meant], np.uint8)[numbers], kept
+        numbers = {cell: SPLITS.get(split or "", TRAIN) for cell, split in meant.items()}
+        return cells.numbers(numbers).astype(np.uint8), np.flatnonzero(kept)
 
-    def _labels(self, declared: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...], bool]:
-        """(N,) int64 labels, the classes' names, and whether they are only those that occur."""
-        what = f"{self.source}: label"
-        if self.labels.is_empty(what):
-            return np.full(len(self.names), UNLABELLED), declared or self.class_names, False
-        words, known = self.labels.words, declared or self.class_names
-        if set(words) <= set(known):
-            return self.labels.numbers(known), known, False
-        if not all(map(INTEGER.fullmatch, words)):
-            if known:
-                word = next(word for word in words if word not in known)
-                row = self.labels.first_row(word)
-                raise ValueError(f"{what} must be one of {known}, got {word!r} in row {row}")
-            return self.labels.numbers(words), tuple(words), True
-        limit = len(known) or MOST_CLASSES
-        for word in (words[0], words[-1]):
-            if not 0 <= int(word) < limit:
-                row = self.labels.first_row(word)
-                raise ValueError(f"{what} must be >= 0 and < {limit}, got {word} in row {row}")
-        count = int(words[-1]) + 1
-        values = np.array(list(map(int, words)), np.int64)[self.labels.numbers(words)]
-        return values, known or tuple(map(str, range(count))), not known
+    def _refuse_same_file(self, rows: np.ndarray, file: Callable[[int], Path | None]) -> None:
+        pair = same_file(rows, file)
+        if pair is None:
+            return
+        first, second = (self._row(row) for row in pair)
+        users = [self.users.cells(np.array([row]), self._row).distinct[0] for row in pair]
+        whose = f", of users {users[0]!r} and {users[1]!r}" if len(set(users)) > 1 else ""
+        raise ValueError(
+            f"{self.source} must name every file once, since a picture is one row and one user's "
+            f"(leave one row out), got it in {first} and {second}{whose}"
+        )
+
+
+def user_numbers(cells: Cells, source: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """(n,) int64 users, numbered in the order of their names, and the names; None without users.
+
+    Users whose names differ in case, or are one number, are said on stderr.
+
+    Raises:
+        ValueError: some rows have none, or one has several.
+    """
+    what = f"{source}: user"
+    if cells.distinct == [""]:
+        return None, ()
+    cells.refuse_missing(what)
+    words = _one_user_each(cells, what)
+    names = sorted_words(words)
+    warn_of_case_twins(source, names)
+    if twins := number_twins(names):
+        one, two = map(repr, twins)
+        print(f"warning: {source} has users {one} and {two}, each its own", file=sys.stderr)
+    numbers = cells.numbers({name: number for number, name in enumerate(names)})
+    return numbers, tuple(names)
+
+
+def _one_user_each(cells: Cells, what: str) -> list[str]:
+    """Names of the users; ValueError for a cell that holds several."""
+    words = [cell for cell in cells.distinct if isinstance(cell, str)]
+    for cell in cells.distinct:
+        parts = cell.words if isinstance(cell, Several) else ()
+        for sign in SEPARATORS if isinstance(cell, str) else "":
+            named = [canonical_name(part) for part in str(cell).split(sign)]
+            parts = named if len(named) > 1 and set(named) & set(words) else parts
+        if isinstance(cell, Several) or parts:
+            rule = "must be one in every row, whose picture it is"
+            raise ValueError(f"{what} {rule}, got {cell} in {cells.first(cell)}")
+    return words

@@ -16,44 +16,54 @@ import numpy as np
 
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
+from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
+from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding
+from pretrain.intake.names import canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
-USUAL = {"label": ("label", "cls"), "user": ("user",), "split": ("split",)}
-NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")  # key and extension of a member
+OF_ROWS = ("label", "user", "split")
+NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)")  # key and extension of a member
 LONGEST = 1 << 20  # bytes of a member that is not a picture
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     """Opens shards in the order given, samples in the order of the tar files.
 
-    A sample is the members of one key. Its picture is the member that `path_column` names, else the
-    first with a picture's suffix; its columns are the other members by their extension (`cls`,
-    `user`, ...) and the fields of its `json`. Memory holds the offsets of pictures only.
+    A sample is the members of a shard whose names are equal up to the first dot of their last part,
+    wherever they are in it. Its picture is the member that `path_column` names, else the one with a
+    picture's suffix; its columns are the other members by their extension (`cls`, `user`, ...) and
+    the fields of its `json`. Memory holds the offsets of pictures only.
 
     Raises:
-        ValueError: a damaged shard, or a column that no sample has.
+        ValueError: a damaged shard, a sample of several pictures, pictures without labels beside
+            labels without pictures, or a column that no sample has.
     """
     shards = matching_files(pattern)
-    table, places = Table(pattern), (array("q"), array("q"), array("q"))
-    seen: set[str] = set()
+    table, flags = Table(pattern), Flags()
+    places = (array("q"), array("q"), array("q"))
+    columns: dict[str, Column] = {}  # of samples with a picture
+    alone: dict[str, str] = {}  # column -> first sample that has it and no picture
     for number, shard in enumerate(shards):
         for sample in _samples(shard, reading):
             if sample.picture is None:
                 table.skipped.append(f"{shard.name}/{sample.key}")
+                alone = dict.fromkeys(sample.columns, f"{shard.name}/{sample.key}") | alone
                 continue
-            cells = {part: _cell(sample, part, reading) for part in USUAL}
-            seen |= sample.columns.keys()
+            for name, value in sample.columns.items():
+                column = columns.setdefault(name, Column())
+                column.pad(len(table.names))
+                column.add(value if _is_wanted(name, reading) else None)
+                flags.note(name, value)
             name, offset, size = sample.picture
-            for column, value in zip(places, (number, offset, size), strict=True):
-                column.append(value)
-            table.add(f"{shard.name}/{name}", **cells)
-    for part, name in reading.columns.items():
-        if part != "path" and table.names and name not in seen:
-            found = ", ".join(sorted(seen)) or "none"
-            raise ValueError(f"{pattern}: {part}_column must be one of {found}, got {name!r}")
+            for held, value in zip(places, (number, offset, size), strict=True):
+                held.append(value)
+            table.names.append(f"{shard.name}/{name}")
+    found = [*columns, *(name for name in alone if name not in columns)]
+    _fill(table, found, columns, alone, flags, reading)
     names = table.encoded_names
 
     def fetch(rows: np.ndarray) -> Iterator[bytes]:
@@ -69,6 +79,43 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     return table.image_set(shards[0].stem, reading, fetch, where)
 
 
+def _fill(
+    table: Table,
+    found: list[str],
+    columns: dict[str, Column],
+    alone: dict[str, str],
+    flags: Flags,
+    reading: Reading,
+) -> None:
+    """Adds the columns that are labels, users and splits to the names."""
+    picture = reading.path_column or "image"
+    chosen = choose(table.source, list(dict.fromkeys([*found, picture])), reading, path=(picture,))
+    for part in OF_ROWS:
+        column = columns.get(chosen[part]) or Column()
+        column.pad(len(table.names))
+        lacking = next((row for row, cell in enumerate(column) if cell == ""), None)
+        if lacking is not None and chosen[part] and chosen[part] in alone:
+            raise ValueError(
+                f"{table.source}: members of a sample must have one name up to its first dot, got "
+                f"{table.names[lacking]} without {chosen[part]} and {alone[chosen[part]]} with it "
+                "but without a picture"
+            )
+        columns[part] = column
+    table.is_finding = is_finding(chosen["label"], reading)
+    if not (chosen["label"] or "label" in reading.columns):
+        flags.refuse(table.source)
+    names, table.names = table.names, []
+    for name, *cells in zip(names, *(columns[part] for part in OF_ROWS), strict=True):
+        table.add(name, *cells)
+
+
+def _is_wanted(name: str, reading: Reading) -> bool:
+    """Whether a column may be one that is used; the cells of others are not kept."""
+    usual = {folded(each) for part in OF_ROWS for each in USUAL[part]}
+    named = {folded(each) for each in (*reading.columns.values(), reading.label_is) if each}
+    return folded(name) in usual | named
+
+
 @dataclass
 class _Sample:
     """The members of one key."""
@@ -76,39 +123,50 @@ class _Sample:
     key: str
     picture: tuple[str, int, int] | None = None  # name, offset, size
     columns: dict[str, Any] = field(default_factory=dict)
+    extensions: set[str] = field(default_factory=set)
 
 
 def _samples(shard: Path, reading: Reading) -> Iterator[_Sample]:
-    wanted = {"json", *(name for names in USUAL.values() for name in names)}
-    wanted |= set(reading.columns.values())
-    sample: _Sample | None = None
+    samples: dict[str, _Sample] = {}
+    asked = reading.path_column and reading.path_column.lower()
     for tar, member in _members(shard):
         parts = NAME.fullmatch(member.name)
         key, extension = parts.groups() if parts else (member.name, "")
-        if sample is None or key != sample.key:
-            if sample is not None:
-                yield sample
-            sample = _Sample(key)
-        asked = reading.path_column
-        suffix = f".{extension.rpartition('.')[2].lower()}"
-        if extension == asked or (asked is None and suffix in SUFFIXES and not sample.picture):
+        sample = samples.setdefault(canonical_name(key), _Sample(key))
+        extension = extension.lower()
+        if extension in sample.extensions:
+            rule = "must hold every name once, in any case"
+            raise ValueError(f"{shard} {rule}, got {member.name} again")
+        sample.extensions.add(extension)
+        suffix = f".{extension.rpartition('.')[2]}"
+        if extension == asked or (asked is None and suffix in SUFFIXES):
+            if sample.picture:
+                raise ValueError(
+                    f"{shard}: a sample must have one picture (or pass --path-column with the "
+                    f"extension of those to read), got {sample.picture[0]} and {member.name}, "
+                    f"which are one since the key {key!r} ends at the first dot"
+                )
             sample.picture = (member.name, member.offset_data, member.size)
-        elif extension in wanted:
+        elif extension == "json" or _is_wanted(extension, reading):
             _note(sample, extension, _content(shard, tar, member), f"{shard}: {member.name}")
-    if sample is not None:
-        yield sample
+    yield from samples.values()
 
 
 def _members(shard: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Files of an uncompressed tar, one after the other."""
     length = shard.stat().st_size
+    with shard.open("rb") as raw:
+        start = raw.read(6)
+    if packed := next((name for mark, name in PACKED.items() if start.startswith(mark)), None):
+        raise ValueError(f"{shard} must be a whole tar file, uncompressed: unpack this {packed}")
     try:
         with tarfile.open(shard, "r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 if member.offset_data + member.size > length:
                     raise ValueError(f"{shard} must be a whole tar file: {member.name} is cut")
-                if member.isreg():
+                hidden = any(map(left_by_systems, Path(member.name).parts))
+                if member.isreg() and not hidden:
                     yield tar, member
             if tar.offset + tarfile.BLOCKSIZE > length:  # no empty block at the end
                 raise ValueError(f"{shard} must be a whole tar file: its end is missing")
@@ -134,8 +192,3 @@ def _note(sample: _Sample, extension: str, content: bytes, where: str) -> None:
     if not isinstance(fields, dict):
         raise ValueError(f"{where} must be a JSON object, got {type(fields).__name__}")
     sample.columns |= fields
-
-
-def _cell(sample: _Sample, part: str, reading: Reading) -> Any:
-    names = (reading.columns[part],) if part in reading.columns else USUAL[part]
-    return next((sample.columns[name] for name in names if name in sample.columns), None)

@@ -97,12 +97,16 @@ def test_an_archive_without_labels(tmp_path: Path, row_numbers: Any) -> None:
     assert done.embeddings[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
 
 
-def test_splits_are_labelled_together_or_not_at_all(tmp_path: Path) -> None:
-    pixels = np.zeros((2, 4, 4), np.uint8)
-    np.savez(tmp_path / "set.npz", x_train=pixels, y_train=np.arange(2), x_test=pixels)
-    with pytest.raises(ValueError, match="every split must have labels, or none, got some"):
-        open_npz(tmp_path / "set.npz")
-    assert open_images(str(tmp_path / "set.npz"), splits=["train"]).labelled
+def test_a_held_out_split_without_labels_is_left_out_with_a_word(tmp_path: Path, capsys) -> None:
+    pixels, path = np.zeros((2, 4, 4), np.uint8), tmp_path / "set.npz"
+    np.savez(path, x_train=pixels, y_train=np.arange(2), x_test=pixels)
+    images = open_npz(path)
+    assert (images.labelled, images.split.tolist()) == (True, [0, 0])
+    assert "2 rows of test left out, which have no labels (--splits test" in capsys.readouterr().err
+    assert not open_images(str(path), splits=["test"]).labelled
+    np.savez(path, x_train=pixels, y_test=np.arange(2), x_test=pixels)
+    with pytest.raises(ValueError, match="label must be given in every row or in none, got none"):
+        open_npz(path)
 
 
 def test_files_of_a_folder_are_named_below_it(tmp_path: Path, row_numbers: Any) -> None:

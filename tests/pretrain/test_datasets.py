@@ -134,8 +134,8 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"y_train": np.array([0, 1, 7, 0])}, "row 2 must be >= 0 and < 3, got 7"),
-        ({"y_train": np.array([0, np.nan, 0, 0])}, "must be integers, got float64"),
+        ({"y_train": np.array([0, 1, 7, 0])}, "must be >= 0 and < 3, got 7 in row 2 of y_train"),
+        ({"y_train": np.array([0, np.nan, 0, 0])}, "must be integers or names, got float64"),
         ({"off_train": np.array([0, 5, 5, 9, 10])}, "must increase, got 0 bytes at row 1"),
         ({"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
         ({"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),

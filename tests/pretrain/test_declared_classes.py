@@ -36,9 +36,9 @@ def test_one_record_adds_no_class_where_they_are_declared(tmp_path: Path) -> Non
 
 def test_labels_outside_the_declared_ones_are_refused_with_their_row(tmp_path: Path) -> None:
     path = archive(tmp_path / "set.npz", [0, 1, 7], [2])
-    with pytest.raises(ValueError, match=r"y_train: row 2 must be >= 0 and < 3, got 7"):
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 3, got 7 in row 2 of y_train"):
         open_images(str(path), classes=declared_classes(3))
-    with pytest.raises(ValueError, match=r"y_test: row 0 must be >= 0 and < 2, got 2"):
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 2, got 2 in row 0 of y_test"):
         open_images(str(path), splits=["test"], classes=("cat", "dog"))
 
 

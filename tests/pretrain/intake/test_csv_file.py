@@ -91,7 +91,10 @@ def test_paths_may_be_absolute(tmp_path: Path, pictures) -> None:
         ("path,label\nx,-3\n", "label must be >= 0 and < 1048576, got -3 in row 0"),
         ("path,label\nx,99999999\n", "label must be >= 0 and < 1048576, got 99999999 in row 0"),
         ('path\n"x\n', "must be a table in UTF-8, got: unexpected end of data"),
-        (b"path\n\xff\n", "must be a table in UTF-8, got: 'utf-8' codec"),
+        (
+            b"path\n\xff\n",
+            "must be a table in UTF-8 .or pass --encoding, such as cp1252., got: 'utf-8' codec",
+        ),
         (b"path\n\0\n", "names must not end with a null character, got one that does"),
     ],
 )

@@ -116,7 +116,7 @@ def test_labels_by_name_in_an_archive(tmp_path: Path) -> None:
     assert not declared.inferred
     named = archive(tmp_path / "b.npz", names=np.array(["cat", "owl", "dog"]), **labels)
     assert (named.labels.tolist(), named.inferred) == ([1, 0, 1, 2, 2, 2], False)
-    rule = r"a\.npz: y_test: row 0 must be one of \('owl', 'cat'\), got b'dog'"
+    rule = r"a\.npz: label must be one of \('owl', 'cat'\), got 'dog' in row 0 of y_test"
     with pytest.raises(ValueError, match=rule):
         open_images(str(tmp_path / "a.npz"), classes=("owl", "cat"))
 
@@ -127,8 +127,11 @@ def test_writers_that_do_not_fit(tmp_path: Path) -> None:
         archive(tmp_path / "a.npz", writer_train=names, writer_test=numbers)
     with pytest.raises(ValueError, match="writer_train must be integers or names, got float64"):
         archive(tmp_path / "b.npz", writer_train=numbers / 2)
-    with pytest.raises(ValueError, match="must name a user in every row, got an empty name"):
-        archive(tmp_path / "c.npz", writer_train=np.array(["a", "", "c"]))
+    users = np.array(["a", "", "c"])
+    with pytest.raises(ValueError, match=r"user must be given in .* none in row 1 of writer_train"):
+        archive(tmp_path / "c.npz", writer_train=users, writer_test=users)
+    with pytest.raises(ValueError, match=r"in every split or in none .* got none in test"):
+        archive(tmp_path / "d.npz", writer_train=numbers)
 
 
 def test_parts_with_names_are_numbered_together() -> None:

@@ -71,10 +71,10 @@ def tar(path: Path, members: dict[str, bytes]) -> str:
 def test_samples_of_several_pictures_and_of_none(tmp_path: Path, pictures) -> None:
     a, b, c = pictures.files[:3]
     members = {"0.left.png": a, "0.right.png": b, "readme": b"", "1.cls": b"3", "2.right.png": c}
-    images = open_images(tar(tmp_path / "s.tar", members))
-    assert (images.images(slice(None)) == pictures.pixels[[0, 2]]).all()
-    assert images.skipped == ("s.tar/readme", "s.tar/1")
-    right = open_images(f"wds:{tmp_path}/s.tar", path_column="right.png")
+    with pytest.raises(ValueError, match=r"must have one picture .* got 0\.left\.png and 0\.right"):
+        open_images(tar(tmp_path / "s.tar", members))
+    right = open_images(f"wds:{tmp_path}/s.tar", path_column="right.png", label_column="")
+    assert right.skipped == ("s.tar/readme", "s.tar/1")
     assert (right.images(slice(None)) == pictures.pixels[[1, 2]]).all()
 
 

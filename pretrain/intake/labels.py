@@ -1,0 +1,282 @@
+"""Labels of pictures: one class each. Of several findings, one against the rest.
+
+A picture with several findings has no class: each combination of them would become one. Lists, a
+number for each finding and cells such as `a|b` are therefore refused, unless `label_is` names one
+finding; the classes are then pictures without it and with it.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pretrain.datasets import MOST_CLASSES, UNLABELLED, ImageSet
+from pretrain.intake.cells import INTEGER, Cell, Cells, Several, number_twins, sorted_words
+from pretrain.intake.names import class_spellings, split_named
+from pretrain.intake.reading import Reading
+
+FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True}
+FLAGS |= {"false": False, "true": True, "no": False, "yes": True}
+SEPARATORS = "|;"  # of findings, whatever they are called
+OTHER_SEPARATORS = ",+/&"  # where each part is a label of another picture
+QUOTED = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"]+)""")  # in a list that was written as text
+NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
+SHOWN = 20
+
+Held = Mapping[Any, frozenset[str]]  # findings of every distinct cell
+Numbered = tuple[np.ndarray, tuple[str, ...], bool]  # labels, classes, whether they were counted
+
+
+def pair_of(finding: str) -> tuple[str, str]:
+    """Names of the two classes that one finding makes."""
+    return f"not {finding}", finding
+
+
+def several_findings(where: str, got: str, names: Sequence[str]) -> ValueError:
+    """Refusal of pictures with several findings, for a caller to raise."""
+    such = f", such as {names[0]!r}," if names else ""
+    return ValueError(
+        f"{where} must be one class a picture (or pass --label-is NAME{such} for one finding "
+        f"against the rest), got several findings a picture: {got}"
+    )
+
+
+def finding_among(names: Sequence[str], asked: str, where: str, *, numbered: bool = False) -> str:
+    """The finding of `names` that `label_is` asks for, by name or where `numbered` by number.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if asked in names:
+        return asked
+    if numbered and asked.isdecimal() and int(asked) < len(names):
+        return names[int(asked)]
+    remedy = "" if numbered else " (or be declared with --class-names)"
+    raise ValueError(f"label_is must be one of {_shown(names)}{remedy} for {where}, got {asked!r}")
+
+
+def against_rest(images: ImageSet, finding: str) -> ImageSet:
+    """Two classes: one class of a set, and all others; unchanged if these are its classes.
+
+    Raises:
+        ValueError: the set has no labels, or not this class.
+    """
+    if images.class_names == pair_of(finding):
+        return images
+    if not images.labelled:
+        raise ValueError(f"label_is must be left out for {images.name}, which has no labels")
+    label = images.class_names.index(finding_among(images.class_names, finding, images.name))
+    labels = np.where(images.labels == UNLABELLED, UNLABELLED, images.labels == label)
+    names = pair_of(finding)
+    return replace(images, labels=labels.astype(np.int64), class_names=names, inferred=False)
+
+
+def unlabelled_rows(labels: Cells, splits: Cells, source: str) -> np.ndarray:
+    """(n,) bool: rows of held-out splits without any label, where others have some.
+
+    A model is not tested on them, so that they are left out, which is said on stderr.
+
+    Args:
+        labels: of all rows.
+        splits: of all rows, as the source spells them; "" is train.
+        source: file or directory.
+    """
+    none = labels.numbers({cell: cell in NO_LABEL for cell in labels.distinct}) == 1
+    left_out = np.zeros(len(labels), bool)
+    for code, word in enumerate(splits.distinct):
+        part, split = splits.codes == code, split_named(str(word))
+        if split not in (None, "train") and none[part].all() and not none.all():
+            print(
+                f"{source}: {part.sum()} rows of {word} left out, which have no labels (--splits "
+                f"{split} reads them, for prediction)",
+                file=sys.stderr,
+            )
+            left_out |= part
+    return left_out
+
+
+def numbered(
+    cells: Cells, source: str, held: tuple[str, ...], reading: Reading, *, is_finding: bool = False
+) -> Numbered:
+    """Numbers the classes of all rows; says on stderr if they have none.
+
+    Args:
+        cells: labels.
+        source: file or directory, for errors.
+        held: classes that the source declares.
+        reading: declared classes, and the finding that `label_is` asks for.
+        is_finding: the cells say whether a picture has that finding.
+
+    Returns:
+        (n,) int64 labels, -1 for all where none has one; names of the classes; and whether they
+        were counted from the labels.
+
+    Raises:
+        ValueError: several findings a picture, or a label that is no class, with its row.
+    """
+    what, known, asked = f"{source}: label", reading.classes or held, reading.label_is
+    if set(cells.distinct) <= set(NO_LABEL):
+        print(f"{source}: no labels: rows for public use or prediction only", file=sys.stderr)
+        return np.full(len(cells), UNLABELLED), known, False
+    if asked is not None and is_finding:
+        flags = {cell: _flag(cell, what, cells) for cell in cells.distinct}
+        return cells.numbers(flags), pair_of(asked), False
+    cells.refuse_missing(what, known)
+    if "-1" in cells.distinct and "-1" not in known:
+        rule = "must be given in every row or in none, where -1 is none"
+        got = f"-1 in {cells.first('-1')}: leave the row out"
+        raise ValueError(f"{what} {rule}, got {got}")
+    findings = _findings(cells, what, known, alone=asked is None)
+    if findings is not None:
+        several, names = findings
+        if asked is None:
+            cell = max(several, key=lambda each: len(several[each]))
+            raise several_findings(what, f"{cell} in {cells.first(cell)}", names)
+        return _one_of(several, (known, names), asked, cells, what, reading)
+    single = {cell: cell if isinstance(cell, str) else cell.words[0] for cell in cells.distinct}
+    meant = class_spellings(what, single.values(), reading.classes, ignore_case=reading.ignore_case)
+    words = {cell: meant[word] for cell, word in single.items()}
+    number, classes, counted = _classes(words, what, known, cells)
+    return cells.numbers({cell: number[word] for cell, word in words.items()}), classes, counted
+
+
+def _classes(
+    words: Mapping[Cell, str], what: str, known: tuple[str, ...], cells: Cells
+) -> tuple[dict[str, int], tuple[str, ...], bool]:
+    """Number of every word, names of the classes, and whether they were counted."""
+    found = sorted_words(set(words.values()))
+    first = {word: cells.first(cell) for cell, word in words.items()}
+    if set(found) <= set(known):
+        return {word: known.index(word) for word in found}, known, False
+    if twins := number_twins(found):
+        one, two = twins
+        rule = "must write a number in one way"
+        raise ValueError(f"{what} {rule}, got {one!r} in {first[one]} and {two!r} in {first[two]}")
+    if not all(map(INTEGER.fullmatch, found)):
+        if known:
+            word = next(word for word in found if word not in known)
+            raise ValueError(f"{what} must be one of {known}, got {word!r} in {first[word]}")
+        return {word: number for number, word in enumerate(found)}, tuple(found), True
+    limit = len(known) or MOST_CLASSES
+    for word in (found[0], found[-1]):
+        if not 0 <= int(word) < limit:
+            raise ValueError(f"{what} must be >= 0 and < {limit}, got {word} in {first[word]}")
+    counted = tuple(map(str, range(int(found[-1]) + 1)))
+    if not known and (unused := [name for name in counted if name not in found]):
+        print(
+            f"{what} has numbers from 0: classes {_shown(unused)} have no rows (--class-names "
+            "declares those that there are)",
+            file=sys.stderr,
+        )
+    return {word: int(word) for word in found}, known or counted, not known
+
+
+def _one_of(
+    several: Held,
+    names: tuple[Sequence[str], Sequence[str]],
+    asked: str,
+    cells: Cells,
+    what: str,
+    reading: Reading,
+) -> Numbered:
+    """One finding of those that are declared, else found, against the rest."""
+    known, found = names
+    meant = class_spellings(what, found, reading.classes, ignore_case=reading.ignore_case)
+    for cell, held in several.items():
+        if known and (odd := sorted({meant[each] for each in held} - set(known))):
+            raise ValueError(f"{what} must be of {known}, got {odd[0]!r} in {cells.first(cell)}")
+    spelled = list(dict.fromkeys(meant.values()))
+    finding = finding_among(known or spelled, asked, what, numbered=bool(known))
+    has = {cell: finding in {meant[each] for each in held} for cell, held in several.items()}
+    return cells.numbers(has), pair_of(finding), False
+
+
+def _findings(
+    cells: Cells, what: str, known: Sequence[str], *, alone: bool
+) -> tuple[Held, list[str]] | None:
+    """Findings of every cell, and names of all findings; None where each has one label."""
+    lists = [cell for cell in cells.distinct if isinstance(cell, Several)]
+    if not lists:
+        return _written(cells, what, known, alone=alone)
+    if all(len(cell.words) == 1 and not cell.fields for cell in lists):
+        return None
+    widths = {len(cell.words) for cell in lists}
+    flags = len(lists) == len(cells.distinct) and len(widths) == 1 and widths != {1}
+    if any(cell.fields for cell in lists):
+        held: Held = {cell: _of_fields(cell, what, cells) for cell in cells.distinct}
+        names: Iterable[str] = (name for cell in lists for name in cell.fields)
+    elif flags and all(word.casefold() in FLAGS for cell in lists for word in cell.words):
+        width = widths.pop()
+        names = known or list(map(str, range(width)))
+        if len(known) not in (0, width):
+            rule = f"must have a number for each of {len(known)} classes"
+            raise ValueError(f"{what} {rule}, got {width} in {cells.first(lists[0])}")
+        held = {cell: _set_flags(names, cell.words) for cell in lists}
+    else:
+        held = {c: frozenset([c] if isinstance(c, str) else c.words) for c in cells.distinct}
+        for cell, each in held.items():
+            if "" in each:
+                raise ValueError(
+                    f"{what} must name every finding, got {cell} in {cells.first(cell)}"
+                )
+        names = sorted_words({name for each in held.values() for name in each})
+    return held, list(dict.fromkeys(names))
+
+
+def _written(
+    cells: Cells, what: str, known: Sequence[str], *, alone: bool
+) -> tuple[Held, list[str]] | None:
+    """The same of text: `a|b`, `a; b`, lists in brackets; other signs where each part is a label.
+
+    A label that is the only one, `alone`, is a name whatever signs it has.
+    """
+    words = [cell for cell in cells.distinct if isinstance(cell, str)]
+    if (alone and len(words) < 2) or set(words) <= set(known):
+        return None
+    if all(word[:1] + word[-1:] == "{}" for word in words):
+        got = f"{words[0]} in {cells.first(words[0])}"
+        raise ValueError(f"{what} must be a name (or a column for each finding), got {got}")
+    if all(word[:1] + word[-1:] == "[]" for word in words):
+        held = {w: ["".join(each) for each in QUOTED.findall(w[1:-1])] for w in words}
+    else:
+        used = [sign for sign in SEPARATORS if any(sign in word for word in words)]
+        used += [sign for sign in OTHER_SEPARATORS if any(_joins(w, sign, words) for w in words)]
+        if not used:
+            return None
+        pattern = f"[{re.escape(''.join(used))}]"
+        held = {word: [part.strip() for part in re.split(pattern, word)] for word in words}
+    several: Held = {word: frozenset(filter(None, each)) for word, each in held.items()}
+    return several, sorted_words({name for each in several.values() for name in each})
+
+
+def _joins(word: str, sign: str, words: Sequence[str]) -> bool:
+    parts = [part.strip() for part in word.split(sign)]
+    return len(parts) > 1 and set(parts) <= set(words)
+
+
+def _of_fields(cell: Cell, what: str, cells: Cells) -> frozenset[str]:
+    if isinstance(cell, str) or not cell.fields:
+        raise ValueError(f"{what} must have fields in every row, got {cell} in {cells.first(cell)}")
+    if odd := [word for word in cell.words if word.casefold() not in FLAGS]:
+        rule = "must have 0 or 1 in every field"
+        raise ValueError(f"{what} {rule}, got {odd[0] or 'none'} in {cells.first(cell)}")
+    return _set_flags(cell.fields, cell.words)
+
+
+def _set_flags(names: Iterable[str], words: Iterable[str]) -> frozenset[str]:
+    pairs = zip(names, words, strict=True)
+    return frozenset(name for name, word in pairs if FLAGS[word.casefold()])
+
+
+def _flag(cell: Cell, what: str, cells: Cells) -> bool:
+    if not isinstance(cell, str) or cell.casefold() not in FLAGS:
+        got = cell if cell != "" else "none"
+        raise ValueError(f"{what} must be 0 or 1 in every row, got {got} in {cells.first(cell)}")
+    return FLAGS[cell.casefold()]
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(str, names[:SHOWN])) + ", ..." * (len(names) > SHOWN)

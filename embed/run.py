@@ -48,6 +48,7 @@ class Run(ExtractOptions, ImageOptions):
         from embed.extract import extract
         from embed.fast import choose_batch_size
         from pretrain.encoder import build_encoder, origin, without_directory
+        from pretrain.intake.decode import UnreadableImage
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
@@ -72,6 +73,8 @@ class Run(ExtractOptions, ImageOptions):
                 weights=origin(self.encoder, self.weights),
                 test_share=self.record_share,
             )
+        except UnreadableImage as error:
+            raise ValueError(f"{error} (or pass --skip-unreadable)") from error
         except KeyboardInterrupt as stop:
             if partial.exists():
                 raise KeyboardInterrupt(f"finished shards are kept in {partial}") from stop

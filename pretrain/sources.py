@@ -15,7 +15,7 @@ from pretrain.intake.csv_file import open_csv
 from pretrain.intake.decode import squared
 from pretrain.intake.folder import open_images_folder
 from pretrain.intake.hugging_face import open_hugging_face
-from pretrain.intake.labels import against_rest, pair_of
+from pretrain.intake.labels import against_rest, is_against_rest
 from pretrain.intake.parquet import open_parquet
 from pretrain.intake.reading import Reading
 from pretrain.intake.web_dataset import open_web_dataset
@@ -50,11 +50,10 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses what is twice as large
     images = _opened(source, reading)
-    asked = reading.label_is
-    of_one = asked is not None and images.class_names == pair_of(asked)
-    if classes and images.class_names != classes and not of_one:
+    done = reading.label_is is not None and is_against_rest(images)
+    if classes and images.class_names != classes and not done:
         raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
-    return images if asked is None else against_rest(images, asked)
+    return images if done or reading.label_is is None else against_rest(images, reading)
 
 
 def _opened(source: str, reading: Reading) -> ImageSet:

@@ -56,7 +56,7 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
             f"{path}: y_ must be (n,) in every split or (n, K) in every split, got both"
         )
     labels, splits = Cells.joined(list(cells.values())), Cells.numbered(cells)
-    kept = ~unlabelled_rows(labels, splits, str(path))
+    kept = ~unlabelled_rows(labels, splits, str(path), names or reading.classes)
     numbers, classes, inferred = numbered(labels.taken(kept), str(path), names, reading)
     chosen = [str(split) for split in splits.taken(kept).distinct]
     users, user_names = _users(archive, {split: whole[split][0] for split in chosen}, reading)

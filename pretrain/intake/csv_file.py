@@ -9,7 +9,7 @@ from typing import IO
 
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding
+from pretrain.intake.headers import Flags, choose, is_finding, say_columns
 from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
@@ -82,6 +82,10 @@ def _rows(path: Path, reading: Reading) -> Iterator[list[str]]:
         )
     marked = next((name for mark, name in MARKS.items() if start.startswith(mark)), "utf-8")
     encoding = reading.encoding or marked
+    if encoding == "utf-8" and b"\0" in start:
+        raise ValueError(
+            f"{path} must be text (or pass --encoding, such as utf-16), got null bytes"
+        )
     try:
         with path.open(newline="", encoding=encoding) as file:
             for row in csv.reader(file, delimiter=_delimiter(file), strict=True):
@@ -97,11 +101,12 @@ def _rows(path: Path, reading: Reading) -> Iterator[list[str]]:
 def _delimiter(file: IO[str]) -> str:
     """Separator of the columns; the file is then at the row with their names."""
     start, first = 0, file.readline()
-    if "\0" in first:
-        raise csv.Error("a null character (pass --encoding, such as utf-16)")
-    if line := SEPARATOR_LINE.fullmatch(first):
-        start, first = file.tell(), line[1] or file.readline()
+    said = SEPARATOR_LINE.fullmatch(first)
+    if said:
+        start, first = file.tell(), file.readline()
     file.seek(start)
+    if said and said[1]:
+        return said[1]
     bare = IN_QUOTES.sub("", first)
     return max(DELIMITERS, key=bare.count)
 
@@ -113,4 +118,6 @@ def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, str]:
     named = [name for name in header if name]
     if len(set(named)) < len(named):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    return choose(str(path), header, reading)
+    chosen = choose(str(path), header, reading)
+    say_columns(str(path), header, chosen, reading)
+    return chosen

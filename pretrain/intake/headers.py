@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pretrain.intake.labels import FLAGS, several_findings
@@ -63,8 +63,6 @@ def choose(
 ) -> dict[str, str]:
     """Column of path, label, user and split: the named one, else a usual one; "" if there is none.
 
-    What was taken by another name than the plain one is said on stderr.
-
     Args:
         where: the file, for errors.
         found: columns of its table.
@@ -94,8 +92,22 @@ def choose(
             f"path_column must be given for {where}, which has no 'path' or 'image' in its first "
             f"row, got columns {', '.join(found)}"
         )
-    _say(where, chosen, reading)
     return chosen
+
+
+def say_columns(
+    where: str, found: Sequence[str], chosen: Mapping[str, str], reading: Reading
+) -> None:
+    """Says on stderr which columns were taken by another name than the plain one, if any."""
+    others = [name for name in found if name and name not in chosen.values()]
+    if not chosen["label"] and "label" not in reading.columns:
+        named = f", none in columns {', '.join(others)} (or pass --label-column)" if others else ""
+        print(f"{where}: no labels: rows for public use or prediction only{named}", file=sys.stderr)
+    for part, name in chosen.items():
+        if name and part not in reading.columns and folded(name) not in PLAIN[part]:
+            option = f"--{part}-column chooses another, '' none"
+            option = option if part != "path" else "--path-column chooses another"
+            print(f"{where}: {part} is column {name!r} ({option})", file=sys.stderr)
 
 
 def is_finding(column: str, reading: Reading) -> bool:
@@ -132,12 +144,3 @@ def _usual(where: str, found: Sequence[str], part: str, names: Iterable[str]) ->
 
 def _alike(found: Sequence[str], name: str) -> list[str]:
     return [each for each in found if folded(each) == folded(name)]
-
-
-def _say(where: str, chosen: dict[str, str], reading: Reading) -> None:
-    """Says which columns were taken by names that are usual, but not the plain ones."""
-    for part, name in chosen.items():
-        if name and part not in reading.columns and folded(name) not in PLAIN[part]:
-            option = f"--{part}-column chooses another, '' none"
-            option = option if part != "path" else "--path-column chooses another"
-            print(f"{where}: {part} is column {name!r} ({option})", file=sys.stderr)

@@ -22,6 +22,7 @@ FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True}
 FLAGS |= {"false": False, "true": True, "no": False, "yes": True}
 SEPARATORS = "|;"  # of findings, whatever they are called
 OTHER_SEPARATORS = ",+/&"  # where each part is a label of another picture
+FRACTION = re.compile(r"-?\d+\.\d+|-\d+")  # no number of a class
 QUOTED = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"]+)""")  # in a list that was written as text
 NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
 SHOWN = 20
@@ -44,37 +45,45 @@ def several_findings(where: str, got: str, names: Sequence[str]) -> ValueError:
     )
 
 
-def finding_among(names: Sequence[str], asked: str, where: str, *, numbered: bool = False) -> str:
+def finding_among(
+    names: Sequence[str], where: str, reading: Reading, *, numbered: bool = False
+) -> str:
     """The finding of `names` that `label_is` asks for, by name or where `numbered` by number.
 
     Raises:
         ValueError: it is none of them.
     """
-    if asked in names:
-        return asked
+    asked = reading.label_is or ""
+    alike = [name for name in names if reading.ignore_case and name.casefold() == asked.casefold()]
+    if asked in names or alike:
+        return asked if asked in names else alike[0]
     if numbered and asked.isdecimal() and int(asked) < len(names):
         return names[int(asked)]
     remedy = "" if numbered else " (or be declared with --class-names)"
     raise ValueError(f"label_is must be one of {_shown(names)}{remedy} for {where}, got {asked!r}")
 
 
-def against_rest(images: ImageSet, finding: str) -> ImageSet:
-    """Two classes: one class of a set, and all others; unchanged if these are its classes.
+def is_against_rest(images: ImageSet) -> bool:
+    """Whether the classes are one finding and the rest."""
+    return len(images.class_names) == 2 and images.class_names == pair_of(images.class_names[1])
+
+
+def against_rest(images: ImageSet, reading: Reading) -> ImageSet:
+    """Two classes: the one that `label_is` asks for, and all others.
 
     Raises:
         ValueError: the set has no labels, or not this class.
     """
-    if images.class_names == pair_of(finding):
-        return images
     if not images.labelled:
         raise ValueError(f"label_is must be left out for {images.name}, which has no labels")
-    label = images.class_names.index(finding_among(images.class_names, finding, images.name))
+    finding = finding_among(images.class_names, images.name, reading)
+    label = images.class_names.index(finding)
     labels = np.where(images.labels == UNLABELLED, UNLABELLED, images.labels == label)
     names = pair_of(finding)
     return replace(images, labels=labels.astype(np.int64), class_names=names, inferred=False)
 
 
-def unlabelled_rows(labels: Cells, splits: Cells, source: str) -> np.ndarray:
+def unlabelled_rows(labels: Cells, splits: Cells, source: str, known: Sequence[str]) -> np.ndarray:
     """(n,) bool: rows of held-out splits without any label, where others have some.
 
     A model is not tested on them, so that they are left out, which is said on stderr.
@@ -83,15 +92,17 @@ def unlabelled_rows(labels: Cells, splits: Cells, source: str) -> np.ndarray:
         labels: of all rows.
         splits: of all rows, as the source spells them; "" is train.
         source: file or directory.
+        known: classes that are declared.
     """
-    none = labels.numbers({cell: cell in NO_LABEL for cell in labels.distinct}) == 1
+    none = labels.numbers({cell: _is_none(cell, known) for cell in labels.distinct}) == 1
     left_out = np.zeros(len(labels), bool)
-    for code, word in enumerate(splits.distinct):
-        part, split = splits.codes == code, split_named(str(word))
-        if split not in (None, "train") and none[part].all() and not none.all():
+    meant = [split_named(str(word)) or "train" for word in splits.distinct]
+    for split in dict.fromkeys(meant):
+        part = np.array([each == split for each in meant])[splits.codes]
+        if split != "train" and none[part].all() and not none.all():
             print(
-                f"{source}: {part.sum()} rows of {word} left out, which have no labels (--splits "
-                f"{split} reads them, for prediction)",
+                f"{source}: {split} has no labels: {part.sum()} left out (--splits {split} reads "
+                "it, for prediction)",
                 file=sys.stderr,
             )
             left_out |= part
@@ -101,7 +112,7 @@ def unlabelled_rows(labels: Cells, splits: Cells, source: str) -> np.ndarray:
 def numbered(
     cells: Cells, source: str, held: tuple[str, ...], reading: Reading, *, is_finding: bool = False
 ) -> Numbered:
-    """Numbers the classes of all rows; says on stderr if they have none.
+    """Numbers the classes of all rows.
 
     Args:
         cells: labels.
@@ -118,8 +129,7 @@ def numbered(
         ValueError: several findings a picture, or a label that is no class, with its row.
     """
     what, known, asked = f"{source}: label", reading.classes or held, reading.label_is
-    if set(cells.distinct) <= set(NO_LABEL):
-        print(f"{source}: no labels: rows for public use or prediction only", file=sys.stderr)
+    if all(_is_none(cell, known) for cell in cells.distinct):
         return np.full(len(cells), UNLABELLED), known, False
     if asked is not None and is_finding:
         flags = {cell: _flag(cell, what, cells) for cell in cells.distinct}
@@ -127,7 +137,7 @@ def numbered(
     cells.refuse_missing(what, known)
     if "-1" in cells.distinct and "-1" not in known:
         rule = "must be given in every row or in none, where -1 is none"
-        got = f"-1 in {cells.first('-1')}: leave the row out"
+        got = f"-1 in {cells.first('-1')}: leave the row out, or declare it with --class-names"
         raise ValueError(f"{what} {rule}, got {got}")
     findings = _findings(cells, what, known, alone=asked is None)
     if findings is not None:
@@ -135,12 +145,16 @@ def numbered(
         if asked is None:
             cell = max(several, key=lambda each: len(several[each]))
             raise several_findings(what, f"{cell} in {cells.first(cell)}", names)
-        return _one_of(several, (known, names), asked, cells, what, reading)
+        return _one_of(several, (known, names), cells, what, reading)
     single = {cell: cell if isinstance(cell, str) else cell.words[0] for cell in cells.distinct}
     meant = class_spellings(what, single.values(), reading.classes, ignore_case=reading.ignore_case)
     words = {cell: meant[word] for cell, word in single.items()}
     number, classes, counted = _classes(words, what, known, cells)
     return cells.numbers({cell: number[word] for cell, word in words.items()}), classes, counted
+
+
+def _is_none(cell: Cell, known: Sequence[str]) -> bool:
+    return cell in NO_LABEL and cell not in known
 
 
 def _classes(
@@ -177,7 +191,6 @@ def _classes(
 def _one_of(
     several: Held,
     names: tuple[Sequence[str], Sequence[str]],
-    asked: str,
     cells: Cells,
     what: str,
     reading: Reading,
@@ -188,8 +201,8 @@ def _one_of(
     for cell, held in several.items():
         if known and (odd := sorted({meant[each] for each in held} - set(known))):
             raise ValueError(f"{what} must be of {known}, got {odd[0]!r} in {cells.first(cell)}")
-    spelled = list(dict.fromkeys(meant.values()))
-    finding = finding_among(known or spelled, asked, what, numbered=bool(known))
+    spelled = list(dict.fromkeys(meant[name] for name in found))
+    finding = finding_among(known or spelled, what, reading, numbered=bool(known))
     has = {cell: finding in {meant[each] for each in held} for cell, held in several.items()}
     return cells.numbers(has), pair_of(finding), False
 
@@ -218,10 +231,10 @@ def _findings(
     else:
         held = {c: frozenset([c] if isinstance(c, str) else c.words) for c in cells.distinct}
         for cell, each in held.items():
-            if "" in each:
-                raise ValueError(
-                    f"{what} must name every finding, got {cell} in {cells.first(cell)}"
-                )
+            twice = isinstance(cell, Several) and len(each) < len(cell.words)
+            if "" in each or twice or any(map(FRACTION.fullmatch, each)):
+                rule = "must name every finding once, or have 0 or 1 for each in every row"
+                raise ValueError(f"{what} {rule}, got {cell} in {cells.first(cell)}")
         names = sorted_words({name for each in held.values() for name in each})
     return held, list(dict.fromkeys(names))
 

@@ -18,7 +18,7 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import matching_files, picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding
+from pretrain.intake.headers import Flags, choose, is_finding, say_columns
 from pretrain.intake.names import canonical_name
 from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
@@ -51,6 +51,8 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
         if not (file.columns["label"] or "label" in reading.columns):
             file.note(flags)
     flags.refuse(pattern)
+    for file in {tuple(file.columns.items()): file for file in files}.values():
+        say_columns(pattern, file.schema.names, file.columns, reading)
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
@@ -93,17 +95,23 @@ class _File:
     def _holds_paths(self) -> bool:
         """Whether pictures are other files, not bytes in this one."""
         kind = self.schema.field(self.columns["path"]).type
-        return _is_text(kind) or ("path" in _fields(kind) and not self._bytes())
+        return _is_text(kind) or ("path" in _fields(kind) and self._without_bytes())
 
-    def _bytes(self) -> int:
-        """Number of pictures whose bytes are in this file, by its statistics."""
+    def _without_bytes(self) -> bool:
+        """Whether no picture's bytes are in this file, by its type or statistics."""
+        from pyarrow import types
+
+        kind = self.schema.field(self.columns["path"]).type
+        if "bytes" in _fields(kind) and types.is_null(kind.field("bytes").type):
+            return True
         with _opened(self.path) as opened:
             groups = [opened.metadata.row_group(k) for k in range(opened.num_row_groups)]
         leaves = [group.column(k) for group in groups for k in range(group.num_columns)]
         held = [each for each in leaves if each.path_in_schema == f"{self.columns['path']}.bytes"]
-        known = [each.statistics for each in held]
-        empty = sum(each.null_count if each and each.has_null_count else 0 for each in known)
-        return sum(each.num_values for each in held) - empty
+        return all(
+            each.statistics is not None and each.statistics.null_count == each.num_values
+            for each in held
+        )
 
     def note(self, flags: Flags) -> None:
         """Notes the columns of numbers that are nothing else."""

@@ -1,5 +1,6 @@
 """Options of reading an image set. Read without torch or numpy, for the help of commands."""
 
+import io
 import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -77,6 +78,10 @@ class Reading(PictureOptions):
         object.__setattr__(self, "classes", tuple(map(canonical_name, self.classes)))
         if self.label_is is not None:
             object.__setattr__(self, "label_is", canonical_name(self.label_is))
+            if not self.label_is:
+                raise ValueError("label_is must be the name of a label, got an empty one")
+        if self.encoding is not None:
+            _check_encoding(self.encoding)
         check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
         check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
         if unknown := set(self.splits) - SPLITS.keys():
@@ -87,3 +92,10 @@ class Reading(PictureOptions):
         """Names of the columns that were given, by part: path, label, user, split; "" is none."""
         parts = {part: getattr(self, f"{part}_column") for part in PARTS}
         return check.present(**parts)
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        io.TextIOWrapper(io.BytesIO(), encoding=name)
+    except LookupError as error:
+        raise ValueError(f"encoding must be one that Python knows, got {name!r}") from error

@@ -13,7 +13,7 @@ from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.labels import SEPARATORS, numbered, unlabelled_rows
-from pretrain.intake.names import canonical_name, split_named, warn_of_case_twins
+from pretrain.intake.names import canonical_name, split_named
 from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
@@ -64,17 +64,22 @@ class Table:
         """
         if self.class_names not in ((), classes):
             raise ValueError(
-                f"{self.source}: classes must be {self.class_names} in all parts, or the parts "
-                f"that have them be chosen with --splits, got {classes} in {part}"
+                f"{self.source}: classes of {part} must be those of the parts before it, "
+                f"{self.class_names} (or pass --splits with those to read), got {classes}"
             )
         self.class_names = classes
 
     def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:
         """Appends a row; labels that are whole numbers mean the classes that are declared."""
         self.names.append(name)
-        self.labels.add(self._named(label) if self.class_names else label)
-        self.users.add(user)
-        self.splits.add(split)
+        try:
+            self.labels.add(self._named(label) if self.class_names else label)
+            self.users.add(user)
+            self.splits.add(split)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.source}: {error} in {self._row(len(self.names) - 1)}"
+            ) from error
 
     def _named(self, label: Any) -> Any:
         if isinstance(label, list):
@@ -109,9 +114,9 @@ class Table:
             raise ValueError(f"{self.source} must hold at least one image, got none")
         split, rows = self._splits(reading.splits)
         labels, splits = self.labels.cells(rows, self._row), self.splits.cells(rows, self._row)
-        kept = ~unlabelled_rows(labels, splits, self.source)
-        rows, labels = rows[kept], labels.taken(kept)
         held, finding = self.class_names, self.is_finding
+        kept = ~unlabelled_rows(labels, splits, self.source, reading.classes or held)
+        rows, labels = rows[kept], labels.taken(kept)
         numbers, classes, inferred = numbered(
             labels, self.source, held, reading, is_finding=finding
         )
@@ -183,7 +188,7 @@ class Table:
 def user_numbers(cells: Cells, source: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(n,) int64 users, numbered in the order of their names, and the names; None without users.
 
-    Users whose names differ in case, or are one number, are said on stderr.
+    Users whose names are one number are said on stderr.
 
     Raises:
         ValueError: some rows have none, or one has several.
@@ -194,7 +199,6 @@ def user_numbers(cells: Cells, source: str) -> tuple[np.ndarray | None, tuple[st
     cells.refuse_missing(what)
     words = _one_user_each(cells, what)
     names = sorted_words(words)
-    warn_of_case_twins(source, names)
     if twins := number_twins(names):
         one, two = map(repr, twins)
         print(f"warning: {source} has users {one} and {two}, each its own", file=sys.stderr)

@@ -19,7 +19,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding
+from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding, say_columns
 from pretrain.intake.names import canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
@@ -90,6 +90,7 @@ def _fill(
     """Adds the columns that are labels, users and splits to the names."""
     picture = reading.path_column or "image"
     chosen = choose(table.source, list(dict.fromkeys([*found, picture])), reading, path=(picture,))
+    say_columns(table.source, found, chosen, reading)
     for part in OF_ROWS:
         column = columns.get(chosen[part]) or Column()
         column.pad(len(table.names))
@@ -130,7 +131,8 @@ def _samples(shard: Path, reading: Reading) -> Iterator[_Sample]:
     samples: dict[str, _Sample] = {}
     asked = reading.path_column and reading.path_column.lower()
     for tar, member in _members(shard):
-        parts = NAME.fullmatch(member.name)
+        hidden = any(map(left_by_systems, Path(member.name).parts))
+        parts = None if hidden else NAME.fullmatch(member.name)
         key, extension = parts.groups() if parts else (member.name, "")
         sample = samples.setdefault(canonical_name(key), _Sample(key))
         extension = extension.lower()
@@ -165,8 +167,7 @@ def _members(shard: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
                 if member.offset_data + member.size > length:
                     raise ValueError(f"{shard} must be a whole tar file: {member.name} is cut")
-                hidden = any(map(left_by_systems, Path(member.name).parts))
-                if member.isreg() and not hidden:
+                if member.isreg():
                     yield tar, member
             if tar.offset + tarfile.BLOCKSIZE > length:  # no empty block at the end
                 raise ValueError(f"{shard} must be a whole tar file: its end is missing")

@@ -102,7 +102,7 @@ def test_a_held_out_split_without_labels_is_left_out_with_a_word(tmp_path: Path,
     np.savez(path, x_train=pixels, y_train=np.arange(2), x_test=pixels)
     images = open_npz(path)
     assert (images.labelled, images.split.tolist()) == (True, [0, 0])
-    assert "2 rows of test left out, which have no labels (--splits test" in capsys.readouterr().err
+    assert "test has no labels: 2 left out (--splits test" in capsys.readouterr().err
     assert not open_images(str(path), splits=["test"]).labelled
     np.savez(path, x_train=pixels, y_test=np.arange(2), x_test=pixels)
     with pytest.raises(ValueError, match="label must be given in every row or in none, got none"):

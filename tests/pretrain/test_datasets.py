@@ -88,6 +88,39 @@ def test_rows_held_out_for_an_evaluation(tmp_path: Path) -> None:
         open_images(f"cifar10:{tmp_path}", splits=("evaluation",))
 
 
+def test_names_of_splits_in_archives(tmp_path: Path, capsys) -> None:
+    x, y = np.zeros((2, 4, 4), np.uint8), np.array([0, 1])
+    path = write(tmp_path / "set.npz", {"X_Train": x, "y_TRAIN": y, "x_valid": x, "y_valid": y})
+    assert open_npz(path).split.tolist() == [0, 0, 2, 2]
+    medmnist = {
+        "train_images": x,
+        "train_labels": y[:, None],
+        "val_images": x,
+        "val_labels": y[:, None],
+    }
+    assert open_npz(write(path, medmnist)).labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="must hold x_val once, got x_val and x_dev"):
+        open_npz(write(path, {"x_train": x, "x_val": x, "x_dev": x}))
+    extra = write(path, {"x_train": x, "y_train": y, "x_extra": x, "age_train": y})
+    with pytest.raises(ValueError, match=r"split must be one of .* pass --splits .*, got 'extra'"):
+        open_npz(extra)
+    capsys.readouterr()
+    assert len(open_images(str(extra), splits=["train"])) == 2
+    assert capsys.readouterr().err == f"{extra}: age_train not read\n"
+
+
+def test_users_of_some_splits_do_not_vanish(tmp_path: Path) -> None:
+    arrays = pixel_arrays(4) | pixel_arrays(4, "test")
+    del arrays["writer_test"]
+    path = write(tmp_path / "set.npz", arrays)
+    with pytest.raises(
+        ValueError, match=r"in every split or in none \(or pass --splits train\), got"
+    ):
+        open_npz(path)
+    assert open_images(str(path), splits=["train"]).users is not None
+    assert open_images(str(path), user_column="").users is None
+
+
 def test_reference_archives(reference_data: Path) -> None:
     cifar = open_npz(reference_data / "data" / "cifar10_jpeg.npz")
     assert cifar.split.sum() == 10_000

@@ -115,3 +115,66 @@ def test_a_missing_file_is_unreadable_and_named(tmp_path: Path) -> None:
     images = open_images(written(tmp_path / "t.csv", "path\nnone.png\n"))
     with pytest.raises(UnreadableImage, match=r"none\.png must be a readable image, got: No such"):
         images.images(slice(None))
+
+
+ROWS = "path;label\nx.png;gr\u00fcn\ny.png;gelb\n"
+CLASSES = ("gelb", "gr\u00fcn")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "option"),
+    [
+        (ROWS, "utf-8", None),
+        (ROWS, "utf-8-sig", None),
+        (ROWS, "utf-8-sig", "utf-8"),
+        (ROWS, "utf-16", None),
+        (ROWS, "utf-32", None),
+        (f"\ufeff{ROWS}", "utf-16-be", None),
+        (ROWS, "utf-16-be", "utf-16-be"),
+        (ROWS, "cp1252", "cp1252"),
+        (ROWS, "mac_roman", "mac-roman"),
+        (f"sep=;\n{ROWS}", "utf-8", None),
+        (f"SEP=;\r\n{ROWS}", "utf-16", None),
+        ("sep=|\n" + ROWS.replace(";", "|"), "utf-8-sig", None),
+        ("sep=\n" + ROWS, "utf-8", None),
+        (ROWS + ";\n;\n\n", "utf-8", None),
+        (ROWS.replace("\nx", "\n;\nx"), "utf-8", None),
+        (ROWS.replace("\n", "\r"), "utf-8", None),
+        (ROWS.replace(";", ";;;"), "utf-8", None),
+        ('path;"a, b, c";label\nx.png;1;gr\u00fcn\ny.png;2;gelb\n', "utf-8", None),
+    ],
+)
+def test_tables_of_every_office(
+    tmp_path: Path, text: str, encoding: str, option: str | None
+) -> None:
+    source = written(tmp_path / "t.csv", text.encode(encoding))
+    images = open_images(source, encoding=option)
+    assert (images.class_names, images.labels.tolist()) == (CLASSES, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (ROWS.encode("cp1252"), "must be a table in UTF-8 .or pass --encoding, such as cp1252"),
+        (ROWS.encode("utf-16-le"), "must be text .or pass --encoding, such as utf-16., got null"),
+        (ROWS.encode("utf-16")[:-1], "must be a table in UTF-16 .or pass --encoding"),
+        (b"PK\3\4" + bytes(99), "save the workbook as CSV"),
+        (b"\xd0\xcf\x11\xe0" + bytes(99), "save the workbook as CSV"),
+        (b"sep=;\n", "must have a first row with the columns' names, got an empty file"),
+    ],
+)
+def test_tables_in_other_encodings(tmp_path: Path, content: bytes, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        open_images(written(tmp_path / "t.csv", content))
+
+
+def test_encodings_are_checked_at_the_door(tmp_path: Path, pictures) -> None:
+    source = written(tmp_path / "t.csv", ROWS)
+    for name in ("klingon", "base64", "rot13"):
+        with pytest.raises(
+            ValueError, match=f"encoding must be one that Python knows, got '{name}'"
+        ):
+            open_images(source, encoding=name)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=r"encoding must be left out for .*, which is no csv file"):
+        open_images(str(tmp_path / "folder"), encoding="utf-8")

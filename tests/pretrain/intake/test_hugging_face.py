@@ -143,3 +143,76 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match=r"path_column must be given .* got columns a"):
         open_images(f"hf:{tmp_path}/saved")
+
+
+def labelled(pictures, labels: list[int], names: tuple[str, ...] = ("cat", "dog")) -> Any:
+    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(names))}
+    images = [{"bytes": file, "path": None} for file in pictures.files[: len(labels)]]
+    columns = {"image": images, "label": labels}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+
+
+@pytest.mark.parametrize(
+    ("other", "rule"),
+    [
+        (
+            {"unsupervised": [-1, -1]},
+            r"split must be one of .* pass --splits .*, got 'unsupervised'",
+        ),
+        ({"train_extra": [0, 1]}, "got 'train_extra'"),
+        ({"a": [0, 1], "b": [1, 1], "test": [1, 0]}, "got 'a', 'b'"),
+        ({"validation": [0, -1]}, r"where -1 is none, got -1 in row 3 \(validation 1\)"),
+    ],
+)
+def test_splits_that_are_not_asked_for_are_not_looked_at(
+    tmp_path: Path, pictures, other: dict[str, list[int]], rule: str
+) -> None:
+    parts = {"train": [0, 1]} | other
+    held = {name: labelled(pictures, labels) for name, labels in parts.items()}
+    datasets.DatasetDict(held).save_to_disk(tmp_path / "saved")
+    source = f"hf:{tmp_path}/saved"
+    with pytest.raises(ValueError, match=rule):
+        open_images(source)
+    assert open_images(source, splits=["train"]).labels.tolist() == [0, 1]
+    for name in other:
+        for file in (tmp_path / "saved" / name).iterdir():
+            file.write_bytes(b"damaged")
+    assert open_images(source, splits=["train"]).labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"splits must be of .*, got \['evaluation'\]"):
+        open_images(source, splits=["evaluation"])
+
+
+@pytest.mark.parametrize("names", [("dog", "cat"), ("cat", "dog", "owl"), ("Cat", "dog")])
+def test_classes_that_splits_number_differently(
+    tmp_path: Path, pictures, names: tuple[str, ...]
+) -> None:
+    parts = {"train": labelled(pictures, [0, 1]), "test": labelled(pictures, [0, 1], names)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"classes of split test must be .*--splits .* got \("):
+        open_images(f"hf:{tmp_path}/saved")
+    assert open_images(f"hf:{tmp_path}/saved", splits=["train"]).class_names == ("cat", "dog")
+
+
+def test_hidden_labels_of_a_held_out_split(tmp_path: Path, pictures, capsys) -> None:
+    parts = {"train": labelled(pictures, [0, 1, 1]), "test": labelled(pictures, [-1, -1])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    images = open_images(f"hf:{tmp_path}/saved")
+    assert (images.labels.tolist(), images.split.tolist()) == ([0, 1, 1], [0, 0, 0])
+    assert "test has no labels: 2 left out (--splits test" in capsys.readouterr().err
+    test = open_images(f"hf:{tmp_path}/saved", splits=["test"])
+    assert (test.labelled, len(test), test.class_names) == (False, 2, ("cat", "dog"))
+
+
+def test_class_numbers_are_places_whatever_the_classes_are_called(tmp_path: Path, pictures) -> None:
+    labelled(pictures, [0, 0, 1], ("1", "0")).save_to_disk(tmp_path / "saved")
+    images = open_images(f"hf:{tmp_path}/saved")
+    assert (images.class_names, images.labels.tolist()) == (("1", "0"), [0, 0, 1])
+
+
+def test_a_missing_picture_is_named_with_its_row(tmp_path: Path, pictures) -> None:
+    kinds = datasets.Features({"image": datasets.Image()})
+    images = [{"bytes": pictures.files[0], "path": None}, None]
+    datasets.Dataset.from_dict({"image": images}, features=kinds).save_to_disk(tmp_path / "saved")
+    opened = open_images(f"hf:{tmp_path}/saved")
+    with pytest.raises(ValueError, match="row 1 must hold an image's bytes or its path, got none"):
+        opened.images(slice(None))

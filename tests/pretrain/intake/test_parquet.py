@@ -88,6 +88,25 @@ def test_hugging_face_s_class_names_declare_the_classes(tmp_path: Path, pictures
     assert not images.inferred
 
 
+def test_class_numbers_are_places_whatever_the_classes_are_called(tmp_path: Path, pictures) -> None:
+    names = {"names": ["1", "0"], "_type": "ClassLabel"}
+    for feature, labels in ((names, [0, 0, 1]), ({"feature": names}, [[0], [0], [1]])):
+        kept = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
+        table = pa.table({"image": pictures.files[:3], "label": labels})
+        pq.write_table(table.replace_schema_metadata(kept), tmp_path / "t.parquet")
+        images = open_images(f"parquet:{tmp_path}/t.parquet")
+        assert (images.class_names, images.labels.tolist()) == (("1", "0"), [0, 0, 1])
+
+
+def test_words_that_are_no_text_are_named(tmp_path: Path, pictures) -> None:
+    table = pa.table({"image": pictures.files[:2], "label": [b"a", b"\xff"]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(
+        ValueError, match=r"t\.parquet: names must be text in UTF-8, got .* in row 1"
+    ):
+        open_images(f"parquet:{tmp_path}/t.parquet")
+
+
 @pytest.fixture
 def many(tmp_path: Path, pictures) -> str:
     """3,000 rows in one row group; row r is picture r % 12, and so large that it has many pages."""

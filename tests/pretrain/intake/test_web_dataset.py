@@ -121,3 +121,90 @@ def test_metadata_of_a_sample(tmp_path: Path, pictures) -> None:
     assert images.class_names == ("owl",)
     assert images.user_names == ("17",)
     assert images.split.tolist() == [2]
+
+
+def sample(pictures, k: int, label: str = "cls") -> dict[str, bytes]:
+    return {"png": pictures.files[k], label: pictures.labels[k].encode()}
+
+
+def together(samples: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
+    return {f"{key}.{end}": held for key, each in samples.items() for end, held in each.items()}
+
+
+@pytest.mark.parametrize("keys", ["scan 1.{} (copy)", "2026.12.{:02}", "v1.2/a.{}", ".{}"])
+def test_a_dot_in_a_name_does_not_join_pictures(tmp_path: Path, pictures, keys: str) -> None:
+    members = together({keys.format(k): sample(pictures, k) for k in range(4)})
+    rule = r"must (have one picture|hold at least one image)"
+    with pytest.raises(ValueError, match=rule):
+        open_images(tar(tmp_path / "s.tar", members))
+
+
+def test_dots_in_folders_are_of_the_folder(tmp_path: Path, pictures) -> None:
+    for keys in ("site.v1/{}", "./{}", "a.b/c.d/{}"):
+        members = together({keys.format(k): sample(pictures, k) for k in range(4)})
+        assert open_images(tar(tmp_path / "s.tar", members)).labels.tolist() == [0, 1, 2, 0]
+
+
+def test_members_that_lie_apart_are_one_sample(tmp_path: Path, pictures) -> None:
+    whole = together({str(k): sample(pictures, k) for k in range(4)})
+    for order in (sorted(whole, key=lambda name: name[2:]), sorted(whole, reverse=True)):
+        images = open_images(tar(tmp_path / "s.tar", {name: whole[name] for name in order}))
+        found = {images.image_name(k): images.class_names[images.labels[k]] for k in range(4)}
+        assert found == {f"s.tar/{k}.png": pictures.labels[k] for k in range(4)}
+        for row in range(4):
+            k = int(images.image_name(row)[6])
+            assert (images.images(slice(row, row + 1))[0] == pictures.pixels[k]).all()
+    two = {
+        "\u00fc.png": pictures.files[0],
+        "u\u0308.CLS": b"cat",
+        "b.PNG": pictures.files[1],
+        "b.cls": b"dog",
+    }
+    assert open_images(tar(tmp_path / "s.tar", two)).labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"img-{}": "png", "lab-{}": "cls"}, r"img-0\.png without cls and s\.tar/lab-0 with it"),
+        ({"img/{}": "png", "lab/{}": "cls"}, r"img/0\.png without cls and s\.tar/lab/0 with it"),
+        ({"{}": "png", "{}.cls": "user"}, None),
+    ],
+)
+def test_labels_without_pictures_beside_pictures_without_labels(
+    tmp_path: Path, pictures, changes: dict[str, str], rule: str | None
+) -> None:
+    members = {
+        f"{key.format(k)}.{end}": sample(pictures, k).get(end, b"x")
+        for key, end in changes.items()
+        for k in range(3)
+    }
+    source = tar(tmp_path / "s.tar", members)
+    if rule is None:
+        assert not open_images(source).labelled
+        return
+    with pytest.raises(ValueError, match=rule):
+        open_images(source)
+    images = open_images(source, label_column="")
+    assert (len(images), len(images.skipped)) == (3, 3)
+
+
+def test_a_name_twice_and_what_systems_add(tmp_path: Path, pictures) -> None:
+    more = {"0.png": pictures.files[0], "0.cls": b"a", "0.PNG": pictures.files[1]}
+    with pytest.raises(
+        ValueError, match=r"must hold every name once, in any case, got 0\.PNG again"
+    ):
+        open_images(tar(tmp_path / "s.tar", more))
+    added = {"._0.png": b"x", "__MACOSX/0.png": b"x", "@eaDir/0.png": pictures.files[1]}
+    images = open_images(
+        tar(tmp_path / "s.tar", {"0.png": pictures.files[0], "0.cls": b"a"} | added)
+    )
+    assert (len(images), len(images.skipped)) == (1, 3)
+
+
+@pytest.mark.parametrize("mark", ["gz", "bz2", "xz"])
+def test_packed_shards_are_named(tmp_path: Path, pictures, mark: str) -> None:
+    with tarfile.open(tmp_path / "s.tar", f"w:{mark}") as file:  # pyright: ignore[reportCallIssue]
+        file.addfile(tarfile.TarInfo("0.png"))
+    with pytest.raises(ValueError, match="must be a whole tar file, uncompressed: unpack this"):
+        open_images(f"wds:{tmp_path}/s.tar")

@@ -1,0 +1,305 @@
+"""One class a picture, or one finding against the rest; one spelling of it; in every source."""
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pretrain.sources import open_images
+
+Write = Callable[[Path, Sequence[Any]], str]
+FINDINGS = [["edema"], ["edema", "mass"], [], ["mass"]]
+HAS_MASS = [0, 1, 0, 1]
+PAIR = ("not mass", "mass")
+
+
+def picture(k: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (60 * k % 256, 9, 9)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def csv(folder: Path, labels: Sequence[Any], header: str = "label") -> str:
+    lines = [f"path,{header}"]
+    for k, label in enumerate(labels):
+        (folder / f"{k}.png").write_bytes(picture(k))
+        lines.append(f'{k}.png,"{label}"' if isinstance(label, str) else f"{k}.png,{label}")
+    (folder / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    return f"csv:{folder / 't.csv'}"
+
+
+def parquet(folder: Path, labels: Sequence[Any], **more: Any) -> str:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"image": [picture(k) for k in range(len(labels))], "label": labels}
+    pq.write_table(pa.table(columns | more), folder / "t.parquet")
+    return f"parquet:{folder / 't.parquet'}"
+
+
+def shard(folder: Path, labels: Sequence[Any]) -> str:
+    with tarfile.open(folder / "t.tar", "w") as tar:
+        for k, label in enumerate(labels):
+            fields = json.dumps({"label": label}).encode()
+            for suffix, content in (("png", picture(k)), ("json", fields)):
+                member = tarfile.TarInfo(f"{k}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return f"wds:{folder / 't.tar'}"
+
+
+def hugging_face(folder: Path, labels: Sequence[Any], kind: Any = None) -> str:
+    library: Any = pytest.importorskip("datasets")
+    kind = kind or library.Sequence(library.ClassLabel(names=["edema", "mass", "node"]))
+    features = library.Features({"image": library.Image(), "label": kind})
+    images = [{"bytes": picture(k), "path": None} for k in range(len(labels))]
+    held = library.Dataset.from_dict({"image": images, "label": labels}, features=features)
+    held.save_to_disk(folder / "hf")
+    return f"hf:{folder / 'hf'}"
+
+
+def archive(folder: Path, labels: Any, **more: Any) -> str:
+    y = np.array(labels)
+    np.savez(folder / "t.npz", x_train=np.zeros((len(y), 4, 4), np.uint8), y_train=y, **more)
+    return str(folder / "t.npz")
+
+
+LISTS = [sorted(each) for each in FINDINGS]
+FLAGS = [[int("edema" in each), int("mass" in each)] for each in FINDINGS]
+STRUCTS = [{"edema": a, "mass": b} for a, b in FLAGS]
+KINDS: list[tuple[Write, Any, str]] = [
+    (csv, ["edema", "edema|mass", "none of them", "mass"], "mass"),
+    (csv, ["edema", "edema; mass", "none of them", "mass"], "mass"),
+    (csv, ["edema", "edema, mass", "none of them", "mass"], "mass"),
+    (csv, ["edema", "edema + mass", "none of them", "mass"], "mass"),
+    (csv, list(map(str, LISTS)), "mass"),
+    (csv, [json.dumps(each).replace('"', '""') for each in LISTS], "mass"),
+    (
+        csv,
+        [str(np.array(flags)).replace("0]", "]") for flags in ([7, 0], [7, 5], [3, 0], [5, 0])],
+        "5",
+    ),
+    (parquet, LISTS, "mass"),
+    (parquet, FLAGS, "1"),
+    (parquet, [[float(x) for x in flags] for flags in FLAGS], "1"),
+    (parquet, [[bool(x) for x in flags] for flags in FLAGS], "1"),
+    (parquet, STRUCTS, "mass"),
+    (shard, LISTS, "mass"),
+    (shard, FLAGS, "1"),
+    (shard, STRUCTS, "mass"),
+    (hugging_face, [[0], [0, 1], [], [1]], "mass"),
+    (hugging_face, [[0], [0, 1], [], [1]], "1"),
+    (archive, FLAGS, "1"),
+    (archive, np.array(FLAGS, np.float32), "1"),
+    (archive, ["edema", "edema|mass", "none", "mass"], "mass"),
+]
+
+
+@pytest.mark.parametrize(("write", "labels", "name"), KINDS)
+def test_several_findings_are_no_class_and_one_of_them_is(
+    tmp_path: Path, write: Write, labels: Any, name: str
+) -> None:
+    source = write(tmp_path, labels)
+    with pytest.raises(
+        ValueError, match=r"pass --label-is NAME.* several findings a picture: .* row"
+    ):
+        open_images(source)
+    images = open_images(source, label_is=f" {name} ")
+    assert images.labels.tolist() == HAS_MASS
+    if write is hugging_face:
+        name = "mass"
+    assert (images.class_names, images.inferred) == ((f"not {name}", name), False)
+    with pytest.raises(ValueError, match="label_is must be one of"):
+        open_images(source, label_is="nodule")
+
+
+def test_declared_classes_name_the_findings_of_an_archive(tmp_path: Path) -> None:
+    source, names = archive(tmp_path, FLAGS), ("edema", "mass")
+    for asked in ("mass", "1"):
+        images = open_images(source, label_is=asked, classes=names)
+        assert (images.labels.tolist(), images.class_names) == (HAS_MASS, PAIR)
+    with pytest.raises(ValueError, match="must have a number for each of 3 classes, got 2"):
+        open_images(source, label_is="mass", classes=(*names, "node"))
+    named = archive(tmp_path, FLAGS, names=np.array([b"edema", b"mass"]))
+    assert open_images(named, label_is="mass").class_names == PAIR
+    with pytest.raises(
+        ValueError, match=r"must be 0 and 1 for every class, got \[0.5 0.5\] in row 1"
+    ):
+        open_images(archive(tmp_path, [[0, 1], [0.5, 0.5]]), label_is="1")
+    both = {"x_test": np.zeros((1, 4, 4), np.uint8), "y_test": np.zeros(1, int)}
+    with pytest.raises(ValueError, match=r"\(n,\) in every split or \(n, K\) in every split"):
+        open_images(archive(tmp_path, FLAGS, **both), label_is="1")
+
+
+def test_a_user_without_the_finding_has_both_classes(tmp_path: Path) -> None:
+    names = ("edema", "mass", "node")
+    for labels in (["edema", "edema|mass"], ["edema", "mass"], ["edema|mass"] * 2):
+        images = open_images(csv(tmp_path, labels), label_is="node", classes=names)
+        assert (images.labels.tolist(), images.class_names) == ([0, 0], ("not node", "node"))
+    with pytest.raises(ValueError, match=r"must be of .*node'\), got 'tube' in row 1"):
+        open_images(csv(tmp_path, ["edema", "mass|tube"]), label_is="node", classes=names)
+
+
+def test_a_sign_in_a_declared_or_only_label_is_a_sign(tmp_path: Path) -> None:
+    names = ("ape|cat", "dog; wolf")
+    assert open_images(csv(tmp_path, list(names)), classes=names).labels.tolist() == [0, 1]
+    assert open_images(csv(tmp_path, ["ape|cat"] * 2)).class_names == ("ape|cat",)
+    found = open_images(csv(tmp_path, ["carcinoma, other", "carcinoma", "1/2"]))
+    assert found.class_names == ("1/2", "carcinoma", "carcinoma, other")
+    with pytest.raises(ValueError, match=r"must be a name \(or a column for each finding\)"):
+        open_images(csv(tmp_path, ["{'a': 1}", "{'a': 0}"]))
+
+
+def test_lists_of_one_label_are_labels(tmp_path: Path) -> None:
+    images = open_images(parquet(tmp_path, [["cat"], ["dog"], ["cat"]]))
+    assert (images.class_names, images.labels.tolist()) == (("cat", "dog"), [0, 1, 0])
+
+
+@pytest.mark.parametrize("labels", [[[1, 0.5], [0, 1]], [[1, 0, 1], [0, 1]], [["a", None], ["b"]]])
+def test_lists_that_are_neither_names_nor_flags(tmp_path: Path, labels: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"must name every finding once, or have 0 or 1 .* in row 0"
+    ):
+        open_images(shard(tmp_path, labels), label_is="1")
+
+
+TABLE = "path,edema,Mass,age\n" + "".join(
+    f"{k}.png,{a},{b},{40 + k}\n" for k, (a, b) in enumerate(FLAGS)
+)
+
+
+def test_one_column_a_finding(tmp_path: Path, capsys) -> None:
+    csv(tmp_path, FLAGS)
+    (tmp_path / "t.csv").write_text(TABLE)
+    source = f"csv:{tmp_path / 't.csv'}"
+    with pytest.raises(ValueError, match="several findings a picture: columns Mass, edema"):
+        open_images(source)
+    images = open_images(source, label_is="mass")
+    assert (images.labels.tolist(), images.class_names) == (HAS_MASS, PAIR)
+    assert not open_images(source, label_column="").labelled
+    (tmp_path / "t.csv").write_text(TABLE.replace("1.png,1,1", "1.png,1,-1"))
+    with pytest.raises(ValueError, match=r"several findings a picture: columns Mass, edema"):
+        open_images(source)
+    with pytest.raises(
+        ValueError, match=r"must be 0 or 1 in every row, got -1 in row 1 \(1\.png\)"
+    ):
+        open_images(source, label_is="mass")
+    one = open_images(csv(tmp_path, [1, 0, 1], header="edema"))
+    assert not one.labelled
+    said = capsys.readouterr().err
+    assert "no labels: rows for public use or prediction only, none in columns edema" in said
+    (tmp_path / "t.csv").write_text("path,label,mass\n0.png,mass|edema,0\n1.png,edema,1\n")
+    with pytest.raises(ValueError, match=r"label_column must be given .* --label-is mass may be"):
+        open_images(source, label_is="mass")
+    for column, labels in (("mass", [0, 1]), ("label", [1, 0])):
+        found = open_images(source, label_is="mass", label_column=column)
+        assert found.labels.tolist() == labels
+
+
+def test_columns_of_findings_in_other_tables(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    flags = {"edema": [1, 1, 0, 0], "mass": [False, True, False, True], "age": [40, 41, 42, 43]}
+    source = parquet(tmp_path, [None] * 4, **flags)
+    pq: Any = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pq.read_table(tmp_path / "t.parquet").drop(["label"]), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="several findings a picture: columns edema, mass"):
+        open_images(source)
+    assert open_images(source, label_is="mass").labels.tolist() == HAS_MASS
+
+
+def test_one_class_against_the_rest_in_every_source(tmp_path: Path) -> None:
+    labels = ["dog", "cat", "owl", "cat"]
+    for source in (csv(tmp_path, labels), parquet(tmp_path, labels), archive(tmp_path, labels)):
+        images = open_images(source, label_is="cat")
+        assert (images.labels.tolist(), images.class_names) == ([0, 1, 0, 1], ("not cat", "cat"))
+    declared = open_images(source, label_is="cat", classes=("dog", "cat", "owl"))
+    assert declared.labels.tolist() == [0, 1, 0, 1]
+    for name in ("cat", "dog"):
+        (tmp_path / "folder" / name).mkdir(parents=True)
+        (tmp_path / "folder" / name / "0.png").write_bytes(picture(0))
+    folder = open_images(str(tmp_path / "folder"), label_is="cat", classes=("cat", "dog"))
+    assert folder.labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="label_is must be left out for t, which has no labels"):
+        open_images(csv(tmp_path, ["", ""]), label_is="cat")
+    with pytest.raises(ValueError, match="label_is must be the name of a label, got an empty one"):
+        open_images(source, label_is=" ")
+
+
+@pytest.mark.parametrize("write", [csv, parquet, shard, archive])
+@pytest.mark.parametrize(
+    "twins",
+    [("\u00fcber", "u\u0308ber"), ("cat", "cat\u00a0"), (" cat", "cat"), ("\ufeffcat", "cat")],
+)
+def test_spellings_of_one_class_are_one(
+    tmp_path: Path, write: Write, twins: tuple[str, str]
+) -> None:
+    images = open_images(write(tmp_path, [*twins, "owl"]))
+    assert len(images.class_names) == 2
+    assert images.labels[0] == images.labels[1] != images.labels[2]
+
+
+@pytest.mark.parametrize("write", [csv, parquet, shard, archive])
+def test_classes_that_differ_in_case_are_refused_or_declared(tmp_path: Path, write: Write) -> None:
+    source = write(tmp_path, ["Normal", "normal", "Normal"])
+    with pytest.raises(
+        ValueError, match=r"must differ in more than case .* got 'Normal' and 'normal'"
+    ):
+        open_images(source)
+    assert open_images(source, classes=("normal", "Normal")).labels.tolist() == [1, 0, 1]
+    assert open_images(source, ignore_case=True).class_names == ("Normal",)
+    pipes = write(tmp_path, ["Mass|edema", "mass", "edema"])
+    with pytest.raises(ValueError, match="must differ in more than case"):
+        open_images(pipes, label_is="mass")
+    joined = open_images(pipes, label_is="mass", ignore_case=True)
+    assert joined.labels.tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("twins", [("0", "0.0"), ("1", "01"), ("2.50", "2.5")])
+def test_one_number_is_one_label(tmp_path: Path, twins: tuple[str, str]) -> None:
+    rule = rf"must write a number in one way, got '{twins[0]}' in row \d .* and '{twins[1]}'"
+    with pytest.raises(ValueError, match="must write a number in one way"):
+        open_images(csv(tmp_path, [*twins, "7"]))
+    assert rule
+    assert open_images(csv(tmp_path, list(twins)), classes=twins).labels.tolist() == [0, 1]
+    assert open_images(csv(tmp_path, ["0.0", "1.0"])).class_names == ("0.0", "1.0")
+
+
+def test_a_class_that_only_counting_makes_is_said(tmp_path: Path, capsys) -> None:
+    assert open_images(csv(tmp_path, [1, 3])).class_names == ("0", "1", "2", "3")
+    assert "label has numbers from 0: classes 0, 2 have no rows" in capsys.readouterr().err
+    open_images(archive(tmp_path, [1, 2]))
+    assert "label has numbers from 0: classes 0 have no rows" in capsys.readouterr().err
+    open_images(csv(tmp_path, [1, 3]), classes=("1", "3"))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("word", ["NA", "n/a", "NULL", "<NA>", "#N/A", "#REF!"])
+def test_words_for_a_missing_label_are_no_class(tmp_path: Path, word: str) -> None:
+    for write in (csv, shard):
+        source = write(tmp_path, ["a", word])
+        with pytest.raises(ValueError, match=rf"must be a name .* got '{word}' in row 1"):
+            open_images(source)
+        assert open_images(source, classes=("a", word)).labels.tolist() == [0, 1]
+
+
+def test_minus_one_is_no_label(tmp_path: Path, capsys) -> None:
+    source = csv(tmp_path, ["0", "1", "-1"])
+    with pytest.raises(ValueError, match=r"where -1 is none, got -1 in row 2 \(2\.png\): leave"):
+        open_images(source)
+    assert open_images(csv(tmp_path, ["1", "-1"]), classes=("-1", "1")).labels.tolist() == [1, 0]
+    assert not open_images(csv(tmp_path, ["-1", "-1"])).labelled
+    capsys.readouterr()
+    rows = "path,label,split\n0.png,0,train\n1.png,1,train\n2.png,-1,Test\n"
+    (tmp_path / "t.csv").write_text(rows)
+    images = open_images(source)
+    assert (images.labels.tolist(), images.split.tolist()) == ([0, 1], [0, 0])
+    assert "test has no labels: 1 left out (--splits test reads it" in capsys.readouterr().err
+    assert not open_images(source, splits=["test"]).labelled
+    (tmp_path / "t.csv").write_text(rows + "3.png,1,test\n")
+    with pytest.raises(ValueError, match="got -1 in row 2"):
+        open_images(source)
+    assert len(open_images(source, splits=["train"])) == 2

@@ -89,7 +89,8 @@ class Simclr:
         from pretrain.sources import open_images
 
         device = usual_device(self.device)
-        images = torch.cat([_pixels(open_images(s, splits=["train"])) for s in self.data])
+        unlabelled: Any = {"splits": ["train"], "label_column": "", "user_column": ""}
+        images = torch.cat([_pixels(open_images(s, **unlabelled)) for s in self.data])
         partial, start = out.with_name(f"{out.name}.partial"), time.perf_counter()
         encoder, history = simclr.pretrain(
             images,

@@ -1,6 +1,6 @@
 """Options of commands that show pictures, or embeddings of them, to a released model."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -70,7 +70,9 @@ class ModelPictures(PictureOptions, ModelSource):
 
         assert self.data is not None
         encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
-        images = open_pictures(released, self.data, self)
+        unread = not labelled and self.label_column is None and self.label_is is None
+        options = replace(self, label_column="") if unread else self
+        images = open_pictures(released, self.data, options)
         labels: np.ndarray | None = None
         if labelled:
             names = () if images.inferred else images.class_names

@@ -97,3 +97,4 @@ def test_every_command_works(
     assert sets["f"].meta["users_in_both_splits"] == 1
     assert [sets[name].declared_classes for name in "bdf"] == [CLASSES] * 3
     assert sets["g"].declared_classes == ()
+    assert EmbeddingSet.open("i").declared_classes == ("not pneumonia", "pneumonia")

@@ -1,7 +1,6 @@
 """`FILE.npz`: arrays of pixels, or JPEG blobs with their offsets."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import numpy as np
 from pretrain.datasets import SPLITS, ImageSet, concatenate
 from pretrain.intake.cells import Cells, as_cell, as_word
 from pretrain.intake.decode import Pictures, squared
-from pretrain.intake.labels import numbered, unlabelled_rows
+from pretrain.intake.labels import Say, numbered, unlabelled_rows
 from pretrain.intake.names import split_named
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import refuse_unknown_splits, user_numbers
+from pretrain.intake.table import print_all, refuse_unknown_splits, user_numbers
 from pretrain.npz import Npz, Rows
 
 USUAL = re.compile(r"(x|jpeg|off|y|writer)_(\w+)", re.IGNORECASE)
@@ -43,7 +42,8 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
         ValueError: a damaged or mislabelled archive, with file, row and rule.
     """
     archive, reading = Npz(path, _usual_name), reading or Reading()
-    chosen = _splits(archive, reading)
+    notes: list[str] = []
+    chosen = _splits(archive, reading, notes.append)
     stored = next((archive.array(name) for name in CLASSES if name in archive), ())
     names = tuple(as_word(name) for name in np.asarray(stored).tolist())
     if names and reading.classes not in ((), names):
@@ -56,10 +56,14 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
             f"{path}: y_ must be (n,) in every split or (n, K) in every split, got both"
         )
     labels, splits = Cells.joined(list(cells.values())), Cells.numbered(cells)
-    kept = ~unlabelled_rows(labels, splits, str(path), names or reading.classes)
-    numbers, classes, inferred = numbered(labels.taken(kept), str(path), names, reading)
+    kept = ~unlabelled_rows(labels, splits, str(path), names or reading.classes, notes.append)
+    numbers, classes, inferred = numbered(
+        labels.taken(kept), str(path), names, reading, notes.append
+    )
     chosen = [str(split) for split in splits.taken(kept).distinct]
-    users, user_names = _users(archive, {split: whole[split][0] for split in chosen}, reading)
+    users, user_names = _users(
+        archive, {split: whole[split][0] for split in chosen}, reading, notes.append
+    )
     parts, start = [], 0
     for split in chosen:
         count, read = whole[split]
@@ -78,6 +82,7 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
                 where=_place(path, split),
             )
         )
+    print_all(notes)
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -94,8 +99,8 @@ def _place(path: Path, split: str) -> Callable[[int], str]:
     return lambda row: f"{path}: row {row} of {split}"
 
 
-def _splits(archive: Npz, reading: Reading) -> list[str]:
-    """Splits to read; members that nothing reads are named on stderr."""
+def _splits(archive: Npz, reading: Reading, say: Say) -> list[str]:
+    """Splits to read; `say` receives which members nothing reads."""
     held = [USUAL.fullmatch(name) for name in archive.names]
     found = list(dict.fromkeys(m[2] for m in held if m and m[1] in ("x", "jpeg")))
     if not reading.splits:
@@ -108,7 +113,7 @@ def _splits(archive: Npz, reading: Reading) -> list[str]:
         )
     known = {*CLASSES, *(m[0] for m in held if m and m[2] in found)}
     if unread := [name for name in archive.names if name not in known]:
-        print(f"{archive.path}: {', '.join(unread)} not read", file=sys.stderr)
+        say(f"{archive.path}: {', '.join(unread)} not read")
     return chosen
 
 
@@ -149,7 +154,7 @@ def _cells(values: np.ndarray, name: str) -> Cells:
 
 
 def _users(
-    archive: Npz, counts: dict[str, int], reading: Reading
+    archive: Npz, counts: dict[str, int], reading: Reading, say: Say
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(N,) int64 users of all splits; names are numbered as they are sorted."""
     held = {split: f"writer_{split}" for split in counts if f"writer_{split}" in archive}
@@ -172,7 +177,7 @@ def _users(
     if all(users.dtype.kind in "iu" for users in arrays.values()):
         return np.concatenate(list(arrays.values())).astype(np.int64), ()
     cells = Cells.joined([_cells(users, name) for name, users in arrays.items()])
-    return user_numbers(cells, str(archive.path))
+    return user_numbers(cells, str(archive.path), say)
 
 
 def _pixels(

@@ -9,7 +9,7 @@ from typing import IO
 
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, say_columns
+from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
 from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
@@ -41,6 +41,7 @@ def open_csv(path: Path, reading: Reading) -> ImageSet:
     rows = _rows(path, reading)
     header = next(rows, [])
     columns = _columns(path, header, reading)
+    table.notes += taken_by_synonym(str(path), header, columns, reading)
     table.is_finding = is_finding(columns.get("label", ""), reading)
     places = {part: header.index(name) for part, name in columns.items() if name}
     others = {} if "label" in places or reading.columns.get("label") == "" else header
@@ -92,8 +93,10 @@ def _rows(path: Path, reading: Reading) -> Iterator[list[str]]:
                 if any(cells := [cell.strip() for cell in row]):
                     yield cells
     except UnicodeError as error:
-        rule = f"must be a table in {encoding.upper()} (or pass --encoding, such as cp1252)"
-        raise ValueError(f"{path} {rule}, got: {error}") from error
+        raise ValueError(
+            f"{path} must be a table in {encoding.upper()}, got: {error} (or pass --encoding, such "
+            "as cp1252)"
+        ) from error
     except csv.Error as error:
         raise ValueError(f"{path} must be a table in {encoding.upper()}, got: {error}") from error
 
@@ -118,6 +121,4 @@ def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, str]:
     named = [name for name in header if name]
     if len(set(named)) < len(named):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    chosen = choose(str(path), header, reading)
-    say_columns(str(path), header, chosen, reading)
-    return chosen
+    return choose(str(path), header, reading)

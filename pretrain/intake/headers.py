@@ -1,7 +1,6 @@
 """Columns of a table by their headers: path, label, user and split, by usual names in any case."""
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -95,19 +94,20 @@ def choose(
     return chosen
 
 
-def say_columns(
+def taken_by_synonym(
     where: str, found: Sequence[str], chosen: Mapping[str, str], reading: Reading
-) -> None:
-    """Says on stderr which columns were taken by another name than the plain one, if any."""
-    others = [name for name in found if name and name not in chosen.values()]
+) -> list[str]:
+    """Lines for the output: columns that were taken by another name than the plain one."""
+    others, lines = [name for name in found if name and name not in chosen.values()], []
     if not chosen["label"] and "label" not in reading.columns:
         named = f", none in columns {', '.join(others)} (or pass --label-column)" if others else ""
-        print(f"{where}: no labels: rows for public use or prediction only{named}", file=sys.stderr)
+        lines.append(f"{where}: no labels: rows for public use or prediction only{named}")
     for part, name in chosen.items():
         if name and part not in reading.columns and folded(name) not in PLAIN[part]:
             option = f"--{part}-column chooses another, '' none"
             option = option if part != "path" else "--path-column chooses another"
-            print(f"{where}: {part} is column {name!r} ({option})", file=sys.stderr)
+            lines.append(f"{where}: {part} is column {name!r} ({option})")
+    return lines
 
 
 def is_finding(column: str, reading: Reading) -> bool:

@@ -18,7 +18,7 @@ from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader, picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, say_columns
+from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
 from pretrain.intake.names import canonical_name, split_named
 from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
@@ -46,7 +46,7 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
     for split, part in _splits(path, reading, saved=saved).items():
         columns = _columns(path, part, reading)
         if not table.names:
-            say_columns(str(path), list(part.features), columns, reading)
+            table.notes += taken_by_synonym(str(path), list(part.features), columns, reading)
         table.is_finding = is_finding(columns["label"], reading)
         looked = [] if columns["label"] or "label" in reading.columns else _numbers(part, columns)
         pictures = _pictures(part, columns, looked)

@@ -6,8 +6,7 @@ finding; the classes are then pictures without it and with it.
 """
 
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ QUOTED = re.compile(r"""'([^']*)'|"([^"]*)"|([^\s,'"]+)""")  # in a list that wa
 NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
 SHOWN = 20
 
+Say = Callable[[str], None]  # takes a line for the output
 Held = Mapping[Any, frozenset[str]]  # findings of every distinct cell
 Numbered = tuple[np.ndarray, tuple[str, ...], bool]  # labels, classes, whether they were counted
 
@@ -83,16 +83,19 @@ def against_rest(images: ImageSet, reading: Reading) -> ImageSet:
     return replace(images, labels=labels.astype(np.int64), class_names=names, inferred=False)
 
 
-def unlabelled_rows(labels: Cells, splits: Cells, source: str, known: Sequence[str]) -> np.ndarray:
+def unlabelled_rows(
+    labels: Cells, splits: Cells, source: str, known: Sequence[str], say: Say
+) -> np.ndarray:
     """(n,) bool: rows of held-out splits without any label, where others have some.
 
-    A model is not tested on them, so that they are left out, which is said on stderr.
+    A model is not tested on them, so that they are left out.
 
     Args:
         labels: of all rows.
         splits: of all rows, as the source spells them; "" is train.
         source: file or directory.
         known: classes that are declared.
+        say: receives which splits are left out.
     """
     none = labels.numbers({cell: _is_none(cell, known) for cell in labels.distinct}) == 1
     left_out = np.zeros(len(labels), bool)
@@ -100,17 +103,22 @@ def unlabelled_rows(labels: Cells, splits: Cells, source: str, known: Sequence[s
     for split in dict.fromkeys(meant):
         part = np.array([each == split for each in meant])[splits.codes]
         if split != "train" and none[part].all() and not none.all():
-            print(
+            say(
                 f"{source}: {split} has no labels: {part.sum()} left out (--splits {split} reads "
-                "it, for prediction)",
-                file=sys.stderr,
+                "it, for prediction)"
             )
             left_out |= part
     return left_out
 
 
 def numbered(
-    cells: Cells, source: str, held: tuple[str, ...], reading: Reading, *, is_finding: bool = False
+    cells: Cells,
+    source: str,
+    held: tuple[str, ...],
+    reading: Reading,
+    say: Say,
+    *,
+    is_finding: bool = False,
 ) -> Numbered:
     """Numbers the classes of all rows.
 
@@ -119,6 +127,7 @@ def numbered(
         source: file or directory, for errors.
         held: classes that the source declares.
         reading: declared classes, and the finding that `label_is` asks for.
+        say: receives what counting the classes has made.
         is_finding: the cells say whether a picture has that finding.
 
     Returns:
@@ -149,7 +158,7 @@ def numbered(
     single = {cell: cell if isinstance(cell, str) else cell.words[0] for cell in cells.distinct}
     meant = class_spellings(what, single.values(), reading.classes, ignore_case=reading.ignore_case)
     words = {cell: meant[word] for cell, word in single.items()}
-    number, classes, counted = _classes(words, what, known, cells)
+    number, classes, counted = _classes(words, what, known, cells, say)
     return cells.numbers({cell: number[word] for cell, word in words.items()}), classes, counted
 
 
@@ -158,7 +167,7 @@ def _is_none(cell: Cell, known: Sequence[str]) -> bool:
 
 
 def _classes(
-    words: Mapping[Cell, str], what: str, known: tuple[str, ...], cells: Cells
+    words: Mapping[Cell, str], what: str, known: tuple[str, ...], cells: Cells, say: Say
 ) -> tuple[dict[str, int], tuple[str, ...], bool]:
     """Number of every word, names of the classes, and whether they were counted."""
     found = sorted_words(set(words.values()))
@@ -180,10 +189,9 @@ def _classes(
             raise ValueError(f"{what} must be >= 0 and < {limit}, got {word} in {first[word]}")
     counted = tuple(map(str, range(int(found[-1]) + 1)))
     if not known and (unused := [name for name in counted if name not in found]):
-        print(
+        say(
             f"{what} has numbers from 0: classes {_shown(unused)} have no rows (--class-names "
-            "declares those that there are)",
-            file=sys.stderr,
+            "declares those that there are)"
         )
     return {word: int(word) for word in found}, known or counted, not known
 

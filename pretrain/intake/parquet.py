@@ -18,7 +18,7 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import matching_files, picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, say_columns
+from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
 from pretrain.intake.names import canonical_name
 from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
@@ -52,7 +52,7 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
             file.note(flags)
     flags.refuse(pattern)
     for file in {tuple(file.columns.items()): file for file in files}.values():
-        say_columns(pattern, file.schema.names, file.columns, reading)
+        table.notes += taken_by_synonym(pattern, file.schema.names, file.columns, reading)
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(

@@ -12,12 +12,18 @@ import numpy as np
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
-from pretrain.intake.labels import SEPARATORS, numbered, unlabelled_rows
+from pretrain.intake.labels import SEPARATORS, Say, numbered, unlabelled_rows
 from pretrain.intake.names import canonical_name, split_named
 from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
 NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
+
+
+def print_all(notes: Iterable[str]) -> None:
+    """Prints on stderr what was done with a source that was read."""
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 class UnknownSplits(ValueError):
@@ -31,7 +37,7 @@ def refuse_unknown_splits(
     unknown = sorted(word for word in words if split_named(word) is None)
     if unknown:
         shown = ", ".join(repr(word) if word else "none" for word in unknown)
-        where = f", first in {first[unknown[0]]}" if first else ""
+        where = f"{', first' * (len(unknown) > 1)} in {first[unknown[0]]}" if first else ""
         raise UnknownSplits(
             f"{source}: split must be one of {', '.join(SPLITS)} (or pass --splits with those to "
             f"read), got {shown}{where}"
@@ -49,6 +55,7 @@ class Table:
     splits: Column = field(default_factory=Column)
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[str] = field(default_factory=list)  # files that are no pictures
+    notes: list[str] = field(default_factory=list)  # lines for the output
     is_finding: bool = False  # labels say whether a picture has the finding that is asked for
 
     @cached_property
@@ -98,7 +105,7 @@ class Table:
         """Makes the image set, restricted to the splits that the options name.
 
         Rows of other splits are not looked at. Where training rows have labels, held-out splits
-        without any are left out, which is said on stderr.
+        without any are left out. What was done is said on stderr once all has been read.
 
         Args:
             name: name of the set.
@@ -114,13 +121,15 @@ class Table:
             raise ValueError(f"{self.source} must hold at least one image, got none")
         split, rows = self._splits(reading.splits)
         labels, splits = self.labels.cells(rows, self._row), self.splits.cells(rows, self._row)
-        held, finding = self.class_names, self.is_finding
-        kept = ~unlabelled_rows(labels, splits, self.source, reading.classes or held)
+        held, say = self.class_names, self.notes.append
+        kept = ~unlabelled_rows(labels, splits, self.source, reading.classes or held, say)
         rows, labels = rows[kept], labels.taken(kept)
         numbers, classes, inferred = numbered(
-            labels, self.source, held, reading, is_finding=finding
+            labels, self.source, held, reading, say, is_finding=self.is_finding
         )
-        users, user_names = user_numbers(self.users.cells(rows, self._row), self.source)
+        users, user_names = user_numbers(
+            self.users.cells(rows, self._row), self.source, self.notes.append
+        )
         if file is not None:
             self._refuse_same_file(rows, file)
         whole = ImageSet(
@@ -142,6 +151,7 @@ class Table:
             names=self.encoded_names,
             skipped=tuple(self.skipped),
         )
+        print_all(self.notes)
         return whole if len(rows) == len(whole) else whole.take(rows)
 
     def _row(self, row: int) -> str:
@@ -185,10 +195,10 @@ class Table:
         )
 
 
-def user_numbers(cells: Cells, source: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def user_numbers(cells: Cells, source: str, say: Say) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(n,) int64 users, numbered in the order of their names, and the names; None without users.
 
-    Users whose names are one number are said on stderr.
+    `say` receives users whose names are one number.
 
     Raises:
         ValueError: some rows have none, or one has several.
@@ -201,7 +211,7 @@ def user_numbers(cells: Cells, source: str) -> tuple[np.ndarray | None, tuple[st
     names = sorted_words(words)
     if twins := number_twins(names):
         one, two = map(repr, twins)
-        print(f"warning: {source} has users {one} and {two}, each its own", file=sys.stderr)
+        say(f"warning: {source} has users {one} and {two}, each its own")
     numbers = cells.numbers({name: number for number, name in enumerate(names)})
     return numbers, tuple(names)
 

@@ -19,7 +19,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding, say_columns
+from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding, taken_by_synonym
 from pretrain.intake.names import canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
@@ -90,7 +90,7 @@ def _fill(
     """Adds the columns that are labels, users and splits to the names."""
     picture = reading.path_column or "image"
     chosen = choose(table.source, list(dict.fromkeys([*found, picture])), reading, path=(picture,))
-    say_columns(table.source, found, chosen, reading)
+    table.notes += taken_by_synonym(table.source, found, chosen, reading)
     for part in OF_ROWS:
         column = columns.get(chosen[part]) or Column()
         column.pad(len(table.names))

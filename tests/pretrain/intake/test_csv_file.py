@@ -93,7 +93,7 @@ def test_paths_may_be_absolute(tmp_path: Path, pictures) -> None:
         ('path\n"x\n', "must be a table in UTF-8, got: unexpected end of data"),
         (
             b"path\n\xff\n",
-            "must be a table in UTF-8 .or pass --encoding, such as cp1252., got: 'utf-8' codec",
+            "must be a table in UTF-8, got: 'utf-8' codec",
         ),
         (b"path\n\0\n", "names must not end with a null character, got one that does"),
     ],
@@ -155,9 +155,12 @@ def test_tables_of_every_office(
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
-        (ROWS.encode("cp1252"), "must be a table in UTF-8 .or pass --encoding, such as cp1252"),
+        (
+            ROWS.encode("cp1252"),
+            "must be a table in UTF-8, got: .* .or pass --encoding, such as cp1252",
+        ),
         (ROWS.encode("utf-16-le"), "must be text .or pass --encoding, such as utf-16., got null"),
-        (ROWS.encode("utf-16")[:-1], "must be a table in UTF-16 .or pass --encoding"),
+        (ROWS.encode("utf-16")[:-1], "must be a table in UTF-16, got: .* .or pass --encoding"),
         (b"PK\3\4" + bytes(99), "save the workbook as CSV"),
         (b"\xd0\xcf\x11\xe0" + bytes(99), "save the workbook as CSV"),
         (b"sep=;\n", "must have a first row with the columns' names, got an empty file"),

@@ -84,7 +84,7 @@ CASES = table(
     (
         f"{RUN} csv:t.csv",
         r"users of t must not be in train and test both .* got 1 who are: user0",
-        put("t.csv", HEADER + ROW + ROW.replace("train", "test")),
+        put("t.csv", HEADER + ROW + ROW.replace("train", "test").replace("0.png", "1.png")),
     ),
     (
         f"{RUN} csv:table.csv --class-names blue green",

@@ -17,8 +17,6 @@ from pretrain.intake.names import canonical_name, split_named
 from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
-NO_LABEL = ("", "-1")  # the library `datasets` stores an unknown class as -1
-
 
 def print_all(notes: Iterable[str]) -> None:
     """Prints on stderr what was done with a source that was read."""

@@ -153,7 +153,8 @@ def numbered(
         several, names = findings
         if asked is None:
             cell = max(several, key=lambda each: len(several[each]))
-            raise several_findings(what, f"{cell} in {cells.first(cell)}", names)
+            remedy = " (a class? declare all with --class-names)" * isinstance(cell, str)
+            raise several_findings(what, f"{cell} in {cells.first(cell)}{remedy}", names)
         return _one_of(several, (known, names), cells, what, reading)
     single = {cell: cell if isinstance(cell, str) else cell.words[0] for cell in cells.distinct}
     meant = class_spellings(what, single.values(), reading.classes, ignore_case=reading.ignore_case)
@@ -300,4 +301,6 @@ def _flag(cell: Cell, what: str, cells: Cells) -> bool:
 
 
 def _shown(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names[:SHOWN])) + ", ..." * (len(names) > SHOWN)
+    return (
+        ", ".join(map(str, names[:SHOWN])) + ", ..." * (len(names) > SHOWN) or "those found, none"
+    )

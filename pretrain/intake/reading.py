@@ -76,6 +76,8 @@ class Reading(PictureOptions):
         splits = tuple(split_named(word) or word for word in self.splits)
         object.__setattr__(self, "splits", splits)
         object.__setattr__(self, "classes", tuple(map(canonical_name, self.classes)))
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"classes must be distinct, got {self.classes}")
         if self.label_is is not None:
             object.__setattr__(self, "label_is", canonical_name(self.label_is))
             if not self.label_is:

@@ -154,6 +154,13 @@ def test_a_sign_in_a_declared_or_only_label_is_a_sign(tmp_path: Path) -> None:
         open_images(csv(tmp_path, ["{'a': 1}", "{'a': 0}"]))
 
 
+def test_declared_classes_are_of_one_spelling(tmp_path: Path) -> None:
+    source = csv(tmp_path, ["u\u0308ber", "unter"])
+    assert open_images(source, classes=("unter", "\u00fcber ")).labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="classes must be distinct, got"):
+        open_images(source, classes=("\u00fcber", "u\u0308ber"))
+
+
 def test_lists_of_one_label_are_labels(tmp_path: Path) -> None:
     images = open_images(parquet(tmp_path, [["cat"], ["dog"], ["cat"]]))
     assert (images.class_names, images.labels.tolist()) == (("cat", "dog"), [0, 1, 0])

@@ -10,7 +10,7 @@ from pretrain import check
 
 TRAIN, TEST, EVALUATION = 0, 1, 2
 MOST_CLASSES = 1 << 20  # limit for classes counted from numeric labels, or declared by number
-SPLITS = {"train": TRAIN, "test": TEST, "val": TEST, "evaluation": EVALUATION}
+SPLITS = {"train": TRAIN, "test": TEST, "evaluation": EVALUATION, "val": EVALUATION}
 UNLABELLED = -1  # label of every image of an unlabelled set
 
 

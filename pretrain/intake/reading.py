@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pretrain import check
+from pretrain.intake.names import canonical_name, split_named
 
 Layout = Literal["auto", "class", "user-class", "flat"]
 MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
@@ -31,6 +32,9 @@ class PictureOptions:
     """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
     max_pixels: int = MAX_PIXELS
     """Largest number of pixels of a picture; a larger picture counts as unreadable."""
+    ignore_case: bool = False
+    """Take classes whose names differ only in case as one, spelled as --class-names does, else as
+    the first (default: such classes are refused unless --class-names declares each)."""
     resize: int | None = None
     """Scale the shorter side of every picture to this many pixels and cut out the centre square."""
     download: bool = False
@@ -61,8 +65,9 @@ class Reading(PictureOptions):
     def __post_init__(self) -> None:
         from pretrain.datasets import SPLITS
 
-        for name in ("splits", "classes"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        splits = tuple(split_named(word) or word for word in self.splits)
+        object.__setattr__(self, "splits", splits)
+        object.__setattr__(self, "classes", tuple(map(canonical_name, self.classes)))
         check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
         check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
         if unknown := set(self.splits) - SPLITS.keys():

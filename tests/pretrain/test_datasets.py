@@ -70,7 +70,7 @@ def test_jpeg_blobs(tmp_path: Path) -> None:
 
 def test_splits_are_chosen_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "set.npz", jpeg_arrays(4) | jpeg_arrays(2, split="val"))
-    assert open_images(str(path), splits=["val"]).split.tolist() == [1, 1]
+    assert open_images(str(path), splits=["val"]).split.tolist() == [2, 2]
     with pytest.raises(ValueError, match=r"must hold images x_ or jpeg_ of \['test'\]"):
         open_images(str(path), splits=["test"])
 
@@ -169,7 +169,7 @@ def test_folders(tmp_path: Path) -> None:
     images = open_images(str(tmp_path))
     assert images.class_names == ("cat", "dog")
     assert images.labels.tolist() == [0, 1, 0, 1]
-    assert images.split.tolist() == [0, 0, 1, 1]
+    assert images.split.tolist() == [0, 0, 2, 2]
     assert images.images(slice(None))[:, 0, 0, 0].tolist() == [0, 100, 0, 100]
     assert len(open_images(str(tmp_path / "train"))) == 2
 

@@ -120,4 +120,4 @@ def test_metadata_of_a_sample(tmp_path: Path, pictures) -> None:
     images = open_images(tar(tmp_path / "s.tar", members))
     assert images.class_names == ("owl",)
     assert images.user_names == ("17",)
-    assert images.split.tolist() == [1]
+    assert images.split.tolist() == [2]

@@ -1,0 +1,79 @@
+"""One spelling for what is one thing; twins that nobody can tell apart are refused."""
+
+import unicodedata
+
+import pytest
+
+from pretrain.intake.names import (
+    canonical_name,
+    case_twins,
+    class_spellings,
+    left_by_systems,
+    split_named,
+    warn_of_case_twins,
+)
+from pretrain.intake.reading import Reading
+
+
+@pytest.mark.parametrize("word", ["Entzündung", "Å", "가", "naïve", "Ω"])
+def test_either_form_of_a_word_is_one_name(word: str) -> None:
+    for form in ("NFC", "NFD"):
+        spelled = unicodedata.normalize(form, word)
+        for around in ("", " ", "\u00a0", "\u3000", "\ufeff", "\u200b \u200b", "\r\n"):
+            name = canonical_name(around + spelled + around)
+            assert name == unicodedata.normalize("NFC", word)
+    assert canonical_name("a  b") == "a  b"  # what is inside is left
+    assert canonical_name("caf\udce9") == "caf\udce9"  # bytes that are no UTF-8
+    assert canonical_name(" \u00a0") == ""
+
+
+def test_words_for_splits() -> None:
+    for split, words in {
+        "train": ("train", "Training", "TRAIN "),
+        "test": ("Test", "testing"),
+        "val": ("val", "Valid", "validation", "DEV"),
+        "evaluation": ("Evaluation",),
+    }.items():
+        assert {split_named(word) for word in words} == {split}
+    assert [split_named(word) for word in ("car", "trains", "", "test2")] == [None] * 4
+    assert Reading(splits=("Valid", "training")).splits == ("val", "train")
+    with pytest.raises(ValueError, match=r"splits must be of .*, got \['unsupervised'\]"):
+        Reading(splits=("unsupervised",))
+
+
+def test_what_systems_leave() -> None:
+    for name in ("__MACOSX", "@eaDir", ".DS_Store", "._1.png", "Lost+Found", "$Recycle.Bin"):
+        assert left_by_systems(name)
+    for name in ("cat", "recycled", "_other", "@home", "lost"):
+        assert not left_by_systems(name)
+
+
+def test_twins() -> None:
+    assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
+    assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
+    assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
+
+
+def test_classes_that_differ_only_in_case_are_refused_joined_or_declared() -> None:
+    found = ("Normal", "normal", "ill")
+    rule = r"it: classes must differ in more than case \(or declare each with --class-names, or "
+    rule += r"join them with --ignore-case\), got 'Normal' and 'normal'"
+    with pytest.raises(ValueError, match=rule):
+        class_spellings("it", found)
+    with pytest.raises(ValueError, match=rule):  # one of them is not enough
+        class_spellings("it", ("Normal", "ill"), ("normal", "ill"))
+    assert class_spellings("it", found, found) == {name: name for name in found}
+    joined = {"Normal": "Normal", "normal": "Normal", "ill": "ill"}
+    assert class_spellings("it", found, ignore_case=True) == joined
+    declared = class_spellings("it", found, ("ill", "normal"), ignore_case=True)
+    assert declared == {"Normal": "normal", "normal": "normal", "ill": "ill"}
+    with pytest.raises(ValueError, match="got 'NORMAL' and 'Normal' and 'normal'"):
+        class_spellings("it", (*found, "NORMAL"), found, ignore_case=True)
+
+
+def test_users_that_differ_only_in_case_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_case_twins("it", ("u1", "u2"))
+    assert not capsys.readouterr().err
+    warn_of_case_twins("it", ("u1", "U1", "v", "V"))
+    rule = "warning: it has users whose names differ only in case: 'U1' and 'u1', and 1 groups more"
+    assert rule in capsys.readouterr().err

@@ -82,6 +82,7 @@ def _split(archive: Npz, split: str, names: tuple[str, ...], reading: Reading) -
         user_names=user_names,
         inferred=f"y_{split}" in archive and not names,
         read=read,
+        seen=(read.seen,) if isinstance(read, Pictures) else (),
         where=lambda row: f"{path}: row {row} of {split}",
     )
 
@@ -168,6 +169,5 @@ def _jpegs(
         fetch=lambda rows: (blob[int(offsets[r]) : int(offsets[r + 1])].tobytes() for r in rows),
         where=lambda row: f"{path}: row {row} of {split}",
         source=f"{path}: jpeg_{split}",
-        resize=reading.resize,
-        max_pixels=reading.max_pixels,
+        reading=reading,
     )

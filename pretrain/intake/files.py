@@ -1,8 +1,11 @@
 """Files on disk: found by a pattern, and pictures read from them one after the other."""
 
 import glob
+import os
+import stat
+import unicodedata
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -48,20 +51,53 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
         folder: directory that relative names start from.
         names: (N,) bytes; see `encode_names`.
     """
-    return lambda rows: (read_picture(folder / decode_name(names[r])) for r in rows.tolist())
+    return lambda rows: (read_picture(folder, decode_name(names[r])) for r in rows.tolist())
 
 
-def read_picture(path: Path) -> bytes:
-    """Bytes of a file.
+def read_picture(folder: Path, name: str) -> bytes:
+    """Bytes of a regular file, found under either Unicode form of its name, and with either slash.
 
     Raises:
-        UnreadableImage: it cannot be read.
+        UnreadableImage: there is none, or it cannot be read.
     """
+    path = folder / name
     try:
-        return path.read_bytes()
+        try:
+            return _content(path)
+        except FileNotFoundError:
+            path = _spelled_otherwise(folder, name)
+            return _content(path)
     except (OSError, ValueError) as error:  # a name may hold a null character
         reason = getattr(error, "strerror", None) or error
         raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
+
+
+def start_of(path: Path, size: int) -> bytes:
+    """First bytes of a file; none if it cannot be read."""
+    try:
+        return _content(path, size)
+    except (OSError, ValueError):
+        return b""
+
+
+def _content(path: Path, size: int = -1) -> bytes:
+    # a pipe that nobody writes would be waited for without O_NONBLOCK
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("a folder, pipe or device instead of a file")
+        return file.read(size)
+
+
+def _spelled_otherwise(folder: Path, name: str) -> Path:
+    """The file that a name from another system means; the name as it is if there is none."""
+    for parts in (PurePath(name).parts, PureWindowsPath(name).parts):
+        place = folder
+        for part in parts:
+            forms = (place / unicodedata.normalize(form, part) for form in ("NFC", "NFD"))
+            place = next((each for each in forms if each.exists()), place / part)
+        if place.exists():
+            return place
+    return folder / name
 
 
 def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
@@ -73,7 +109,7 @@ def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, str):
-        return read_picture(folder / cell)
+        return read_picture(folder, cell)
     if not isinstance(cell, bytes):
         got = type(cell).__name__
         raise UnreadableImage(f"{where} must hold an image's bytes or its path, got {got}")

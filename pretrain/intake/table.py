@@ -12,6 +12,7 @@ import numpy as np
 
 from pretrain.datasets import MOST_CLASSES, SPLITS, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.decode import Pictures
+from pretrain.intake.names import Skipped
 from pretrain.intake.reading import Reading
 
 OTHER_WORDS = {"training": "train", "validation": "val", "valid": "val", "dev": "val"}
@@ -96,7 +97,7 @@ class Table:
     users: Column = field(default_factory=Column)
     splits: Column = field(default_factory=Column)
     class_names: tuple[str, ...] = ()  # as the source declares them
-    skipped: list[str] = field(default_factory=list)  # files that are no pictures
+    skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
 
     @cached_property
     def encoded_names(self) -> np.ndarray:
@@ -140,6 +141,7 @@ class Table:
         labels, classes, inferred = self._labels(reading.classes)
         unnamed = self.users.is_empty(f"{self.source}: user")
         users = () if unnamed else tuple(self.users.words)
+        read = Pictures(fetch=fetch, where=where, source=self.source, reading=reading)
         whole = ImageSet(
             name=name,
             labels=labels,
@@ -148,13 +150,8 @@ class Table:
             users=None if unnamed else self.users.numbers(users),
             user_names=users,
             inferred=inferred,
-            read=Pictures(
-                fetch=fetch,
-                where=where,
-                source=self.source,
-                resize=reading.resize,
-                max_pixels=reading.max_pixels,
-            ),
+            read=read,
+            seen=(read.seen,),
             where=where,
             names=self.encoded_names,
             skipped=tuple(self.skipped),

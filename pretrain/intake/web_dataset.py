@@ -18,6 +18,7 @@ from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
+from pretrain.intake.names import Skipped
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
@@ -42,7 +43,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     for number, shard in enumerate(shards):
         for sample in _samples(shard, reading):
             if sample.picture is None:
-                table.skipped.append(f"{shard.name}/{sample.key}")
+                table.skipped.append(Skipped(f"{shard.name}/{sample.key}", "without a picture"))
                 continue
             cells = {part: _cell(sample, part, reading) for part in USUAL}
             seen |= sample.columns.keys()

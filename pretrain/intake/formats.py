@@ -30,6 +30,7 @@ OTHERS = {
 FORMAT_OF = {suffix: kind for kind, suffixes in OTHERS.items() for suffix in suffixes}
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"})
 HEAD = 132  # bytes that tell what a file is
+BARE = tuple(bytes([8, 0, element, 0]) for element in (0, 5, 8, 0x12, 0x16, 0x18))  # DICOM
 STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 
 
@@ -61,7 +62,7 @@ def suffix_of(name: str) -> str:
 
 def kind_of(head: bytes) -> str:
     """HEIC, DICOM, or "picture" of other formats that are often met; "" for anything else."""
-    if head[128:132] == b"DICM" or head[:4] in (b"\x08\0\x05\0", b"\x08\0\x08\0"):
+    if head[128:132] == b"DICM" or head[:4] in BARE:
         return "DICOM"
     if head[4:8] == b"ftyp":
         brands = {head[at : at + 4] for at in range(8, min(len(head), head[3] + 256 * head[2]), 4)}

@@ -61,11 +61,15 @@ def test_the_smallest_value_may_be_white() -> None:
 def test_slope_and_window() -> None:
     hounsfield = np.array([[-1024, -160, 40, 239, 240, 3000]])
     stored = (hounsfield + 1024).astype(np.uint16)
-    more = {"RescaleSlope": "1", "RescaleIntercept": "-1024"}
+    more: dict[str, Any] = {"RescaleSlope": "1", "RescaleIntercept": "-1024"}
     data = dicom(stored, WindowCenter=["40", "300"], WindowWidth=["400", "2000"], **more)
     centred = ((40 - 39.5) / 399 + 0.5) * 255
     assert np.abs(shown(data)[0] - [0, 0, centred, 255, 255, 255]).max() <= 1
-    exact = {"WindowCenter": "40", "WindowWidth": "400", "VOILUTFunction": "LINEAR_EXACT"}
+    exact: dict[str, Any] = {
+        "WindowCenter": "40",
+        "WindowWidth": "400",
+        "VOILUTFunction": "LINEAR_EXACT",
+    }
     assert np.abs(shown(dicom(stored, **exact, **more))[0][2] - 127.5) <= 1
     soft = exact | {"VOILUTFunction": "SIGMOID"}
     found = shown(dicom(stored, **soft, **more))[0]

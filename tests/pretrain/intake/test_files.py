@@ -3,6 +3,7 @@
 import os
 import unicodedata
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.files import read_picture, start_of
 from pretrain.sources import open_images
 
+Form = Literal["NFC", "NFD"]
+
 
 @pytest.mark.parametrize("stored", ["NFC", "NFD"])
 @pytest.mark.parametrize("written", ["NFC", "NFD"])
-def test_either_form_of_a_name_is_found(tmp_path: Path, stored: str, written: str) -> None:
+def test_either_form_of_a_name_is_found(tmp_path: Path, stored: Form, written: Form) -> None:
     folder, name = "Müller", "Röntgen é.png"
     (tmp_path / unicodedata.normalize("NFC", folder)).mkdir()  # the folder has its own form
     place = tmp_path / unicodedata.normalize("NFC", folder) / unicodedata.normalize(stored, name)

@@ -3,9 +3,8 @@
 import glob
 import os
 import stat
-import unicodedata
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from pretrain import check
 from pretrain.datasets import decode_name
 from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.paths import found_file
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -51,22 +51,19 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
         folder: directory that relative names start from.
         names: (N,) bytes; see `encode_names`.
     """
-    return lambda rows: (read_picture(folder, decode_name(names[r])) for r in rows.tolist())
+    return lambda rows: (
+        read_picture(found_file(folder, decode_name(names[row]))) for row in rows.tolist()
+    )
 
 
-def read_picture(folder: Path, name: str) -> bytes:
-    """Bytes of a regular file, found under either Unicode form of its name, and with either slash.
+def read_picture(path: Path) -> bytes:
+    """Bytes of a regular file.
 
     Raises:
-        UnreadableImage: there is none, or it cannot be read.
+        UnreadableImage: it cannot be read.
     """
-    path = folder / name
     try:
-        try:
-            return _content(path)
-        except FileNotFoundError:
-            path = _spelled_otherwise(folder, name)
-            return _content(path)
+        return _content(path)
     except (OSError, ValueError) as error:  # a name may hold a null character
         reason = getattr(error, "strerror", None) or error
         raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
@@ -88,18 +85,6 @@ def _content(path: Path, size: int = -1) -> bytes:
         return file.read(size)
 
 
-def _spelled_otherwise(folder: Path, name: str) -> Path:
-    """The file that a name from another system means; the name as it is if there is none."""
-    for parts in (PurePath(name).parts, PureWindowsPath(name).parts):
-        place = folder
-        for part in parts:
-            forms = (place / unicodedata.normalize(form, part) for form in ("NFC", "NFD"))
-            place = next((each for each in forms if each.exists()), place / part)
-        if place.exists():
-            return place
-    return folder / name
-
-
 def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
     """Bytes of the picture in a table's cell: bytes, a path, or a dict with either.
 
@@ -109,8 +94,11 @@ def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:
     if isinstance(cell, dict):
         cell = cell.get("bytes") or cell.get("path")
     if isinstance(cell, str):
-        return read_picture(folder, cell)
+        try:
+            return read_picture(found_file(folder, cell))
+        except UnreadableImage as error:
+            raise UnreadableImage(f"{where}: {error}") from error
     if not isinstance(cell, bytes):
-        got = type(cell).__name__
+        got = "none" if cell is None else type(cell).__name__
         raise UnreadableImage(f"{where} must hold an image's bytes or its path, got {got}")
     return cell

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from pretrain.datasets import SPLITS, ImageSet, decode_name
 from pretrain.intake.files import file_reader
 from pretrain.intake.names import canonical_name, class_spellings, counted, split_named
+from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 from pretrain.intake.walk import Walk
@@ -40,7 +43,7 @@ def open_images_folder(path: Path, reading: Reading) -> ImageSet:
     found = {root: _class_folders(walk, root, layout) for root, _ in roots}
     names = {name for folders in found.values() for _, name, _ in folders}
     spelled = class_spellings(str(path), names, reading.classes, ignore_case=reading.ignore_case)
-    known = reading.classes
+    known, held = reading.classes, set[tuple[str, str | None]]()
     for root, split in roots:
         here = {spelled[name] for _, name, _ in found[root]}
         known = known or tuple(sorted(here))
@@ -55,18 +58,23 @@ def open_images_folder(path: Path, reading: Reading) -> ImageSet:
         else:
             rows = _pictures(walk, found[root], spelled, known)
         for file, label, user in rows:
+            held |= {("class", label), ("user", user)}
             table.add(file.relative_to(path).as_posix(), label, user, split or None)
         if len(table.names) == before:
             folders = "class" if layout == "flat" else layout
             raise ValueError(
                 f"{root} must hold {folders} folders with images, got none{_skipped(walk, root)}"
             )
-    users = [each for root, _ in roots for each in walk.folders(root)]
-    classes = {folder: spelled[name] for each in found.values() for folder, name, _ in each}
-    _refuse_empty(
-        walk, table, users if layout == "user-class" else [], {} if reading.classes else classes
-    )
-    walk.refuse_second_names(table.names)
+    owners = [user for root, _ in roots for user in walk.folders(root)]
+    wanted = [(folder, "user", _name(folder)) for folder in owners if layout == "user-class"]
+    for folder, name, _ in (each for folders in found.values() for each in folders):
+        wanted += [] if reading.classes else [(folder, "class", spelled[name])]
+    _refuse_empty(walk, wanted, held)
+    if walk.linked and (
+        pair := same_file(np.arange(len(table.names)), lambda k: path / table.names[k])
+    ):
+        one, two = (table.names[k] for k in pair)
+        raise ValueError(f"{path}: a picture must have one name, got {one} and {two} for one")
     table.class_names = known
     encoded = table.encoded_names
     return table.image_set(
@@ -159,20 +167,16 @@ def _below(walk: Walk, folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _refuse_empty(walk: Walk, table: Table, users: list[Path], classes: dict[Path, str]) -> None:
+def _refuse_empty(
+    walk: Walk, wanted: list[tuple[Path, str, str]], held: set[tuple[str, str | None]]
+) -> None:
     """Raises ValueError for folders of users, or of classes, of whom there is no picture."""
-    held, owners = set(table.labels.words), set(table.users.words)
-    for folder in users:
-        if _name(folder) not in owners:
+    remedies = {"user": "remove the folder", "class": "declare all classes with --class-names"}
+    for folder, what, name in wanted:
+        if (what, name) not in held:
             raise ValueError(
-                f"every user must have an image (or remove the folder), got none in {folder}"
+                f"every {what} must have an image (or {remedies[what]}), got none in {folder}"
                 f"{_skipped(walk, folder)}"
-            )
-    for folder, name in classes.items():
-        if name not in held:
-            raise ValueError(
-                "every class must have an image (or declare all classes with --class-names), got "
-                f"none in {folder}{_skipped(walk, folder)}"
             )
 
 

@@ -25,7 +25,7 @@ class Walk:
         self._known: dict[Identity, Path] = {_identity(root): root}
         self._above = {_identity(parent) for parent in root.resolve().parents}
         self._folders: dict[Path, list[Path]] = {}
-        self._linked = False
+        self.linked = False  # whether a picture was a link
 
     def folders(self, folder: Path) -> list[Path]:
         """Folders in a folder, sorted.
@@ -47,7 +47,7 @@ class Walk:
         for entry in _entries(folder):
             if not _is_folder(entry):
                 if not (why := self._reason(entry)):
-                    self._linked |= entry.is_symlink()
+                    self.linked |= entry.is_symlink()
                     yield Path(entry)
                 else:
                     self._skip(Path(entry), why)
@@ -67,20 +67,6 @@ class Walk:
         for entry in _entries(folder):
             if _is_folder(entry):
                 self._skip(Path(entry), self._by_system(entry.name) or why, folder=True)
-
-    def refuse_second_names(self, names: list[str]) -> None:
-        """Raises ValueError if links give a picture two of these names, relative to the root."""
-        first: dict[Identity, tuple[str, bool]] = {}
-        for name in names if self._linked else ():
-            path = self.root / name
-            if not path.exists():
-                continue
-            linked = path.is_symlink()
-            other, also = first.setdefault(_identity(path), (name, linked))
-            if other != name and (linked or also):
-                raise ValueError(
-                    f"{self.root}: a picture must have one name, got {other} and {name} for one"
-                )
 
     def _is_new(self, folder: Path) -> bool:
         """Whether a folder is to be read."""

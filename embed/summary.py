@@ -31,12 +31,15 @@ def described(done: EmbeddingSet, images: ImageSet, out: Path) -> list[str]:
         found = file.read_text(errors="surrogateescape").splitlines()
         skipped += [(line.partition("\t")[0], f"unreadable, see {file}") for line in found]
     lines += [("skipped", words) for words in counted(skipped)]
-    return [f"{what:10} {words}" for what, words in lines]
+    whole = (f"{what:10} {words}" for what, words in lines)
+    return [line.encode("utf-8", "replace").decode() for line in whole]  # names may be no Unicode
 
 
 def _spread(counts: np.ndarray, names: Sequence[str]) -> str:
     """Smallest, median and largest count."""
     least, most = int(counts.argmin()), int(counts.argmax())
+    if counts[least] == counts[most]:
+        return f"{len(counts)}, of {counts[least]} rows each"
     ends = f"{counts[least]} ({names[least]}) to {counts[most]} ({names[most]})"
     return f"{len(counts)}, of {ends} rows, median {np.median(counts):g}"
 

@@ -45,7 +45,7 @@ def said(capsys: pytest.CaptureFixture[str], clinics: Path, checkpoint: Path, **
 def test_rows_classes_users_and_what_was_skipped(capsys, clinics, checkpoint) -> None:
     words = said(capsys, clinics, checkpoint)
     assert "rows       12: 12 train\n" in words
-    assert "classes    2, of 6 (cat) to 6 (cat) rows, median 6\n" in words
+    assert "classes    2, of 6 rows each\n" in words
     assert "users      3, of 2 (eve) to 7 (anna) rows, median 3\n" in words
     assert "pictures   8 x 8 to 11 x 11, RGB; embedded as 8 x 8\n" in words
     assert "skipped    3 .txt: no picture by its suffix\n" in words

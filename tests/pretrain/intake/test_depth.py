@@ -152,6 +152,17 @@ def test_a_set_that_would_be_black_is_known(tmp_path: Path) -> None:
     assert narrow.dark
 
 
+def test_a_picture_is_read_alike_among_others(tmp_path: Path) -> None:
+    mine = png(EIGHT << 5, 0)
+    others = {"dark": png(EIGHT << 1, 0), "bright": png(EIGHT << 8, 0), "none": b""}
+    others["stated"] = png(EIGHT << 4, 0, significant=b"\x0c")
+    for name, other in others.items():
+        images = open_images(written(tmp_path / name, other, mine))
+        if other:
+            images.images(slice(0, 1))
+        assert (images.images(slice(1, 2))[0, 0] == EIGHT >> 3).all()
+
+
 @pytest.mark.parametrize("bits", [7, 17, 0])
 def test_bits_out_of_range(bits: int) -> None:
     with pytest.raises(ValueError, match=rf"bits must be in \[8, 16\], got {bits}"):

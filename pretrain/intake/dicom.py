@@ -6,6 +6,7 @@ that the smallest value is white. Nothing depends on the values of the picture, 
 """
 
 import io
+import warnings
 from collections.abc import MutableSequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 from pretrain.datasets import Seen
 from pretrain.intake.formats import library
 
+warnings.filterwarnings("ignore", category=UserWarning, module="pydicom")  # small repairs
 SHARE = 16  # as for other pictures of 16 bits, see `pretrain.intake.depth`
 
 

@@ -5,7 +5,7 @@ records progress; the finished set is renamed to `<out>`. A skipped image leaves
 until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from embed.fast import COMPILE_FROM, choose_batch_size
 from embed.options import ExtractOptions
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from embed.stream import embedded, spans
+from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_formats, spans
 from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
@@ -29,7 +29,6 @@ from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.encoders.concat import Concat
-from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 
@@ -67,7 +66,8 @@ def extract(
 
     Raises:
         ValueError: `<out>.partial` or `out` holds something else, an image is damaged or of
-            another size, or the encoder returns NaN.
+            another size, all images of a user or class are, all of 16 bits are nearly black, or
+            the encoder returns NaN.
         OSError: no space left; finished shards are kept.
     """
     device = torch.device(usual_device(options.device))
@@ -76,7 +76,10 @@ def extract(
     compiled = options.compiled
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
+    if options.skip_unreadable:
+        refuse_lost_formats(images)
     ends = _ends(images, skip=options.skip_unreadable)
+    refuse_dark(images)
     meta = _described(images, ends) | {
         "encoder": encoder_name,
         "encoder_hash": digest,
@@ -116,6 +119,7 @@ def extract(
 
     with partial.open(options.share, skip=options.skip_unreadable) as shards:
         _fill(partial, shards, images, run, options)
+        refuse_dark(images)
         return partial.finish()
 
 
@@ -164,6 +168,7 @@ def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
         "user_names": list(images.user_names),
         "users_in_both_splits": len(users_in_both(images)),
         "files_skipped": len(images.skipped),
+        "bits": next((seen.bits for seen in images.seen if seen.bits), None),
     }
     origin = INFERRED if images.inferred else "declared"
     return {
@@ -193,20 +198,10 @@ def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
     """
     if not skip:
         return images.images(np.array([0, len(images) - 1]))
-    ends = [_readable(images, range(len(images))), _readable(images, range(len(images))[::-1])]
-    return images.images(np.array(ends))
-
-
-def _readable(images: ImageSet, rows: Iterable[int]) -> int:
-    """First of the rows whose image can be decoded."""
-    first: UnreadableImage | None = None
-    for row in rows:
-        try:
-            images.images(slice(row, row + 1))
-            return row
-        except UnreadableImage as error:
-            first = first or error
-    raise ValueError(f"{images.name} must hold a readable image, got none; the first: {first}")
+    rows = range(len(images))
+    return images.images(
+        np.array([first_readable(images, rows), first_readable(images, rows[::-1])])
+    )
 
 
 def _data_hash(images: ImageSet, ends: np.ndarray) -> str:

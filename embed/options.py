@@ -1,12 +1,11 @@
 """Options of commands that read images and embed them."""
 
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pretrain import check
-from pretrain.intake.reading import PictureOptions
+from pretrain.intake.reading import PictureOptions, UnreadableOption
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.datasets import ImageSet
@@ -14,7 +13,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 Dtype = Literal["float32", "float16"]
 EngineName = Literal["auto", "openvino", "onnxruntime", "torch"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
-SHOWN = 5  # names of skipped files
 BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 
 
@@ -49,13 +47,14 @@ class ImageOptions(PictureOptions, ImageSource):
     may be missing if their classes are named here."""
 
     def images(self) -> "ImageSet":
-        """Opens the images; prints on stderr which files were left out.
+        """Opens the images.
 
         Raises:
             ValueError: an invalid source or option, or users in train and test both.
         """
         check.at_least(1, **check.present(limit=self.limit))
         from pretrain.datasets import declared_classes
+        from pretrain.intake.names import canonical_name, warn_of_case_twins
         from pretrain.intake.splits import (
             check_test_share,
             count_of_tests,
@@ -64,7 +63,8 @@ class ImageOptions(PictureOptions, ImageSource):
         )
         from pretrain.sources import open_images
 
-        classes = declared_classes(self.num_classes, self.class_names)
+        names = tuple(map(canonical_name, self.class_names))
+        classes = declared_classes(self.num_classes, names)
         images = open_images(self.data, self.reading(classes))
         if self.test_share is not None and self.split_by == "user":
             images = hold_out_users(images, self.test_share)
@@ -72,10 +72,7 @@ class ImageOptions(PictureOptions, ImageSource):
             self.allow_users_in_both_splits or self.data.startswith(BY_DESIGN)
         ):
             refuse_users_in_both(images)
-        if images.skipped:
-            shown = ", ".join(images.skipped[:SHOWN]) + ", ..." * (len(images.skipped) > SHOWN)
-            files = "1 file" if len(images.skipped) == 1 else f"{len(images.skipped)} files"
-            print(f"{files} skipped: {shown}", file=sys.stderr)
+        warn_of_case_twins(images.name, images.user_names)
         images = images.take(slice(0, self.limit))
         if self.record_share is not None:
             check_test_share(images, self.record_share)
@@ -89,7 +86,7 @@ class ImageOptions(PictureOptions, ImageSource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractOptions:
+class ExtractOptions(UnreadableOption):
     """Options of computing and storing embeddings.
 
     Raises:
@@ -114,8 +111,6 @@ class ExtractOptions:
     """Device to compute on: cpu, cuda or cuda:N (default: cuda if there is one, else cpu)."""
     compiled: bool | None = None
     """Use torch.compile (default: on a GPU for 100,000 images or more)."""
-    skip_unreadable: bool = False
-    """Leave out images that cannot be read; unreadable.txt names them, meta.json counts them."""
     overwrite: bool = False
     """Replace a finished directory of another extraction."""
 

@@ -172,6 +172,8 @@ class Partial:
                     np.save(file, split)
             self._describe(self.rows.parent, {})
             return self.rows.parent
+        first = next(iter(unreadable.values()))
+        self.images.refuse_lost(list(unreadable), f"the first unreadable image: {first}")
         kept = np.ones(len(self.images), bool)
         kept[list(unreadable)] = False
         copy, count = self.partial / "readable", int(kept.sum())

@@ -47,6 +47,7 @@ class Run(ExtractOptions, ImageOptions):
         """Embeds the images, or this process's share; prints and returns where the rows are."""
         from embed.extract import extract
         from embed.fast import choose_batch_size
+        from embed.summary import described
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.intake.decode import UnreadableImage
         from pretrain.preprocess import Preprocess, refuse_too_large
@@ -83,8 +84,7 @@ class Run(ExtractOptions, ImageOptions):
             print(f"this share is done; other shards are missing in {partial}")
             return partial
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
-        if skipped := done.meta.get("unreadable"):
-            print(f"{skipped} unreadable images skipped: {out / 'unreadable.txt'}")
+        print("\n".join(described(done, images, out)))
         return out
 
 

@@ -1,5 +1,6 @@
 """Embedding of images in bounded memory: threads decode batches ahead, in order."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.datasets import ImageSet
+from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.formats import suffix_of, unreadable_suffixes
 
 AHEAD = 3  # batches decoded while one is computed
 Span = tuple[int, int]  # rows [start, stop) of one batch
@@ -109,6 +111,44 @@ def decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None = Non
         _check_shape(images, image, skipping, row, row + 1)
         pixels[row - start] = image[0]
     return pixels, unreadable
+
+
+def first_readable(images: ImageSet, rows: Iterable[int]) -> int:
+    """First of the rows whose image can be decoded.
+
+    Raises:
+        ValueError: none can.
+    """
+    first: UnreadableImage | None = None
+    for row in rows:
+        try:
+            images.images(slice(row, row + 1))
+            return row
+        except UnreadableImage as error:
+            first = first or error
+    raise ValueError(f"{images.name} must hold a readable image, got none; the first: {first}")
+
+
+def refuse_dark(images: ImageSet) -> None:
+    """Raises ValueError if all pictures of 16 bits are nearly black.
+
+    Where all that were read so far are, others are looked at until one is not.
+    """
+    for row in range(len(images)):
+        if not images.dark:
+            return
+        with contextlib.suppress(UnreadableImage):
+            images.images(slice(row, row + 1))
+    images.refuse_dark()
+
+
+def refuse_lost_formats(images: ImageSet) -> None:
+    """Raises ValueError if all images of a user or class are in formats that cannot be read."""
+    if images.names is not None:
+        names = list(map(decode_name, images.names))
+        if found := unreadable_suffixes(names):
+            rows = [row for row, name in enumerate(names) if suffix_of(name) in found]
+            images.refuse_lost(rows, f"unreadable: {', '.join(found)}")
 
 
 def _check_shape(

@@ -1,7 +1,7 @@
 """Images with labels, users and splits, read lazily as uint8 and never unpickled."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,28 @@ TRAIN, TEST, EVALUATION = 0, 1, 2
 MOST_CLASSES = 1 << 20  # limit for classes counted from numeric labels, or declared by number
 SPLITS = {"train": TRAIN, "test": TEST, "evaluation": EVALUATION, "val": EVALUATION}
 UNLABELLED = -1  # label of every image of an unlabelled set
+
+
+@dataclass
+class Seen:
+    """What decoding of a source's pictures has met so far."""
+
+    modes: set[str] = field(default_factory=set)  # Pillow's words for their channels
+    smallest: tuple[int, int] | None = None  # width and height, of the fewest pixels
+    largest: tuple[int, int] | None = None
+    bits: int | None = None  # in use of pictures that have 16, as the options declare
+    dark: str = ""  # how little a picture of 16 bits used of its range
+    bright: bool = False  # whether another used more
+
+    def add(self, mode: str, size: tuple[int, int]) -> None:
+        """Enters one picture."""
+        self.modes.add(mode)
+        self.smallest = min(self.smallest or size, size, key=_pixels)
+        self.largest = max(self.largest or size, size, key=_pixels)
+
+
+def _pixels(size: tuple[int, int]) -> tuple[int, int]:
+    return size[0] * size[1], size[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +50,8 @@ class ImageSet:
     where: Callable[[int], str] | None = None  # a row's place in its file, for errors
     names: np.ndarray | None = None  # (N,) UTF-8 bytes; see `encode_names`
     user_names: tuple[str, ...] = ()  # of the users 0, 1, ...; none where users are mere numbers
-    skipped: tuple[str, ...] = ()  # files of the source that are no images
+    skipped: tuple[tuple[str, str], ...] = ()  # files and folders that are not read, and why
+    seen: tuple[Seen, ...] = ()  # what decoding has met so far; () for arrays
 
     def __post_init__(self) -> None:
         check.no_nan(**{f"classes of {self.name}": self.class_names})
@@ -40,6 +63,36 @@ class ImageSet:
     def labelled(self) -> bool:
         """Whether its images have labels."""
         return bool((self.labels != UNLABELLED).any())
+
+    @property
+    def dark(self) -> str:
+        """How little a picture of 16 bits used of its range, if none that was read used more."""
+        if any(seen.bright for seen in self.seen):
+            return ""
+        return next((seen.dark for seen in self.seen if seen.dark), "")
+
+    def refuse_dark(self) -> None:
+        """Raises ValueError if it is `dark`: it would be seen nearly black."""
+        if self.dark:
+            raise ValueError(
+                f"{self.name}: pictures of 16 bits must use 1/16 of their range (or pass --bits 12 "
+                f"where 12 are in use, --bits 16 for dark pictures), got at most {self.dark}"
+            )
+
+    def refuse_lost(self, lost: Sequence[int], why: str) -> None:
+        """Raises ValueError if a user or class has images, and all are among the lost rows."""
+        kept = np.ones(len(self), bool)
+        kept[list(lost)] = False
+        for what, of, names in (
+            ("user", self.users, self.user_names),
+            ("class", self.labels if self.labelled else None, self.class_names),
+        ):
+            if of is not None and len(gone := np.setdiff1d(of, of[kept])):
+                name = names[gone[0]] if names else gone[0]
+                raise ValueError(
+                    f"{self.name}: every {what} must keep an image (or be left out of the data), "
+                    f"got {(of == gone[0]).sum()} of {what} {name} and none readable; {why}"
+                )
 
     def need_labels(self) -> None:
         """Raises ValueError unless its images have labels."""
@@ -114,6 +167,7 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         where=where,
         names=np.concatenate(names) if len(names) == len(parts) else None,
         skipped=tuple(file for part in parts for file in part.skipped),
+        seen=tuple(seen for part in parts for seen in part.seen),
     )
 
 

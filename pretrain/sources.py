@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pretrain.datasets import TEST, TRAIN, ImageSet, check_labels, concatenate
+from pretrain.datasets import TEST, TRAIN, ImageSet, check_labels, concatenate, decode_name
 from pretrain.federated import open_federated_emnist
 from pretrain.intake.archive import open_npz
 from pretrain.intake.csv_file import open_csv
 from pretrain.intake.decode import squared
 from pretrain.intake.folder import open_images_folder
+from pretrain.intake.formats import refuse_unreadable, unreadable_suffixes
 from pretrain.intake.hugging_face import open_hugging_face
 from pretrain.intake.labels import against_rest, is_against_rest
 from pretrain.intake.parquet import open_parquet
@@ -42,8 +43,8 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
         **options: fields of `Reading`, instead of it.
 
     Raises:
-        ValueError: another kind of source, a damaged or mislabelled one, or classes that are not
-            those of the source.
+        ValueError: another kind of source, a damaged or mislabelled one, classes that are not
+            those of the source, or pictures in formats that cannot be read.
     """
     reading = reading or Reading(**options)
     max_pixels, classes = reading.max_pixels, reading.classes
@@ -53,6 +54,9 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
     done = reading.label_is is not None and is_against_rest(images)
     if classes and images.class_names != classes and not done:
         raise ValueError(f"classes must be those of {source}, {images.class_names}, got {classes}")
+    if images.names is not None and not reading.skip_unreadable:
+        foreign = unreadable_suffixes(map(decode_name, images.names))
+        refuse_unreadable(source, foreign, len(images))
     return images if done or reading.label_is is None else against_rest(images, reading)
 
 

@@ -79,6 +79,7 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
                 user_names=user_names,
                 inferred=inferred,
                 read=read,
+                seen=(read.seen,) if isinstance(read, Pictures) else (),
                 where=_place(path, split),
             )
         )
@@ -220,6 +221,5 @@ def _jpegs(
         fetch=lambda rows: (blob[int(offsets[r]) : int(offsets[r + 1])].tobytes() for r in rows),
         where=lambda row: f"{path}: row {row} of {split}",
         source=f"{path}: jpeg_{split}",
-        resize=reading.resize,
-        max_pixels=reading.max_pixels,
+        reading=reading,
     )

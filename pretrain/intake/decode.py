@@ -3,28 +3,32 @@
 | kind | result |
 |---|---|
 | EXIF orientation | applied |
-| 16 bits per channel | the upper 8 are kept, for grey as for colour |
+| 16 bits per channel | the upper 8 of those in use, see `pretrain.intake.depth` |
 | 32-bit integers, floats | refused: no range is known |
 | transparency | laid on white |
 | palette, black and white, grey | colours looked up; grey three times |
 | CMYK | Pillow's conversion; colour profiles are not applied |
 | several frames or pages | the first |
+| HEIC, DICOM | with the extras of these names, see `pretrain.intake.dicom` |
 """
 
 import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pretrain.intake.reading import MAX_PIXELS
+from pretrain.datasets import Seen
+from pretrain.intake.depth import is_wide, narrowed
+from pretrain.intake.dicom import dicom_picture
+from pretrain.intake.formats import HEAD, kind_of, library, pillow_formats, suffixes
+from pretrain.intake.reading import MAX_PIXELS, Reading
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
+SUFFIXES = suffixes()
 UNBOUNDED_MODES = ("I", "F")
-SIXTEEN_BITS = "I;16"
 
 # Larger pictures are refused below, in one line.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -35,26 +39,37 @@ class UnreadableImage(ValueError):
 
 
 def decode(
-    data: bytes, where: str, max_pixels: int = MAX_PIXELS, size: int | None = None
+    data: bytes,
+    where: str,
+    max_pixels: int = MAX_PIXELS,
+    size: int | None = None,
+    *,
+    bits: int | None = None,
+    seen: Seen | None = None,
 ) -> np.ndarray:
     """Decodes a picture to (h, w, 3) uint8.
 
     Args:
-        data: bytes of a file, in any format that Pillow reads.
+        data: bytes of a file, in any format that Pillow reads, HEIC or DICOM.
         where: description of the picture for errors.
         max_pixels: limit, so that a small file cannot fill the memory.
         size: side of the square that `squared` makes of it; None: the picture's own size.
+        bits: bits in use of a picture that has 16 and does not say it itself.
+        seen: receives what kind of picture it is.
 
     Raises:
         UnreadableImage: damaged, too large, or of a kind without a known range.
     """
+    seen = Seen() if seen is None else seen
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.width * image.height > max_pixels:
-                raise UnreadableImage(_too_large(f"{image.width} x {image.height}", max_pixels))
-            ImageOps.exif_transpose(image, in_place=True)
-            picture = _in_colours(image)
-            return np.asarray(picture if size is None else _squared(picture, size))
+        if (kind := kind_of(data[:HEAD])) == "DICOM":
+            picture = dicom_picture(data, max_pixels, bits, seen).convert("RGB")
+            seen.add(kind, picture.size)
+        else:
+            if kind == "HEIC":
+                library(kind)
+            picture = _opened(data, max_pixels, bits, seen)
+        return np.asarray(picture if size is None else _squared(picture, size))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         found = re.search(r"\d+", str(error))  # Pillow's first number
         pixels = "more" if found is None else f"{found[0]} in all"
@@ -62,7 +77,7 @@ def decode(
     except UnreadableImage as error:
         raise UnreadableImage(f"{where} {error}") from error
     except UnidentifiedImageError as error:
-        got = f"{len(data)} bytes of no known format"
+        got = f"{len(data)} bytes of no known format" if data else "an empty file"
         raise UnreadableImage(f"{where} must be a readable image, got {got}") from error
     except MemoryError:
         raise
@@ -70,14 +85,24 @@ def decode(
         raise UnreadableImage(f"{where} must be a readable image, got: {error}") from error
 
 
+def _opened(data: bytes, max_pixels: int, bits: int | None, seen: Seen) -> Image.Image:
+    with Image.open(io.BytesIO(data), formats=pillow_formats()) as image:
+        if image.width * image.height > max_pixels:
+            raise UnreadableImage(_too_large(f"{image.width} x {image.height}", max_pixels))
+        mode, shown = image.mode, image
+        if is_wide(image):
+            mode = "16-bit grey" if image.mode.startswith("I") else f"16-bit {image.mode}"
+            shown = narrowed(image, data, bits, seen)
+        ImageOps.exif_transpose(shown, in_place=True)
+        seen.add(mode, shown.size)
+        return _in_colours(shown)
+
+
 def _too_large(size: str, max_pixels: int) -> str:
     return f"must have at most max_pixels = {max_pixels} pixels, got {size}"
 
 
 def _in_colours(image: Image.Image) -> Image.Image:
-    if image.mode.startswith(SIXTEEN_BITS) or _is_wide_png(image):
-        grey = np.asarray(image).astype(np.int64)
-        return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in UNBOUNDED_MODES:
         raise UnreadableImage(f"must have 8 or 16 bits per channel, got Pillow's {image.mode!r}")
     if image.has_transparency_data:
@@ -85,11 +110,6 @@ def _in_colours(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", opaque.size, "white")
         return Image.alpha_composite(white, opaque).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _is_wide_png(image: Image.Image) -> bool:
-    """Some versions of Pillow open grey PNGs of 16 bits as wider integers."""
-    return image.mode == "I" and getattr(image, "format", None) == "PNG"
 
 
 def squared(image: np.ndarray, size: int) -> np.ndarray:
@@ -134,8 +154,11 @@ class Pictures:
     fetch: Callable[[np.ndarray], Iterable[bytes]]  # (b,) row numbers -> their files' bytes
     where: Callable[[int], str]  # place of a row, for errors
     source: str  # name of the whole source, for errors
-    resize: int | None = None
-    max_pixels: int = MAX_PIXELS
+    reading: Reading = field(default_factory=Reading)
+    seen: Seen = field(default_factory=Seen)
+
+    def __post_init__(self) -> None:
+        self.seen.bits = self.reading.bits
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """(b,) row numbers -> (b, h, w, 3) uint8.
@@ -145,7 +168,14 @@ class Pictures:
             ValueError: sizes that differ, without `resize`.
         """
         images = [
-            decode(data, self.where(row), self.max_pixels, self.resize)
+            decode(
+                data,
+                self.where(row),
+                self.reading.max_pixels,
+                self.reading.resize,
+                bits=self.reading.bits,
+                seen=self.seen,
+            )
             for row, data in zip(rows.tolist(), self.fetch(rows), strict=True)
         ]
         return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")

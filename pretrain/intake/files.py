@@ -1,6 +1,8 @@
 """Files on disk: found by a pattern, and pictures read from them one after the other."""
 
 import glob
+import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,16 +57,32 @@ def file_reader(folder: Path, names: np.ndarray) -> Callable[[np.ndarray], Itera
 
 
 def read_picture(path: Path) -> bytes:
-    """Bytes of a file.
+    """Bytes of a regular file.
 
     Raises:
         UnreadableImage: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        return _content(path)
     except (OSError, ValueError) as error:  # a name may hold a null character
         reason = getattr(error, "strerror", None) or error
         raise UnreadableImage(f"{path} must be a readable image, got: {reason}") from error
+
+
+def start_of(path: Path, size: int) -> bytes:
+    """First bytes of a file; none if it cannot be read."""
+    try:
+        return _content(path, size)
+    except (OSError, ValueError):
+        return b""
+
+
+def _content(path: Path, size: int = -1) -> bytes:
+    # a pipe that nobody writes would be waited for without O_NONBLOCK
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("a folder, pipe or device instead of a file")
+        return file.read(size)
 
 
 def picture_bytes(cell: Any, folder: Path, where: str) -> bytes:

@@ -3,121 +3,185 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from pretrain.datasets import SPLITS, ImageSet, decode_name
-from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import file_reader
+from pretrain.intake.names import canonical_name, class_spellings, counted, split_named
+from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
+from pretrain.intake.walk import Walk
+
+LEVELS = {"class": 1, "user-class": 2, "flat": 0}  # folders between a split and its pictures
 
 
 def open_images_folder(path: Path, reading: Reading) -> ImageSet:
-    """Opens a folder of pictures, or of train/, test/, val/, evaluation/ with such folders.
+    """Opens a folder of pictures, or one of folders named like splits with such folders.
 
     Layouts: `class`, class folders with pictures; `user-class`, user folders with class folders;
     `flat`, pictures without labels at any depth. `auto` is `class` for a folder that has folders,
-    else `flat`.
+    else `flat`. Folders are splits where all have the name of one, in any case; where only some
+    have, `layout` must say what they are.
 
-    Class folders declare the classes, so an empty one counts as well. If users have different
-    folders, or folders exist only for pictures that exist, `classes` must declare them instead;
-    folders may then be missing.
+    Class folders declare the classes. If users have different folders, or folders exist only for
+    pictures that exist, `classes` must declare them instead; folders may then be missing or empty.
 
-    Files with another suffix, in another place, or hidden are skipped and listed in `skipped`.
+    Other files, what is hidden or left by a system, and links that lead back are in `skipped`.
 
     Raises:
-        ValueError: no images, or a class that is not declared, or not in the first split.
+        ValueError: no images, or none of a class or user that has a folder; a class that is not
+            declared or not in the first split; a folder or picture by two names.
     """
-    present = [split for split in SPLITS if (path / split).is_dir()]
-    chosen = [s for s in present if not reading.splits or s in reading.splits]
-    if present and not chosen:
-        raise ValueError(f"splits must be of {path}, {present}, got {list(reading.splits)}")
-    roots = [(path / split, split) for split in chosen] or [(path, "")]
-    layout = _layout(roots[0][0]) if reading.layout == "auto" else reading.layout
     table = Table(str(path))
-    if chosen:
-        table.skipped += [_shown(p, path) for p in _listed(path) if p.name not in SPLITS]
-    known = reading.classes
+    walk = Walk(path, reading.classes, table.skipped)
+    roots = _roots(walk, reading)
+    layout = reading.layout
+    if layout == "auto":
+        flat = not walk.folders(roots[0][0]) and walk.holds_pictures(roots[0][0])
+        layout = "flat" if flat else "class"
+    found = {root: _class_folders(walk, root, layout) for root, _ in roots}
+    names = {name for folders in found.values() for _, name, _ in folders}
+    spelled = class_spellings(str(path), names, reading.classes, ignore_case=reading.ignore_case)
+    known, held = reading.classes, set[tuple[str, str | None]]()
     for root, split in roots:
-        found = _class_names(root, layout)
-        known = known or tuple(found)
-        if unknown := set(found) - set(known):
+        here = {spelled[name] for _, name, _ in found[root]}
+        known = known or tuple(sorted(here))
+        if unknown := here - set(known):
             raise ValueError(
-                f"{root} must hold only the classes {list(known)}, got {sorted(unknown)}"
+                f"{root} must hold only the classes {list(known)} (or pass all as --class-names), "
+                f"got {sorted(unknown)}"
             )
         before = len(table.names)
-        for file, label, user in _pictures(root, layout, known, table.skipped):
-            name = file.relative_to(path).as_posix()
-            table.add(name, label, user, split if chosen else None)
+        if layout == "flat":
+            rows = ((file, None, None) for file in _below(walk, root))
+        else:
+            rows = _pictures(walk, found[root], spelled, known)
+        for file, label, user in rows:
+            held |= {("class", label), ("user", user)}
+            table.add(file.relative_to(path).as_posix(), label, user, split or None)
         if len(table.names) == before:
             folders = "class" if layout == "flat" else layout
-            raise ValueError(f"{root} must hold {folders} folders with images, got none")
+            raise ValueError(
+                f"{root} must hold {folders} folders with images, got none{_skipped(walk, root)}"
+            )
+    owners = [user for root, _ in roots for user in walk.folders(root)]
+    wanted = [(folder, "user", _name(folder)) for folder in owners if layout == "user-class"]
+    for folder, name, _ in (each for folders in found.values() for each in folders):
+        wanted += [] if reading.classes else [(folder, "class", spelled[name])]
+    _refuse_empty(walk, wanted, held)
+    if walk.linked and (
+        pair := same_file(np.arange(len(table.names)), lambda k: path / table.names[k])
+    ):
+        one, two = (table.names[k] for k in pair)
+        raise ValueError(f"{path}: a picture must have one name, got {one} and {two} for one")
     table.class_names = known
-    names = table.encoded_names
+    encoded = table.encoded_names
     return table.image_set(
-        path.parent.name if path.name in SPLITS else path.name,
+        path.parent.name if split_named(path.name) else path.name,
         reading,
-        file_reader(path, names),
-        lambda row: str(path / decode_name(names[row])),
+        file_reader(path, encoded),
+        lambda row: str(path / decode_name(encoded[row])),
     )
 
 
-def _layout(root: Path) -> Layout:
-    if _folders(root) or not any(_is_picture(p, root, []) for p in _listed(root)):
-        return "class"
-    return "flat"
+def _roots(walk: Walk, reading: Reading) -> list[tuple[Path, str]]:
+    """Folder of every split that is asked for, with its name; the whole with "" without splits.
+
+    Raises:
+        ValueError: only some folders are named like splits and nothing says what they are, two
+            are of one split, or none is asked for.
+    """
+    path = walk.root
+    folders = walk.folders(path)
+    named = {each: split for each in folders if (split := split_named(each.name))}
+    levels = LEVELS.get(reading.layout, 0)
+    whole = len(named) < len(folders) and reading.layout != "auto"
+    if not named or whole or not any(walk.is_deep(each, levels) for each in named):
+        return [(path, "")]
+    if others := [each.name for each in folders if each not in named]:
+        first = next(iter(named))
+        if len(named) == 1 and not walk.folders(first):
+            return [(path, "")]  # a class of that name: it holds what the others hold
+        raise ValueError(
+            f"{path} must hold folders of splits only, or none (or pass --layout, which takes all "
+            f"as classes or users), got {first.name} beside {others[0]}"
+        )
+    walk.skip_files(path, "not in the folder of a split")
+    places: dict[str, Path] = {}
+    for folder, split in named.items():
+        if split in places:
+            got = f"{places[split].name} and {folder.name}"
+            raise ValueError(f"{path} must hold one folder for each split, got {got}")
+        places[split] = folder
+    present = [split for split in SPLITS if split in places]
+    chosen = [split for split in present if not reading.splits or split in reading.splits]
+    if not chosen:
+        raise ValueError(f"splits must be of {path}, {present}, got {list(reading.splits)}")
+    return [(places[split], split) for split in chosen]
 
 
-def _listed(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [p for p in _listed(folder) if p.is_dir() and not p.name.startswith(".")]
-
-
-def _class_names(root: Path, layout: Layout) -> list[str]:
+def _class_folders(walk: Walk, root: Path, layout: Layout) -> list[tuple[Path, str, str | None]]:
+    """Class folders, each with its class and user as they are spelled there."""
     if layout == "flat":
         return []
-    parents = [root] if layout == "class" else _folders(root)
-    return sorted({folder.name for parent in parents for folder in _folders(parent)})
+    if layout == "class":
+        walk.skip_files(root, "not in a class folder")
+        return [(folder, _name(folder), None) for folder in walk.folders(root)]
+    walk.skip_files(root, "not in a user's folder")
+    users = walk.folders(root)
+    for user in users:
+        walk.skip_files(user, "not in a class folder")
+    return [(folder, _name(folder), _name(user)) for user in users for folder in walk.folders(user)]
+
+
+def _name(folder: Path) -> str:
+    if not (name := canonical_name(folder.name)):
+        raise ValueError(f"folders must have a name, got {str(folder)!r}")
+    return name
 
 
 def _pictures(
-    root: Path, layout: Layout, classes: tuple[str, ...], skipped: list[str]
+    walk: Walk,
+    found: list[tuple[Path, str, str | None]],
+    spelled: dict[str, str],
+    classes: tuple[str, ...],
 ) -> Iterator[tuple[Path, str | None, str | None]]:
     """Files with their class and user, in the order of users, classes and names."""
-    if layout == "flat":
-        yield from ((file, None, None) for file in _below(root, root, skipped))
-        return
-    users = _folders(root) if layout == "user-class" else [root]
-    if layout == "user-class":
-        skipped += [_shown(p, root) for p in _listed(root) if p not in users]
-    for user in users:
-        held = [user / name for name in classes if (user / name).is_dir()]
-        skipped += [_shown(p, root) for p in _listed(user) if p not in held]
-        for folder in held:
-            for file in _listed(folder):
-                if _is_picture(file, root, skipped):
-                    yield file, folder.name, user.name if layout == "user-class" else None
+    place = {name: number for number, name in enumerate(classes)}
+    for folder, name, user in sorted(
+        found, key=lambda f: (f[0].parent, place[spelled[f[1]]], f[0])
+    ):
+        walk.skip_folders(folder, "inside a class folder (--layout user-class reads these)")
+        for file in walk.pictures(folder):
+            yield file, spelled[name], user
 
 
-def _below(folder: Path, root: Path, skipped: list[str]) -> Iterator[Path]:
-    """Pictures of a folder and of the folders inside it."""
-    for path in _listed(folder):
-        if path.is_dir() and not path.name.startswith("."):
-            yield from _below(path, root, skipped)
-        elif _is_picture(path, root, skipped):
+def _below(walk: Walk, folder: Path) -> Iterator[Path]:
+    """Pictures of a folder and of the folders inside it, in the order of their names."""
+    folders = set(walk.folders(folder))
+    for path in sorted([*walk.pictures(folder), *folders]):
+        if path in folders:
+            yield from _below(walk, path)
+        else:
             yield path
 
 
-def _is_picture(file: Path, root: Path, skipped: list[str]) -> bool:
-    """Whether a file is a picture by its name; other files are added to `skipped`."""
-    shown = file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-    if shown and not file.is_dir():
-        return True
-    skipped.append(_shown(file, root))
-    return False
+def _refuse_empty(
+    walk: Walk, wanted: list[tuple[Path, str, str]], held: set[tuple[str, str | None]]
+) -> None:
+    """Raises ValueError for folders of users, or of classes, of whom there is no picture."""
+    remedies = {"user": "remove the folder", "class": "declare all classes with --class-names"}
+    for folder, what, name in wanted:
+        if (what, name) not in held:
+            raise ValueError(
+                f"every {what} must have an image (or {remedies[what]}), got none in {folder}"
+                f"{_skipped(walk, folder)}"
+            )
 
 
-def _shown(path: Path, root: Path) -> str:
-    """Name in `skipped`: the path below the root."""
-    return f"{path.relative_to(root).as_posix()}{'/' if path.is_dir() else ''}"
+def _skipped(walk: Walk, folder: Path) -> str:
+    """End of an error: what a folder holds besides pictures."""
+    inside = "" if folder == walk.root else f"{folder.relative_to(walk.root).as_posix()}/"
+    kinds = counted(each for each in walk.skipped if each.name.startswith(inside))
+    return f"; it holds {', '.join(kinds)}" if kinds else ""

@@ -6,7 +6,9 @@ Two classes whose names differ in case only are refused: nobody can tell whether
 
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import NamedTuple
 
 INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff"  # come along in copies
@@ -33,6 +35,23 @@ class Skipped(NamedTuple):
 
     name: str  # path in the source; a folder's ends with /
     why: str  # the same words for all of one kind, such as "hidden"
+
+
+def counted(skipped: Iterable[tuple[str, str]]) -> list[str]:
+    """What was skipped, by suffix and reason with counts, the most first.
+
+    Examples:
+        >>> counted([("a.txt", "no picture"), ("b.TXT", "no picture"), ("c/", "hidden")])
+        ['2 .txt: no picture', '1 folder: hidden']
+    """
+    kinds: Counter[tuple[str, str]] = Counter()
+    for name, why in skipped:
+        kind = PurePath(name).suffix.lower() or "without suffix"
+        kinds["folder" if name.endswith("/") else kind, why] += 1
+    return [
+        f"{number} {kind}{'s' * (kind == 'folder' and number > 1)}: {why}"
+        for (kind, why), number in kinds.most_common()
+    ]
 
 
 def canonical_name(text: str) -> str:

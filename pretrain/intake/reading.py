@@ -14,7 +14,16 @@ PARTS = ("path", "label", "user", "split")  # of a table's row
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureOptions:
+class UnreadableOption:
+    """What becomes of images that cannot be read."""
+
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read, and name them in the output, instead of stopping at the
+    first. A user or class of whom nothing is left is an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureOptions(UnreadableOption):
     """Options of reading pictures in any format."""
 
     splits: tuple[str, ...] = ()
@@ -40,6 +49,9 @@ class PictureOptions:
     """Layout of a folder: class/image, user/class/image, or images without labels at any depth."""
     max_pixels: int = MAX_PIXELS
     """Largest number of pixels of a picture; a larger picture counts as unreadable."""
+    bits: int | None = None
+    """Bits in use, such as 12, of pictures that have 16 per channel and whose files do not say how
+    many (default: all 16; a set that then uses less than 1/16 of its range is refused)."""
     ignore_case: bool = False
     """Take classes whose names differ only in case as one, spelled as --class-names does, else as
     the first (default: such classes are refused unless --class-names declares each)."""
@@ -84,6 +96,7 @@ class Reading(PictureOptions):
                 raise ValueError("label_is must be the name of a label, got an empty one")
         if self.encoding is not None:
             _check_encoding(self.encoding)
+        check.within("[8, 16]", **check.present(bits=self.bits))
         check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
         check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
         if unknown := set(self.splits) - SPLITS.keys():

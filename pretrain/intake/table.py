@@ -13,7 +13,7 @@ from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.labels import SEPARATORS, Say, numbered, unlabelled_rows
-from pretrain.intake.names import canonical_name, split_named
+from pretrain.intake.names import Skipped, canonical_name, split_named
 from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
@@ -52,7 +52,7 @@ class Table:
     users: Column = field(default_factory=Column)
     splits: Column = field(default_factory=Column)
     class_names: tuple[str, ...] = ()  # as the source declares them
-    skipped: list[str] = field(default_factory=list)  # files that are no pictures
+    skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
     notes: list[str] = field(default_factory=list)  # lines for the output
     is_finding: bool = False  # labels say whether a picture has the finding that is asked for
 
@@ -130,6 +130,7 @@ class Table:
         )
         if file is not None:
             self._refuse_same_file(rows, file)
+        read = Pictures(fetch=fetch, where=where, source=self.source, reading=reading)
         whole = ImageSet(
             name=name,
             labels=self._everywhere(numbers, rows),
@@ -138,13 +139,8 @@ class Table:
             users=None if users is None else self._everywhere(users, rows),
             user_names=user_names,
             inferred=inferred,
-            read=Pictures(
-                fetch=fetch,
-                where=where,
-                source=self.source,
-                resize=reading.resize,
-                max_pixels=reading.max_pixels,
-            ),
+            read=read,
+            seen=(read.seen,),
             where=where,
             names=self.encoded_names,
             skipped=tuple(self.skipped),

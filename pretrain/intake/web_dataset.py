@@ -20,7 +20,7 @@ from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
 from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding, taken_by_synonym
-from pretrain.intake.names import canonical_name, left_by_systems
+from pretrain.intake.names import Skipped, canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
@@ -50,7 +50,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     for number, shard in enumerate(shards):
         for sample in _samples(shard, reading):
             if sample.picture is None:
-                table.skipped.append(f"{shard.name}/{sample.key}")
+                table.skipped.append(Skipped(f"{shard.name}/{sample.key}", "without a picture"))
                 alone = dict.fromkeys(sample.columns, f"{shard.name}/{sample.key}") | alone
                 continue
             for name, value in sample.columns.items():

@@ -58,11 +58,13 @@ def picture(path: Path) -> None:
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
 
 
-def test_an_empty_class_folder_counts(tmp_path: Path) -> None:
+def test_a_class_that_nobody_has_is_declared_by_name(tmp_path: Path) -> None:
     for split in ("train", "test"):
         picture(tmp_path / split / "cat" / "0.png")
         (tmp_path / split / "ape").mkdir()
-    images = open_images(str(tmp_path))
+    with pytest.raises(ValueError, match=r"every class must have an image .*, got none in .*/ape"):
+        open_images(str(tmp_path))
+    images = open_images(str(tmp_path), classes=("ape", "cat"))
     assert images.class_names == ("ape", "cat")
     assert images.labels.tolist() == [1, 1]
     assert not images.inferred

@@ -80,4 +80,7 @@ class ModelPictures(PictureOptions, ModelSource):
         computing = Computing(
             device=usual_device(self.device), compute=self.compute, batch_size=self.batch_size
         )
-        return images, picture_rows(released, images, encoder, computing, labels)
+        rows = picture_rows(
+            released, images, encoder, computing, labels, skip_unreadable=self.skip_unreadable
+        )
+        return images, rows

@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 class Predict(ModelPictures):
     """Classify pictures, or embeddings of them, with a released model.
 
-    Writes predictions.csv: path, then the three most probable classes with their probabilities.
+    Writes predictions.csv: path, then the three most probable classes with their probabilities;
+    with --skip-unreadable a last column says why a picture has none.
 
     Example: blind-averaging predict --model runs/mine --data PICTURES --out predicted
     """
@@ -62,6 +63,8 @@ class Predict(ModelPictures):
                 released, rows, partial / "predictions.csv", progress.update
             )
         print(f"{'rows':26} {rows.count}")
+        if rows.skipped:
+            print(f"{'unreadable':26} {len(rows.skipped)}")
         most = sorted(counts.items(), key=lambda item: -item[1])
         for name, count in most[:20]:
             print(f"{'predicted ' + name:26} {count}")

@@ -66,6 +66,11 @@ class Evaluation:
         for values, into in zip((1.0, sure, predicted == y), self._bins, strict=True):
             np.add.at(into, bins, values)
 
+    def leave_out(self, rows: int) -> None:
+        """Expects so many rows less: they cannot be read."""
+        self.rows -= rows
+        self._labels, self._odds = self._labels[: self.rows], self._odds[:, : self.rows]
+
     def report(self) -> dict[str, Any]:
         """All metrics, ready for JSON; raises ValueError if announced rows are missing."""
         if self._seen != self.rows:

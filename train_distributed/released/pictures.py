@@ -12,13 +12,13 @@ from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
 from embed.store import EVALUATION
-from embed.stream import Span, embedded, spans
+from embed.stream import Span, embedded, first_readable, refuse_dark, spans
 from pretrain.datasets import ImageSet
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import BLOCK, Release
 from train_distributed.released.encoder import encoding_of
-from train_distributed.released.predictions import Rows, count_splits
+from train_distributed.released.predictions import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,19 @@ def open_pictures(released: Release, data: str, options: PictureOptions) -> Imag
     preprocess, shape = encoding_of(released).preprocess, released.image_shape
     square = shape[1] if shape is not None and shape[1] == shape[2] else None
     images = open_images(data, options.reading(square=square))
-    found = images.images(slice(0, 1)).shape[1:]
+    found = images.images(_first(images, options.skip_unreadable)).shape[1:]
     if shape is not None and preprocess.image_size is None and found != shape:
         raise ValueError(
             f"pictures must be {shape[1]} x {shape[2]} as those that the model learned from, "
             f"got {found[1]} x {found[2]} in {images.place(0)}"
         )
+    refuse_dark(images)
     return images
+
+
+def _first(images: ImageSet, skip: bool) -> slice:
+    row = first_readable(images, range(len(images))) if skip else 0
+    return slice(row, row + 1)
 
 
 def picture_rows(
@@ -54,32 +60,43 @@ def picture_rows(
     encoder: nn.Module,
     computing: Computing,
     labels: np.ndarray | None = None,
+    *,
+    skip_unreadable: bool = False,
 ) -> Rows:
     """The rows of all pictures, computed while they are read.
 
-    Batches are those of `embed run` with its usual shards, so that its rows come out to the bit.
+    Those that cannot be read are zeros, and named in `skipped`, if they may be skipped. Batches are
+    those of `embed run` with its usual shards, so that its rows come out to the bit.
     """
     preprocess = encoding_of(released).preprocess
     device = torch.device(computing.device)
     size = min(computing.batch_size or choose_batch_size(device), len(images))
-    shape = images.images(slice(0, 1)).shape[2:]
+    shape = images.images(_first(images, skip_unreadable)).shape[1:]
+    skipped: dict[int, str] | None = {} if skip_unreadable else None
     engine = choose(
         encoder,
         device,
-        lambda: preprocess(trial_pictures(size, *shape).to(device)),
+        lambda: preprocess(trial_pictures(size, *shape[1:]).to(device)),
         rows=len(images),
         batch_size=size,
         compute=computing.compute,
     )
     starts = range(0, len(images), BLOCK)
     batches = [span for s in starts for span in spans(s, min(len(images), s + BLOCK), size)]
-    rows = embedded(images, batches, lambda x: engine.forward(preprocess(x.to(device))))
+    rows = embedded(
+        images,
+        batches,
+        lambda x: engine.forward(preprocess(x.to(device))),
+        shape=shape,
+        skipped=skipped,
+    )
     return Rows(
         count=len(images),
         blocks=_whole(rows),
         name=images.image_name,
         labels=labels,
-        by_split=count_splits(images.split),
+        split=images.split,
+        skipped=skipped,
     )
 
 
@@ -92,12 +109,16 @@ def held_out_pictures(released: Release, images: ImageSet, rows: Rows) -> Embedd
     if not (split == EVALUATION).any():
         split = np.full(len(images), EVALUATION, np.uint8)
     assert rows.labels is not None
+    embeddings = np.concatenate(list(rows.blocks))
+    if rows.skipped:
+        images.refuse_lost(list(rows.skipped), f"the first: {next(iter(rows.skipped.values()))}")
+    kept = np.delete(np.arange(len(images)), list(rows.skipped or ()))
     return EmbeddingSet(
-        embeddings=np.concatenate(list(rows.blocks)),
-        labels=rows.labels,
-        users=images.users,
-        split=split,
-        names=images.names,
+        embeddings=embeddings[kept],
+        labels=rows.labels[kept],
+        users=None if images.users is None else images.users[kept],
+        split=split[kept],
+        names=None if images.names is None else images.names[kept],
         meta={"class_names": list(released.class_names), **encoding_of(released).to_json()},
     )
 

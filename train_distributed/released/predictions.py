@@ -1,7 +1,7 @@
 """Rows to classes: a stream of embeddings in, a CSV file and metrics out, memory bounded."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from train_distributed.one_shot.model import BLOCK, Release, probabilities
 
 OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
 BEST = 3  # classes per row
+UNREADABLE = "unreadable"  # last column, with --skip-unreadable
 HEADER = (
     *("path", "class", "probability"),
     *("second", "second_probability", "third", "third_probability"),
@@ -29,7 +30,8 @@ class Rows:
     blocks: Iterator[np.ndarray]  # (b, p) floats, b <= BLOCK, `count` rows in all
     name: Callable[[int], str]  # what row i is called in the file
     labels: np.ndarray | None = None  # (count,) classes of the model; None: unknown
-    by_split: dict[str, int]  # how many rows are of which split
+    split: np.ndarray  # (count,) split of each
+    skipped: Mapping[int, str] | None = None  # row -> why it cannot be read; filled by `blocks`
 
     @classmethod
     def of(cls, embeddings: EmbeddingSet, rows: np.ndarray, labels: np.ndarray | None) -> "Rows":
@@ -40,7 +42,7 @@ class Rows:
             blocks=(np.asarray(embeddings.embeddings[part]) for part in parts),
             name=lambda row: embeddings.name(int(rows[row])),
             labels=labels,
-            by_split=count_splits(embeddings.split[rows]),
+            split=embeddings.split[rows],
         )
 
 
@@ -57,8 +59,9 @@ def write_predictions(
 ) -> tuple[dict[str, int], dict[str, Any] | None]:
     """Classifies all rows into a CSV file of HEADER: the best three classes of each.
 
-    `advance` is told how many rows are done, block by block. Raises ValueError for a row that
-    does not fit the model.
+    Where rows may be skipped it has a column more, UNREADABLE: an image that cannot be read has no
+    class, and the reason there. `advance` is told how many rows are done, block by block. Raises
+    ValueError for a row that does not fit the model.
 
     Returns:
         How many rows each class got, and the metrics where labels are known.
@@ -72,21 +75,27 @@ def write_predictions(
     done = 0
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)
-        table.writerow(HEADER)
+        skipped = rows.skipped
+        table.writerow(HEADER if skipped is None else (*HEADER, UNREADABLE))
         for block in rows.blocks:
             scores = released.scores(block)
             order = np.argsort(-scores.numpy(), axis=1, kind="stable")  # the first of equal ones
             best = order[:, :BEST]
             whole = probabilities(scores, released.temperature).numpy()
             shares = np.take_along_axis(whole, best, 1)
-            counts += np.bincount(best[:, 0], minlength=len(counts))
+            here = range(done, done + len(block))
+            read = np.array([row not in (skipped or ()) for row in here])
+            counts += np.bincount(best[read, 0], minlength=len(counts))
             for offset, (classes, values) in enumerate(zip(best, shares, strict=True)):
                 cells: list[str] = [rows.name(done + offset)]
                 for k, value in zip(classes, values, strict=True):
-                    cells += [released.class_names[k], f"{value:.6f}"]
-                table.writerow(cells + [""] * (len(HEADER) - len(cells)))
+                    cells += [released.class_names[k], f"{value:.6f}"] if read[offset] else []
+                cells += [""] * (len(HEADER) - len(cells))
+                cells += [] if skipped is None else [skipped.get(done + offset, "")]
+                table.writerow(cells)
             if evaluation is not None and rows.labels is not None:
-                evaluation.add(scores, rows.labels[done : done + len(block)])
+                evaluation.leave_out(int((~read).sum()))
+                evaluation.add(scores[read], rows.labels[done : done + len(block)][read])
             done += len(block)
             advance(len(block))
     if done != rows.count:
@@ -94,8 +103,9 @@ def write_predictions(
     named = dict(zip(released.class_names, counts.tolist(), strict=True))
     if evaluation is None:
         return named, None
-    metrics = {"of": OF, "rows_by_split": rows.by_split} | evaluation.report()
-    if len(rows.by_split) > 1 and (trained := rows.by_split.get("train")):
+    by_split = count_splits(np.delete(rows.split, list(skipped or ())))
+    metrics = {"of": OF, "rows_by_split": by_split} | evaluation.report()
+    if len(by_split) > 1 and (trained := by_split.get("train")):
         metrics["warnings"].append(
             f"{trained} rows are of split train: a model that learned from them is flattered"
         )

@@ -148,6 +148,42 @@ def test_images_without_labels_are_classified(call, place, tmp_path) -> None:
     assert [row["class"] for row in table(tmp_path / "out")] == ["green"] * 7
 
 
+def test_unreadable_pictures_have_a_line_of_their_own(call, place, tmp_path) -> None:
+    pictures = draw(tmp_path / "pictures", 4, 5)
+    whole, some = str(tmp_path / "whole"), str(tmp_path / "some")
+    common = ["predict", "--model", str(place / "model"), "--data", str(pictures), "--evaluate"]
+    assert call(*common, "--out", whole)[0] == 0
+    damaged = ("blue/000.png", "green/002.png", "red/003.png")  # the first and the last as well
+    for name, content in zip(damaged, (b"", b"no picture", b"\x89PNG\r\n\x1a\n"), strict=True):
+        (pictures / name).write_bytes(content)
+    code, _, error = call(*common, "--out", some)
+    assert (code, "blue/000.png must be a readable image" in error) == (2, True)
+    code, said, error = call(*common, "--out", some, "--skip-unreadable")
+    assert (code, error) == (0, "")
+    assert f"{'rows':26} 12\n{'unreadable':26} 3\n" in said
+    first, second = table(tmp_path / "whole"), table(tmp_path / "some")
+    assert list(second[0]) == [*HEADER, "unreadable"]
+    for before, after in zip(first, second, strict=True):
+        reason = after.pop("unreadable")
+        if after["path"] in damaged:
+            assert f"{after['path']} must be a readable image" in reason
+            assert after == dict.fromkeys(HEADER, "") | {"path": before["path"]}
+        else:
+            assert (after, reason) == (before, "")
+    metrics = json.loads((tmp_path / "some" / "metrics.json").read_text())
+    assert (metrics["rows"], metrics["rows_by_split"]) == (9, {"train": 9})
+    assert np.sum(metrics["confusion"]) == 9
+
+
+def test_nothing_readable_is_an_error(call, place, tmp_path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "1.png").write_bytes(b"")
+    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
+    code, _, error = call(*common, "--data", str(tmp_path / "pictures"), "--skip-unreadable")
+    assert code == 2
+    assert "must hold a readable image, got none" in error
+
+
 def test_an_older_model_takes_embeddings_only(call, place, tmp_path) -> None:
     shutil.copytree(place / "model", tmp_path / "old")
     model = tmp_path / "old" / "model.safetensors"

@@ -1,0 +1,135 @@
+"""Pictures of more than 8 bits per channel, brought to 8 by what their own file says of its range.
+
+A scanner's 12 bits are often stored in words of 16, which shown as they are come out black. The
+bits in use are those that the file states, else those that the options declare, else all 16; never
+those of other pictures, since a row may depend on its own file and on public options only.
+
+| file | bits in use |
+|---|---|
+| PNG with `sBIT` | as it says if all values fit, else they were scaled up as the format asks |
+| TIFF | `BitsPerSample` below 16, else those of `MaxSampleValue` |
+| any other | `--bits` (a larger value is an error), else 16 |
+"""
+
+import io
+import struct
+import sys
+
+import numpy as np
+from PIL import Image
+
+from pretrain.datasets import Seen
+from pretrain.intake.formats import pillow_formats
+
+BITS_PER_SAMPLE, PHOTOMETRIC, MAX_SAMPLE = 258, 262, 281  # tags of TIFF
+ORIENTATION = 0x0112
+SHARE = 16  # a set is nearly black where no picture uses its range over this
+OTHER_ORDER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
+
+
+def is_wide(image: Image.Image) -> bool:
+    """Whether a picture has more than 8 bits per channel; asked before its pixels are read."""
+    grey = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    return grey or ";16" in _rawmode(image)
+
+
+def narrowed(image: Image.Image, data: bytes, bits: int | None, seen: Seen) -> Image.Image:
+    """The picture with 8 bits per channel.
+
+    Args:
+        image: it, of a kind that `is_wide`.
+        data: bytes of its file.
+        bits: bits in use that the options declare.
+        seen: receives whether the picture uses so little of its range that it is nearly black.
+
+    Raises:
+        ValueError: a value that does not fit in the declared bits, or whose lower bits are needed
+            and cannot be read.
+    """
+    grey, stated = image.mode.startswith("I"), _stated_bits(image, data)
+    used = stated or bits or 16
+    whole = image if grey or used == 16 else _lower_bytes(image, data)
+    values = np.asarray(image).astype(np.uint16)
+    values = values if grey else (values << 8) + (np.asarray(whole) if whole is not image else 0)
+    shown = values[..., :3] if values.ndim == 3 else values  # not its transparency
+    least, most = int(shown.min()), int(shown.max())
+    if most >> used:
+        if stated is None:
+            raise ValueError(f"must have values below 2^{used} with --bits {used}, got {most}")
+        used = 16  # the file's values were scaled up
+    if most - least < (1 << used) // SHARE and bits is None:
+        seen.dark = seen.dark or f"values from {least} to {most} of {(1 << used) - 1}"
+    else:
+        seen.bright = True
+    if used == 16 and not grey:
+        return image
+    eight = values << (8 - used) if used < 8 else values >> (used - 8)
+    if image.format == "TIFF" and _tag(image, PHOTOMETRIC) == 0:  # white is 0, which Pillow ignores
+        eight = 255 - eight
+    if values.ndim == 3 and values.shape[2] == 4:
+        eight[..., 3] = values[..., 3] >> 8
+    elif isinstance(key := image.info.get("transparency"), int):
+        eight[values == key] = 255
+    made = Image.fromarray(eight.astype(np.uint8))
+    made.getexif()[ORIENTATION] = image.getexif().get(ORIENTATION, 1)
+    return made
+
+
+def _stated_bits(image: Image.Image, data: bytes) -> int | None:
+    """Bits in use as the file says; None where it says nothing."""
+    if image.format == "PNG":
+        return _significant_bits(data)
+    if image.format == "TIFF":
+        depth, most = _tag(image, BITS_PER_SAMPLE), _tag(image, MAX_SAMPLE)
+        if isinstance(depth, int) and 8 < depth < 16:
+            return depth
+        return most.bit_length() if isinstance(most, int) and 0 < most < 1 << 15 else None
+    return None
+
+
+def _significant_bits(data: bytes) -> int | None:
+    """The most that a PNG's chunk `sBIT` states for a colour."""
+    place, colour = 8, data[25] if len(data) > 25 else 0
+    while place + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"IDAT":
+            break
+        if kind == b"sBIT":
+            stated = max(data[place + 8 : place + 8 + length][: 3 if colour & 2 else 1], default=0)
+            return stated if 0 < stated < 16 else None
+        place += length + 12
+    return None
+
+
+def _tag(image: Image.Image, tag: int) -> object:
+    """First value of a TIFF's tag."""
+    found = getattr(image, "tag_v2", {}).get(tag)
+    return found[0] if isinstance(found, tuple) and found else found
+
+
+def _rawmode(image: Image.Image) -> str:
+    """Pillow's word for how a file's bytes lie; "" where it has none."""
+    tile = getattr(image, "tile", None)
+    args = tile[0][3] if tile else ""
+    args = args[0] if isinstance(args, tuple) and args else args
+    return args if isinstance(args, str) else ""
+
+
+def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image:
+    """Lower bytes of 16-bit colours, of which Pillow gives the upper ones.
+
+    Read in the other byte order, the upper byte of a number is its lower one.
+    """
+    with Image.open(io.BytesIO(data), formats=pillow_formats()) as again:
+        stem, order = (rawmode := _rawmode(again))[:-1], rawmode[-1:]
+        if stem not in ("RGB;16", "RGBA;16"):
+            raise ValueError(f"must have 16 bits in use, or be grey or RGB, got Pillow's {rawmode}")
+        swapped = stem + OTHER_ORDER[order]
+        again.tile = [  # pyright: ignore[reportAttributeAccessIssue]
+            part._replace(
+                args=(swapped, *part.args[1:]) if isinstance(part.args, tuple) else swapped
+            )
+            for part in again.tile  # pyright: ignore[reportAttributeAccessIssue]
+        ]
+        again.load()
+        return again

@@ -96,7 +96,9 @@ class Course:
         assert self.method.gradient is not None
         weights = published.view_as(self.method.gradient.weights)
         if not (weights.abs() <= PUBLISHED).all():  # also true for NaN
-            raise ValueError(f"published weights must be finite and at most {PUBLISHED:g}, got others")
+            raise ValueError(
+                f"published weights must be finite and at most {PUBLISHED:g}, got others"
+            )
         return replace(self, asked=replace(self.method.gradient, weights=weights))
 
     def _about(self, centre: Tensor) -> "Course":

@@ -24,6 +24,7 @@ from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partitio
 from train_distributed.released import evaluation_rows
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_bounds import FINEST_GRID
+from train_distributed.research.rows import Rows
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -104,6 +105,18 @@ def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted() -> None:
     for _ in range(1200):
         given = Evaluation(num_classes=2), model, data, np.arange(5), held, FINEST_GRID
         list(evaluation_rows.submissions(*given))
+    check_uniform(drawn)
+
+
+def test_rows_of_many_rounds_are_shuffled_before_they_are_divided() -> None:
+    """Charter learns from a user's first rows and verifies on its last."""
+    drawn, data = [], numbered()
+    transform = PublicTransform.identity(1, 10.0)
+    for _ in range(1200):
+        rows = Rows.of(data, transform, own_partition(data), 2, None)
+        drawn.append(tuple(rows.x[rows.users.rows(0), 1].int().tolist()))
+        assert rows.y[rows.users.rows(0)].tolist() == [int(each == 2) for each in drawn[-1]]
+        assert set(rows.x[rows.users.rows(1), 1].tolist()) == {3.0, 4.0}
     check_uniform(drawn)
 
 

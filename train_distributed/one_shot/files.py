@@ -10,9 +10,7 @@ from pretrain.cli.json_text import read_field
 from pretrain.tensor_file import read_tensors
 
 MODEL, REPORT = "model.safetensors", "report.json"
-LARGEST_WEIGHT = (
-    1e100  # of a file that anybody may have made: scores, and their squares, are finite
-)
+LARGEST_WEIGHT = 1e100  # of a file that anybody may have made: squares of scores are finite
 PREFIX = "transform."  # of the public transform's tensors
 
 

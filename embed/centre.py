@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from embed.clip import add_constant_and_clip
-from embed.project import in_blocks
+from embed.project import in_blocks, product
 
 TIGHT = 0.6  # of the length that is left about the centre: nearly every row is clipped again
 LEAST = 0.05  # of r², that is left at least
@@ -47,7 +47,7 @@ def about(
         if discriminants is None:
             features = block[:, 1 : k + 1].double()
         else:
-            features = block[:, 1:].double() @ discriminants
+            features = product(block[:, 1:].double(), discriminants)
         features = (features - centre.double()) / length
         return add_constant_and_clip(features, clip_norm, constant, dtype=rows.dtype)
 

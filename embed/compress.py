@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embed.clip import check_finite
 from embed.directions import PublicMoments
-from embed.project import project, within
+from embed.project import product, project, within
 from embed.public_rows import as_tensor, checked_blocks
 from embed.store import EmbeddingSet, columns
 from embed.transform import PublicTransform
@@ -71,7 +71,7 @@ class Compression:
         for block in embeddings.blocks():
             rows = _checked(block)
             if self.basis.dtype == torch.float32:
-                rows = (rows.float() - self.mean) @ self.basis
+                rows = product(rows.float() - self.mean, self.basis)
             else:
                 rows = within(project(rows, self.mean, self.basis, unit), FLOAT32)
             coordinates[start : start + len(block)] = rows.numpy()

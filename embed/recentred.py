@@ -9,6 +9,11 @@ from embed.centre import length_about
 from embed.transform import PublicTransform
 from pretrain import check
 
+# Shares of the public rows' squared length in the directions that are taken. Their root divides
+# rows about a centre, and anybody may have made the moments that say it: float32 resolves a row to
+# 2⁻²⁴, which a share above the least one makes 2⁻⁹ of it at most.
+LEAST_SHARE, LARGEST_SHARE = 2.0**-30, 2.0**20
+
 
 def recentred(
     transform: PublicTransform,
@@ -30,8 +35,9 @@ def recentred(
         discriminants: project features onto the transform's discriminant directions instead.
 
     Raises:
-        ValueError: another shape or number, a transform that has no such directions, that has a
-            centre already, or guesses of classes, which say where classes are without it.
+        ValueError: another shape or number, a transform that has no such directions, or public
+            rows that hardly have, that has a centre already, or guesses of classes, which say where
+            classes are without it.
     """
     q = transform.dim - 1
     taken = transform.discriminants if discriminants else (q if keep is None else keep)
@@ -42,9 +48,7 @@ def recentred(
         raise ValueError("transform must have neither a centre nor guesses of classes, has one")
     assert taken is not None
     along, common = isinstance(taken, Tensor), float(centre.double().square().sum())
-    statistics = _along(transform, taken)
-    spread = statistics["second_moment"].diagonal()[1:].sum()
-    share = float(spread / transform.second_moment.diagonal()[1:].sum())
+    statistics, share = _along(transform, taken), share_of(transform, taken)
     longer = torch.full((len(statistics["row_mean"]),), share**-0.5, dtype=torch.float64)
     longer[0] = 1.0
     units = {"row_mean": longer, "second_moment": torch.outer(longer, longer)}
@@ -55,6 +59,22 @@ def recentred(
         discriminants=taken if along else None,
         **{n: values * units.get(n, longer[1:].square()) for n, values in statistics.items()},
     )
+
+
+def share_of(transform: PublicTransform, taken: Tensor | int) -> float:
+    """Part of the public rows' squared length in the first so many features, or in Dᵀx.
+
+    Raises ValueError for one outside [`LEAST_SHARE`, `LARGEST_SHARE`].
+    """
+    moments = transform.second_moment[1:, 1:]
+    if isinstance(taken, int):
+        kept = moments.diagonal()[:taken].sum()
+    else:
+        kept = (taken * (moments @ taken)).sum()
+    share = float(kept / moments.diagonal().sum())
+    allowed = f"[{LEAST_SHARE}, {LARGEST_SHARE}]"
+    check.within(allowed, second_moment_share_of_directions=share)
+    return share
 
 
 def first(transform: PublicTransform, keep: int) -> PublicTransform:

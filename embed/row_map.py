@@ -13,6 +13,12 @@ from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.project import in_blocks, project
 from pretrain import check
 
+# What divides features, by whoever made a transform. Normal float32 numbers; and for rows about a
+# centre, whose features are at most r long and which float32 resolves to 2⁻²⁴, no more than leaves
+# them four digits.
+SCALES = "[2^-126, 2^127]"
+LENGTHS = "[2^-20, 2^20]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowMap:
@@ -22,9 +28,9 @@ class RowMap:
     the k projections Dᵀx of all features x.
 
     Raises:
-        ValueError: at construction, for a number that is not finite, a scale that is not positive,
-            another precision than float32, or of the centre float64, or a centre longer than r, or
-            without the `length` that rows about it are divided by.
+        ValueError: at construction, for a number that is not finite, a scale or the `length` that
+            rows about a centre are divided by out of range, another precision than float32, or of
+            the centre float64, or a centre longer than r.
     """
 
     mean: Tensor  # (p,) m
@@ -48,13 +54,13 @@ class RowMap:
                 raise ValueError(f"{name} must be {str(dtype)[6:]}, got {values.dtype}")
             if not values.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
-        if not (self.scale > 0).all():
-            raise ValueError(f"scale must be > 0, got {float(self.scale.min())}")
+        for least_or_largest in (self.scale.min(), self.scale.max()):
+            check.within(SCALES, scale=float(least_or_largest))
         if self.centre is not None:
             check.shape(("k",), centre=self.centre)
             check.within(f"[1, {self.basis.shape[1]}]", centre_numbers=len(self.centre))
             check.within(f"[0, {self.reach}]", centre_norm=float(self.centre.norm()))
-            check.positive(length=self.length)
+            check.within(LENGTHS, length=self.length)
         if self.discriminants is not None:
             k = "k" if self.centre is None else len(self.centre)
             check.shape((self.basis.shape[1], k), discriminants=self.discriminants)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.draws import drawn_keys
 from pretrain import check
 
 SCHEMES = ("iid", "one-class", "dirichlet", "by-writer")
@@ -59,6 +60,16 @@ class Partition:
     def counts(self) -> Tensor:
         """(users,) int64, rows per user."""
         return self.offsets.diff()
+
+    def shuffled(self, generator: torch.Generator | None = None) -> "Partition":
+        """Partition of the same rows, every user's in a random order; `users` says what for.
+
+        A generator makes the order reproducible, for simulations; None: the operating system
+        draws it.
+        """
+        drawn = drawn_keys((len(self.order),), generator).argsort(stable=True)
+        owner = torch.arange(self.users).repeat_interleave(self.counts)[drawn]
+        return Partition(self.order[drawn[owner.argsort(stable=True)]], self.offsets)
 
     def rows(self, user: int) -> Tensor:
         """(n,) int64, the rows of one user."""

@@ -17,6 +17,7 @@ from embed import PublicTransform
 from heads import (
     Head,
     HuberSVMHead,
+    class_sums,
     fit_exact,
     fit_sgd,
     project_ball,
@@ -123,11 +124,6 @@ class TrainedHeads(Statistic):
             raise ValueError(
                 f"transform must have the heads' constant {self.constant}, got {transform.constant}"
             )
-
-    @property
-    def shuffles(self) -> bool:
-        """True for SGD, whose steps depend on the order of rows."""
-        return self.solver == "sgd"
 
     @property
     def num_classes(self) -> int:
@@ -253,6 +249,6 @@ class TrainedHeads(Statistic):
         """(u, D) float64 submissions: (u, d K) heads, and where they are centred Σ x beside."""
         if not self.centred:
             return heads
-        held = torch.arange(chunk.x.shape[1]) < chunk.counts[:, None]
-        features = torch.einsum("un,und->ud", held.double(), chunk.x[..., 1:].double())
+        every = torch.zeros_like(chunk.y)
+        features = class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
         return torch.cat([heads, features], 1)

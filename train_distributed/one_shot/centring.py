@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.recentred import recentred
+from embed.recentred import recentred, share_of
 from heads import class_sums
 from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
@@ -119,14 +119,17 @@ class FeatureSum(Statistic):
     def validate(self) -> None:
         """Refuses a transform that takes no centre, before anything is spent on finding one.
 
-        And numbers of directions that it has not.
+        And numbers of directions that it has not, or along which public rows hardly lie.
         """
+        if self.transform.discriminants is not None:
+            share_of(self.transform, self.transform.discriminants)
         if self.descent_above is not None:
             check.within("[0, 1]", descent_above=self.descent_above)
         if self.keep is not None:
             check.equal(3, keep_numbers=len(self.keep))
             for kept in self.keep:
                 check.within(f"[1, {self.dimension - 1}]", keep=kept)
+                share_of(self.transform, kept)
             if self.transform.discriminants is not None:
                 check.equal(self.transform.discriminants.shape[1], keep_of_other_rows=self.keep[2])
         if self.transform.placed:

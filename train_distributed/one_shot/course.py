@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed.one_shot.centring import RowsAbout
-from train_distributed.one_shot.further_rounds import ALONE, ClippedGradient, Descent
+from train_distributed.one_shot.further_rounds import ALONE, PUBLISHED, ClippedGradient, Descent
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
@@ -95,6 +95,10 @@ class Course:
             return self._about(published)
         assert self.method.gradient is not None
         weights = published.view_as(self.method.gradient.weights)
+        if not (weights.abs() <= PUBLISHED).all():  # also true for NaN
+            raise ValueError(
+                f"published weights must be finite and at most {PUBLISHED:g}, got others"
+            )
         return replace(self, asked=replace(self.method.gradient, weights=weights))
 
     def _about(self, centre: Tensor) -> "Course":

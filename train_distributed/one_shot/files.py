@@ -10,6 +10,7 @@ from pretrain.cli.json_text import read_field
 from pretrain.tensor_file import read_tensors
 
 MODEL, REPORT = "model.safetensors", "report.json"
+LARGEST_WEIGHT = 1e100  # of a file that anybody may have made: squares of scores are finite
 PREFIX = "transform."  # of the public transform's tensors
 
 
@@ -28,8 +29,8 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
     if weights is None or weights.ndim != 2 or not weights.is_floating_point():
         found = "none" if weights is None else f"{weights.dtype} {tuple(weights.shape)}"
         raise ValueError(f"{model}: weights must be a float (d, K), got {found}")
-    if not weights.isfinite().all():
-        raise ValueError(f"{model}: weights must be finite, got NaN or infinity")
+    if not (weights.abs() <= LARGEST_WEIGHT).all():  # also true for NaN
+        raise ValueError(f"{model}: weights must be finite and at most {LARGEST_WEIGHT:g}")
     if unknown := sorted(name for name in tensors if not name.startswith(PREFIX)):
         raise ValueError(f"{model} must hold weights and a transform, got {unknown} too")
     transform = _transform(model, {k.removeprefix(PREFIX): v for k, v in tensors.items()})

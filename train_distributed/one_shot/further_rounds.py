@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.project import product
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
@@ -31,6 +32,7 @@ SHORTER = 4.0  # times, by which steps become shorter after one that overshot
 DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
 LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
 LARGEST_WEIGHT = 1e100  # products with rows stay finite
+PUBLISHED = 2.0**30  # weights that somebody else asks at: float64 has their scores to 2⁻²⁰
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
@@ -74,7 +76,8 @@ class ClippedGradient(Statistic):
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64; rows beyond a user's count add nothing."""
         x = chunk.x.double()
-        residual = torch.softmax(x @ self.weights.double(), 2)
+        scores = product(x.flatten(0, 1), self.weights.double()).unflatten(0, x.shape[:2])
+        residual = torch.softmax(scores, 2)
         residual.scatter_add_(2, chunk.y[..., None], -torch.ones_like(residual[..., :1]))
         norms = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(residual, dim=2)
         factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0) * chunk.own

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.draws import apart
 from embed.store import TRAIN
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
 from train_distributed.one_shot.validation import (
@@ -29,6 +30,7 @@ class PrivateRows:
     transform: PublicTransform
     given: int | None  # K as the caller declares it
     num_classes: int
+    generator: torch.Generator | None = None  # of the rows' order; None: the operating system
 
     @classmethod
     def of(
@@ -37,12 +39,17 @@ class PrivateRows:
         transform: PublicTransform | None,
         partition: Partition | None,
         given: int | None,
+        generator: torch.Generator | None = None,
     ) -> "PrivateRows":
         """The arguments of `release`, filled in.
+
+        A generator fixes the rows' order, from its state; the noise that is drawn from it later
+        depends on no number of rows.
 
         Raises ValueError for two transforms or two partitions, a partition that leaves out a row or
         gives it to two users, or classes that nobody states.
         """
+        generator = apart(generator)
         if type(rows) is EmbeddingUsers:
             another = transform is not None and not transform.same_rows(rows.transform)
             if another or partition is not None:
@@ -54,12 +61,13 @@ class PrivateRows:
             if given is None:
                 raise ValueError("num_classes must be given for a stream of users, got None")
             transform = PublicTransform.identity(rows.dim - 1) if transform is None else transform
-            return cls(None, rows, transform, given, given)
+            return cls(None, rows, transform, given, given, generator)
         classes = known_classes(rows, given)
         transform = PublicTransform.identity(rows.dim) if transform is None else transform
         partition = own_partition(rows) if partition is None else partition
         check_partition(partition, int((rows.split == TRAIN).sum()))
-        return cls(rows, EmbeddingUsers(rows, transform, partition), transform, given, classes)
+        users = EmbeddingUsers(rows, transform, partition, generator)
+        return cls(rows, users, transform, given, classes, generator)
 
     def validate(
         self, privacy: Privacy, *, discrete: bool, vouched: bool, allow_delta: bool
@@ -81,7 +89,10 @@ class PrivateRows:
         return replace(checked, unsuitable=checked.unsuitable + spread)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Every user once; raises ValueError for one that breaks its word, or rows not finite."""
+        """Every user once, its rows in a random order.
+
+        Raises ValueError for a user that breaks its word, or rows that are not finite.
+        """
         sizes = self.users.sizes
         seen = torch.zeros(len(sizes), dtype=torch.bool)
         for chunk in self.users.chunks():
@@ -92,6 +103,7 @@ class PrivateRows:
             seen[chunk.users] = True
             if self.embeddings is None:
                 _check_rows(chunk, self.num_classes)
+                chunk = chunk.shuffled(self.generator)
             yield chunk
 
 

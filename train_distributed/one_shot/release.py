@@ -64,7 +64,8 @@ class ReleaseRequest:
         transform = self.transform
         if transform is None and not isinstance(self.method, str):
             transform = self.method.own_transform
-        return PrivateRows.of(self.embeddings, transform, self.partition, self.num_classes)
+        given = transform, self.partition, self.num_classes
+        return PrivateRows.of(self.embeddings, *given, self.generator)
 
     @property
     def facts(self) -> PublicFacts:

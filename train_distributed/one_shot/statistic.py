@@ -102,11 +102,6 @@ class Statistic(Submission):
         return None
 
     @property
-    def shuffles(self) -> bool:
-        """Whether the sensitivity is that of rows in an order which nobody chose."""
-        return False
-
-    @property
     def unclipped(self) -> "Statistic":
         """The statistic without a users' clip."""
         return self
@@ -137,21 +132,13 @@ class Statistic(Submission):
         return {}
 
 
-def submissions(
-    statistic: Statistic, chunk: Chunk, grid: float | None, generator: torch.Generator | None = None
-) -> Tensor:
+def submissions(statistic: Statistic, chunk: Chunk, grid: float | None) -> Tensor:
     """(u, D) float64 scaled submissions of these users, before their noise.
-
-    SGD's sensitivity is that of rows whose order does not depend on what they are, as the order of
-    class folders does: where it is the solver, every user's rows are shuffled first.
 
     Args:
         statistic: what they submit.
-        chunk: their rows.
+        chunk: their rows, in an order that nobody chose (`users`), on which the steps of SGD
+            depend, and the rounding of every sum.
         grid: to whose multiples rows are rounded first, towards zero; None: rows as they are.
-        generator: makes that order reproducible, for simulations; None: the operating system draws
-            it.
     """
-    if statistic.shuffles:
-        chunk = chunk.shuffled(generator)
     return statistic.submit(chunk.rounded(grid)) * statistic.scale

@@ -283,11 +283,10 @@ def add_chunk(summation: FloatSum | IntegerSum, method: Statistic, chunk: Chunk)
     Statistics are sums over rows, unless users are clipped: in floating point, where all noise is
     drawn at the end, those of all rows are taken at once.
     """
-    generator = summation.generator if isinstance(summation, FloatSum) else None
-    if method.additive and generator is not None:
+    if method.additive and isinstance(summation, FloatSum):
         summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
         return
     whole = method.grid_powers is None
     portions = [chunk] if whole else chunk.portions(max(1, BLOCK // method.dimension))
     for portion in portions:
-        summation.add(portion.users, submissions(method, portion, summation.grid, generator))
+        summation.add(portion.users, submissions(method, portion, summation.grid))

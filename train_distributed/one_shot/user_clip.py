@@ -72,11 +72,6 @@ class UserClip(Statistic):
         return self.statistic
 
     @property
-    def shuffles(self) -> bool:
-        """Whether the statistic does."""
-        return self.statistic.shuffles
-
-    @property
     def centre(self) -> Tensor | None:
         """c, (dimension,) unscaled: what the statistic expects of a public row; None: zero."""
         return self.statistic.expected_row

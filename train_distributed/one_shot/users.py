@@ -1,4 +1,15 @@
-"""Users that stream in: some users' rows at a time, so memory does not grow with their number."""
+"""Users that stream in: some users' rows at a time, so memory does not grow with their number.
+
+**Every user's rows come in an order that nobody chose**, drawn by the operating system before
+anything is computed of them, and again whenever they are read. Kernels round a row by its place,
+and sums by their order; both would be the record's own if each record kept its place, but class
+folders put rows in the order of their classes, so that a record of another class moves all after
+it. In an order drawn uniformly, whatever it was before, two neighbouring data sets can be given
+the same one: each common record has one place in both, and so has the record that is replaced.
+Given that order the two sums differ by one record alone, so (ε, δ) holds whatever a kernel does;
+and as it holds given every order, it holds of their mixture (the inequality is linear in the two
+distributions).
+"""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.draws import random_keys
+from embed.draws import drawn_keys
 from embed.store import TRAIN
 from heads.rows import SLACK, check_rows, row_norms
 from train_distributed.partition import Partition, split
@@ -57,15 +68,8 @@ class Chunk:
             yield Chunk(self.users[part], x, y, self.counts[part], self.grid)
 
     def shuffled(self, generator: torch.Generator | None = None) -> "Chunk":
-        """Every user's true rows in a random order; padding stays at the end.
-
-        A generator makes the order reproducible, for simulations; None: the operating
-        system draws it.
-        """
-        if generator is None:
-            keys = torch.from_numpy(random_keys(self.y.numel()).view(np.int64)).view_as(self.y)
-        else:
-            keys = torch.randint(2**62, self.y.shape, generator=generator)
+        """Every user's true rows in a random order, as `Partition.shuffled`; padding stays last."""
+        keys = drawn_keys(tuple(self.y.shape), generator)
         keys = keys.where(self.own, torch.iinfo(torch.int64).max)
         order = keys.argsort(dim=1, stable=True)
         x = self.x.gather(1, order[..., None].expand_as(self.x))
@@ -142,11 +146,12 @@ class Users(Protocol):
 
 @dataclass(frozen=True)
 class EmbeddingUsers:
-    """The training rows of an `EmbeddingSet`, transformed while they are read: a `Users`."""
+    """The training rows of an `EmbeddingSet`, shuffled and transformed while they are read."""
 
     embeddings: EmbeddingSet
     transform: PublicTransform
     partition: Partition  # of the training rows, in their order
+    generator: torch.Generator | None = None  # of the shuffles; None: the operating system
 
     @property
     def sizes(self) -> Tensor:
@@ -162,7 +167,7 @@ class EmbeddingUsers:
         """Every user once, those of similar size together, with (u, n, q + 1) rows."""
         train = np.flatnonzero(self.embeddings.split == TRAIN)
         width = max(self.embeddings.dim, self.dim)
-        for bucket in self.partition.buckets(max(1, CHUNK // width)):
+        for bucket in self.partition.shuffled(self.generator).buckets(max(1, CHUNK // width)):
             flat = train[bucket.rows.flatten().numpy()]
             rows = self.transform(self.embeddings.embeddings[flat])
             labels = torch.from_numpy(self.embeddings.labels[flat])

@@ -158,7 +158,7 @@ def summed(
         exact = isinstance(summation, IntegerEncoder)
         reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     grid = FINEST_GRID if summation.grid is None else summation.grid
-    for users, sent in submissions(method, release, embeddings, rows, partition, grid):
+    for users, sent in submissions(method, release, embeddings, rows, partition, grid, generator):
         present = kept[users]
         if present.any():
             summation.add(users[present], sent[present])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
+from embed.draws import apart
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EVALUATION, TRAIN
@@ -77,12 +78,15 @@ def submissions(
     rows: np.ndarray,
     partition: Partition,
     grid: float,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Vectors that users send, before their noise: (u,) which users, (u, D) float64.
 
     Of (N,) places of rows, of which a partition says who holds them; `grid` is that of
-    confidences.
+    confidences. Each user's rows come in a random order (`one_shot.users` says why), by the
+    generator; None: by the operating system.
     """
+    partition = partition.shuffled(apart(generator))
     counts, offsets = partition.counts, partition.offsets.tolist()
     each = max(1, GROUP // method.dimension)
     for first in range(0, len(counts), each):

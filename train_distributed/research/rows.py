@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.draws import apart
 from embed.store import TRAIN
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -45,12 +46,19 @@ class Rows:
         transform: PublicTransform,
         users: Partition,
         num_classes: int,
+        generator: torch.Generator | None,
     ) -> "Rows":
-        """The training rows of a set."""
-        train = embeddings.split == TRAIN
+        """The training rows of a set, every user's in a random order (`one_shot.users`).
+
+        On it depends, too, which rows a learner takes for learning and which for verification. A
+        generator makes it reproducible; None: the operating system draws it.
+        """
+        order = users.shuffled(apart(generator)).order
+        train = np.flatnonzero(embeddings.split == TRAIN)[order.numpy()]
         x = transform(embeddings.embeddings[train], dtype=torch.float64)
         labels = torch.from_numpy(embeddings.labels[train])
-        return cls(x, labels, users, num_classes, transform.clip_norm)
+        held = Partition(torch.arange(len(order)), users.offsets)
+        return cls(x, labels, held, num_classes, transform.clip_norm)
 
     @property
     def problems(self) -> int:

@@ -18,6 +18,7 @@ from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, check_stream
+from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 
 NAMED = re.compile(
@@ -50,7 +51,7 @@ def test_a_radius_far_below_the_reach_holds_in_a_release(
 
     Of all orders that may be drawn, both neighbours are given the same one.
     """
-    monkeypatch.setattr(Chunk, "shuffled", lambda chunk, generator: chunk)
+    monkeypatch.setattr(Partition, "shuffled", lambda partition, generator: partition)
     constant = float(np.float32(0.05))
     transform = PublicTransform.identity(400, math.sqrt(1.0025), constant)
     options = {"solver": "sgd", "l2_reg": 1.0, "radius": radius, "batch_size": 10}

@@ -41,7 +41,8 @@ def train(task: Task, **options: Any) -> Release:
     source, partition = task.source, task.users.partition
     problems = 1 if source.num_classes == 2 else source.num_classes
     chosen.check(partition, source.transform.dim, problems, task.privacy)
-    rows = Rows.of(task.users.embeddings, source.transform, partition, source.num_classes)
+    given = source.transform, partition, source.num_classes, task.generator
+    rows = Rows.of(task.users.embeddings, *given)
     task.spend()
     seeded = task.generator is not None  # what depends on private rows is for simulations only
     weights, report = learn_rows(

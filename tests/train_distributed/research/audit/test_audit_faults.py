@@ -26,7 +26,7 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
-from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import Partition
 from train_distributed.privacy import promise
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
@@ -72,7 +72,7 @@ def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:
         return shrink, rate * (self.batch_size / own)
 
     patch.setattr(Schedule, "_rates", rates)
-    patch.setattr(Chunk, "shuffled", lambda chunk, generator: chunk)  # an order that may be drawn
+    patch.setattr(Partition, "shuffled", lambda rows, generator: rows)  # an order that may be drawn
 
 
 def projection_after_the_noise(patch: pytest.MonkeyPatch) -> None:

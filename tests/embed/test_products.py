@@ -1,0 +1,186 @@
+"""Products of private rows: the same bits at any place, and none but those of `project.product`."""
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.compress import Compression
+from embed.project import product
+from embed.recentred import LEAST_SHARE, recentred, share_of
+from tests.kernels import ByPlace
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("embed", "train_distributed/one_shot", "train_distributed/released")
+PRODUCTS = {
+    *("matmul", "mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "einsum", "tensordot"),
+    *("dot", "vdot", "inner", "linear", "chain_matmul", "multi_dot", "bilinear", "cdist"),
+}
+PUBLIC, NOISED, EXPORTED = "public rows or names", "noised sums", "of a model that is exported"
+# Factors of products elsewhere. Where a file sees private rows, too, its products are counted.
+ALLOWED: dict[str, str | dict[str, int]] = {
+    "embed/class_sources.py": PUBLIC,
+    "embed/directions.py": PUBLIC,
+    "embed/guesses.py": PUBLIC,
+    "embed/project.py": {"product": 1},
+    "embed/recentred.py": PUBLIC,
+    "train_distributed/one_shot/averaged_heads.py": NOISED,
+    "train_distributed/one_shot/centring.py": {"RowsAbout.weights_as_given": 1},
+    "train_distributed/one_shot/class_gaussians.py": NOISED,
+    "train_distributed/one_shot/class_posterior.py": NOISED,
+    "train_distributed/one_shot/class_sums.py": {"NearestMean.fit": 2, "class_counts": 1},
+    # a sum over rows, whose rounding is charged; then noised sums
+    "train_distributed/one_shot/further_rounds.py": {"ClippedGradient.submit": 1}
+    | {"Descent._mean_of_last": 2, "Descent.after": 2, "Descent.of": 3},
+    "train_distributed/one_shot/least_squares.py": {"RidgeRegression.fit": 3},
+    "train_distributed/one_shot/noisy_scatter.py": NOISED,
+    "train_distributed/one_shot/temperature.py": NOISED,
+    "train_distributed/released/evaluation_intervals.py": NOISED,
+    "train_distributed/released/export/estimator.py": EXPORTED,
+    "train_distributed/released/export/network.py": EXPORTED,
+    "train_distributed/released/export/parity.py": EXPORTED,
+}
+
+
+def products(tree: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[str]:
+    """Qualified name of the function around each product."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        within = (*inside, node.name) if named else inside
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.MatMult):
+            yield ".".join(within)
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name.removesuffix("_") in PRODUCTS:
+                yield ".".join(within)
+        yield from products(node, within)
+
+
+def test_no_private_row_is_a_factor_of_another_product() -> None:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            found, file = Counter(products(ast.parse(path.read_text()))), path.relative_to(ROOT)
+            allowed = ALLOWED.get(file.as_posix(), {})
+            assert isinstance(allowed, str) or found == allowed, file
+    text = "def f(): a @ b @ c\nclass g:\n def h(s): s.mm(s)"
+    assert Counter(products(ast.parse(text))) == {"f": 2, "g.h": 1}
+
+
+SHAPES = [
+    *[(p, q) for p in (1, 2, 3, 7, 33, 64, 129) for q in (1, 2, 3, 10, 15, 16, 17, 48, 62)],
+    *[(p, 16 * m) for p in (12, 97, 512) for m in (1, 2, 4, 8)],
+]
+
+
+@pytest.mark.parametrize("layout", ["plain", "strided", "transposed"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_at_every_place(layout: str, threads: int) -> None:
+    draw, before = torch.Generator().manual_seed(threads), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for number, (p, q) in enumerate(SHAPES):
+            dtype = (torch.float64, torch.float32)[number % 2]
+            matrix = torch.randn(p, 2 * q, generator=draw, dtype=dtype)[:, ::2]
+            if layout != "strided":
+                matrix = matrix.contiguous()
+            if layout == "transposed":
+                matrix = matrix.T.contiguous().T
+            x = torch.randn(1300, p, generator=draw, dtype=dtype)
+            order, made = torch.randperm(len(x), generator=draw), product(x, matrix)
+            assert torch.equal(product(x[order], matrix), made[order])
+            assert torch.equal(product(x.T.contiguous().T, matrix), made)
+            for part in (slice(3, None), slice(7, 8), slice(5, 8), slice(1000, 1030)):
+                assert torch.equal(product(x[part], matrix), made[part])
+            torch.testing.assert_close(made, x @ matrix)
+            with ByPlace():
+                assert torch.equal(product(x[order], matrix), made[order])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_largest_set_has_the_bits_of_each_row_alone() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, matrix = torch.randn(100_003, 9, generator=draw), torch.randn(9, 3, generator=draw)
+    made = product(x, matrix)
+    assert torch.equal(product(x.roll(1, 0), matrix), made.roll(1, 0))
+    for row in (0, 1, 50_000, 100_002):
+        assert torch.equal(product(x[row : row + 1], matrix), made[row : row + 1])
+
+
+def test_the_imagined_processor_rounds_by_place() -> None:
+    x, matrix = torch.randn(1300, 9), torch.randn(9, 1).repeat(1, 2)
+    with ByPlace():
+        assert not torch.equal((x @ matrix).roll(1, 0), x.roll(1, 0) @ matrix)
+        assert not torch.equal(*(x @ matrix).T)
+        assert torch.equal(*product(x, matrix).T)
+
+
+def separated(p: int, q: int, k: int) -> PublicTransform:
+    """A transform that offers k discriminants of its q features."""
+    draw = np.random.default_rng(p)
+    labels = draw.integers(0, 4, 400)
+    x = draw.standard_normal((400, p)) + 2 * np.eye(4, p)[labels]
+    meta = {"class_names": list("abcd")}
+    public = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, meta=meta)
+    return PublicTransform.fit(public, components=q, discriminants=k)
+
+
+@pytest.mark.parametrize(("p", "q", "k"), [(9, 7, 3), (40, 33, 5), (64, 48, 16), (20, 12, 12)])
+def test_rows_about_a_centre_have_the_same_bits_at_every_place(p: int, q: int, k: int) -> None:
+    """Also in directions and with a length that whoever made the transform has chosen."""
+    transform, draw = separated(p, q, k), torch.Generator().manual_seed(p)
+    centre = torch.full((q,), 0.3 / math.sqrt(q), dtype=torch.float64)
+    found = recentred(transform, centre, discriminants=True)
+    assert found.discriminants is not None
+    twins = found.discriminants[:, :1].repeat(1, k).T.contiguous().T
+    x = 3 * torch.randn(1500, p, generator=draw)
+    order = torch.randperm(len(x), generator=draw)
+    with ByPlace():
+        for each in (found, replace(found, length=2.0**-20), replace(found, discriminants=twins)):
+            made = each(x)
+            for rows in (order, torch.arange(3, 1500), torch.tensor([8]), torch.tensor([2, 1, 0])):
+                assert torch.equal(each(x[rows]), made[rows])
+
+
+def test_moments_that_make_a_length_of_rounding_are_refused() -> None:
+    plain = separated(9, 7, 3)
+    moments = plain.second_moment.clone()
+    moments[1:, 1:] = torch.diag(torch.tensor([1e-40] * 6 + [1.0]).double())
+    along = torch.eye(7, 3, dtype=torch.float64)
+    faint = replace(plain, second_moment=moments, discriminants=along)
+    centre = torch.zeros(7, dtype=torch.float64)
+    for refused in (
+        lambda: recentred(faint, centre, discriminants=True),
+        lambda: recentred(faint, centre, 2),
+        lambda: share_of(replace(plain, second_moment=0 * plain.second_moment), 3),
+    ):
+        with pytest.raises(ValueError, match="second_moment_share_of_directions must be in"):
+            refused()
+    moments[1, 1] = 2 * LEAST_SHARE
+    fine = recentred(replace(faint, second_moment=moments), centre, discriminants=True)
+    assert fine.length > 2.0**-20
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_coordinates_have_the_same_bits_at_every_place(exact: bool) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((1100, 37)).astype(np.float32)
+    labels = np.zeros(len(x), np.int64)
+
+    def of(rows: np.ndarray) -> EmbeddingSet:
+        return EmbeddingSet(embeddings=rows, labels=labels)
+
+    compression = Compression.fit(of(x), 11, exact=exact)
+    order = draw.permutation(len(x))
+    with ByPlace():
+        made = compression.apply(of(x)).embeddings
+        moved = compression.apply(of(x[order])).embeddings
+    assert np.array_equal(moved, made[order])

@@ -154,7 +154,7 @@ def test_embedded_classes_are_declared_or_marked(
     assert EmbeddingSet.open(tmp_path / "declared").declared_classes == tuple("01234")
     Run(**command, out=tmp_path / "named", class_names=("a", "b", "c")).run()
     assert EmbeddingSet.open(tmp_path / "named").declared_classes == ("a", "b", "c")
-    with pytest.raises(ValueError, match=r"y_train: row 2 must be >= 0 and < 2, got 2"):
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 2, got 2 in row 2 of y_train"):
         Run(**command, out=tmp_path / "few", num_classes=2).run()
 
 

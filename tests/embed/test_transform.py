@@ -196,7 +196,7 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
         ({"bounds": torch.tensor([math.nan, 0.5])}, "clip_norm must be > constant"),
         ({"bounds": torch.tensor([1.0, -0.5])}, "clip_norm must be > constant"),
         ({"basis": torch.ones(3)}, "basis"),
-        ({"scale": torch.zeros(3)}, "scale must be in \\[2\^-126, 2\^127\\], got 0"),
+        ({"scale": torch.zeros(3)}, r"scale must be in \[2\^-126, 2\^127\], got 0"),
         ({"mean": torch.full((3,), math.inf)}, "mean must be finite"),
     ],
 )

@@ -133,7 +133,7 @@ def _metadata(name: str, text: str):
         (_tensor("transform.mean", lambda m: m[1:]), "mean must be"),
         (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),
         (_tensor("transform.mean", lambda m: m.half()), "transform.mean must be float"),
-        (_tensor("transform.scale", lambda s: 0 * s), "scale must be > 0"),
+        (_tensor("transform.scale", lambda s: 0 * s), r"scale must be in \[2\^-126"),
         (_tensor("transform.bounds", lambda b: b.flip(0)), "clip_norm must be > constant"),
         (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
     ],

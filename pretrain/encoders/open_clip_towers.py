@@ -113,7 +113,7 @@ def _described(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     open_clip = _library()
     if Path(name).is_dir():
         with hub(f"open_clip:{name}", local=True):
-            config = json.loads((Path(name) / CONFIG).read_text())
+            config = json.loads((Path(name) / CONFIG).read_text("utf-8"))
             model, pixels = config["model_cfg"], config.get("preprocess_cfg", {})
             if not {"embed_dim", "vision_cfg"} <= model.keys():
                 raise ValueError(f"model_cfg must hold embed_dim and vision_cfg, got {set(model)}")

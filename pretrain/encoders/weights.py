@@ -58,7 +58,7 @@ def prefix_of(own: Collection[str], tensors: Collection[str], where: str) -> str
     If none has them all, it is the one that has most of them, and among these the shortest.
 
     Raises:
-        ValueError: several have them all.
+        ValueError: several have them all, or several at least half if none has all.
     """
     found: Counter[str] = Counter()
     for name in tensors:
@@ -66,15 +66,17 @@ def prefix_of(own: Collection[str], tensors: Collection[str], where: str) -> str
         for start in range(len(parts)):
             if ".".join(parts[start:]) in own:
                 found[".".join((*parts[:start], ""))] += 1
-    whole = [each for each in found if all(each + name in tensors for name in needed(own))]
-    if len(whole) > 1:
-        keys = [each.removesuffix(".") or "none" for each in sorted(whole)]
+    names = needed(own)
+    whole = [each for each in found if all(each + name in tensors for name in names)]
+    fit = whole or [each for each in found if 2 * found[each] >= len(names)]  # but for some names
+    if len(fit) > 1:
+        keys = [each.removesuffix(".") or "none" for each in sorted(fit)]
         raise ValueError(
             f"{where} must hold one network that fits, got {', '.join(keys)}: name one of these "
             f"prefixes, as in {where}#{keys[-1]}"
         )
     most = max(found.values(), default=0)
-    return min(whole or (each for each in found if found[each] == most), key=len, default="")
+    return min(fit or (each for each in found if found[each] == most), key=len, default="")
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from embed.encoding import UNKNOWN
 from embed.engines.choice import choose
+from embed.engines.compiled import COMPILERS
 from embed.engines.trial import trial_pictures
 from embed.fast import COMPILE_FROM, choose_batch_size
 from embed.options import ExtractOptions
@@ -186,8 +187,9 @@ def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
     """Replaces `auto` by earlier choices, and adds the versions that follow from them."""
     asked = {name: meta[name] for name in ("engine", "compute")}
     choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
-    packages = ("torch", "timm", "numpy", "pillow", choices["engine"])
-    return meta | choices | {"versions": {n: version(n) for n in packages if n != "auto"}}
+    packages = ["torch", "timm", "numpy", "pillow"]
+    packages += [choices["engine"]] if choices["engine"] in COMPILERS else []
+    return meta | choices | {"versions": {name: version(name) for name in packages}}
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.datasets import ImageSet
 
 Dtype = Literal["float32", "float16"]
-EngineName = Literal["auto", "openvino", "onnxruntime", "torch"]
+EngineName = Literal["auto", "openvino", "torch"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 

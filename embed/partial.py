@@ -184,7 +184,7 @@ class Partial:
         split = {"split": self._split(self.images.split[kept])}
         store.write_companions(copy, **store.columns(self.images, kept) | split, meta=self.meta)
         lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
-        (copy / "unreadable.txt").write_text("".join(lines), errors="surrogateescape")
+        (copy / "unreadable.txt").write_text("".join(lines), "utf-8", "surrogateescape")
         self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
         return copy
 

@@ -30,9 +30,10 @@ class Run(ExtractOptions, ImageOptions):
     averages over a picture and its mirror image. `concat:A@128+B@144` puts the embeddings of
     several side by side, each of pictures scaled to its own number of pixels."""
     weights: str | None = None
-    """Weights for an --encoder that is named by its architecture: a file, "random" for an untrained
-    network, "hub", or for timm "package". Checkpoints, hf models and the shipped encoder have their
-    own. For `concat:` one for all parts that need some, or one for each, joined by +."""
+    """Weights for an --encoder that is named by its architecture: a file (`FILE#KEY` takes the
+    network below a key or prefix of one that holds several), "random" for an untrained network,
+    "hub", or for timm "package". Checkpoints, hf models and the shipped encoder have their own. For
+    `concat:` one for all parts that need some, or one for each, joined by +."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     image_size: int | None = None

@@ -223,6 +223,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m heads") -> i
         prog: that name, for usage lines.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters of a path
+        sys.stdout.reconfigure(errors="backslashreplace")
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long hinder those they wait for
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+import pretrain.surroundings
 import pretrain.torchvision_ops  # noqa: F401  (before anything imports torchvision)
 from pretrain.public import public_names
 

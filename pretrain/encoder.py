@@ -45,9 +45,9 @@ def build_encoder(
             several beside one another, each of pictures of its own size.
         weights: required for an architecture, optional for a model, not taken by a checkpoint: a
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
-            with torchvision's names), "random" for an untrained network, "hub" to download the
-            weights of the name, for timm "package" for those on the package index. Of several
-            encoders: see `concat.parts_of`.
+            with torchvision's names), FILE#KEY for the network below a key or prefix, "random" for
+            an untrained network, "hub" to download the weights of the name, for timm "package" for
+            those on the package index. Of several encoders: see `concat.parts_of`.
         seed: seed of random weights.
         image_size: pixels of the input, for networks that are built for one size; None: the size
             that the name implies.

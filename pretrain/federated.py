@@ -112,7 +112,7 @@ class _Leaf:
     def _load(self, file: Path) -> dict[str, Any]:
         if self._held[0] != file:
             try:
-                data = parsed(file.read_text())["user_data"]
+                data = parsed(file.read_text("utf-8"))["user_data"]
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r}") from error
             self._held = (file, data)

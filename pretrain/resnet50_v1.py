@@ -12,7 +12,8 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights
+from pretrain.encoders.weights import fit_weights
+from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import Size
 
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # of ImageNet; nothing is divided by
@@ -51,7 +52,5 @@ def build_resnet50_v1(_: str, weights: str | None, __: Size | None = None) -> Re
     """
     network = ResNet50V1()
     if weights not in (None, "random"):
-        tensors = read_weights(Path(weights))
-        kept = {n: t for n, t in tensors.items() if n.partition(".")[0] not in CLASSIFIERS}
-        load_weights(network.model, kept, weights)
+        fit_weights(network.model, read_weights(Path(weights)), weights)
     return network

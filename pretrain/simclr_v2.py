@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.weights import load_weights, read_weights
+from pretrain.encoders.weights import fit_weights
+from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import Size
 from pretrain.resnet import initialise
 
@@ -169,5 +170,5 @@ def build_simclr_v2(name: str, weights: str | None = None, _: Size | None = None
     if next(network.parameters()).device != torch.device("meta"):
         initialise(network)
     if weights not in (None, "random"):
-        load_weights(network, read_weights(Path(weights)), weights)
+        fit_weights(network, read_weights(Path(weights)), weights)
     return network

@@ -10,6 +10,7 @@ from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
 from pretrain.cli.command import Command, run_command
 from pretrain.cli.menu import Entry, Menu
+from pretrain.cli.terminal import replace_missing
 
 PROGRAM = "blind-averaging"
 _FOLDER = "train_distributed.commands"
@@ -78,6 +79,7 @@ def _parse() -> Command:
 def main() -> int:
     """The program `blind-averaging`: `python -m ROOM COMMAND` of every room as one."""
     arguments = sys.argv[1:]
+    replace_missing()
     if arguments in (["-h"], ["--help"]):
         print(_listing())
         return 0

@@ -21,7 +21,7 @@ DIGESTS = "digests.json"
 
 
 def networks() -> Path:
-    """The directory: in $XDG_CACHE_HOME, or ~/.cache."""
+    """The directory: in $XDG_CACHE_HOME, or ~/.cache; see `pretrain.surroundings`."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "blind-averaging" / "networks"
 

@@ -60,6 +60,11 @@ def choose(
     Raises:
         ValueError: the named engine is not installed, cannot run this encoder, or does not agree.
     """
+    if engine not in ("auto", *ENGINES):  # one of a former version, in what it left unfinished
+        known = ", ".join(("auto", *ENGINES))
+        raise ValueError(
+            f"engine must be one of {known} (remove what {engine} began), got {engine}"
+        )
     engines, precisions = _candidates(device, rows, engine, compute, compiled=compiled)
 
     def in_torch(precision: str) -> Forward:

@@ -1,4 +1,4 @@
-"""Encoders compiled for the CPU by OpenVINO or ONNX Runtime, batch norms folded."""
+"""Encoders compiled for the CPU by OpenVINO, batch norms folded."""
 
 import sys
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from embed.engines.cache import from_cache
-from embed.engines.program import in_onnx, quiet, traced
+from embed.engines.program import quiet, traced
 from pretrain.encoder import encoder_hash
 
 Run = Callable[[np.ndarray], np.ndarray]  # (b, 3, h, w) float32 to (b, p) float32
 Forward = Callable[[Tensor], Tensor]
 Check = Callable[[Forward], None]
-MAKERS = ("torch", "timm", "transformers", "open_clip_torch", "onnxscript")  # of a program
+MAKERS = ("torch", "timm", "transformers", "open_clip_torch")  # of a program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,24 +135,6 @@ def _load_openvino(directory: Path, compute: str, threads: int) -> Run:
     return lambda pixels: network(pixels)[0]
 
 
-def _write_onnx(program: ExportedProgram, directory: Path) -> None:
-    converted = in_onnx(program, ["pixels"], ["embeddings"])
-    converted.save(directory / "network.onnx", external_data=True)  # one file holds 2 GiB at most
-
-
-def _load_onnx(directory: Path, compute: str, threads: int) -> Run:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # others work too
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        directory / "network.onnx", options, providers=["CPUExecutionProvider"]
-    )
-    return lambda pixels: np.asarray(session.run(None, {"pixels": pixels})[0])
-
-
 COMPILERS = {
     "openvino": Compiler(
         packages=("openvino",),
@@ -160,12 +142,5 @@ COMPILERS = {
         write=_write_openvino,
         load=_load_openvino,
         computes=("float32", "bfloat16"),
-    ),
-    "onnxruntime": Compiler(
-        packages=("onnxruntime", "onnx", "onnxscript"),
-        install="'blind-averaging[export]'",
-        write=_write_onnx,
-        load=_load_onnx,
-        computes=("float32",),
     ),
 }

@@ -4,7 +4,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,30 +24,9 @@ def traced(
         with quiet(), torch.no_grad():
             return torch.export.export(network, inputs, dynamic_shapes=dynamic_shapes)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        raise ValueError(f"encoder must be one that torch can export, got: {_short(error)}") from (
+        raise ValueError(f"encoder must be one that torch can export, got: {short(error)}") from (
             error
         )
-
-
-def in_onnx(
-    program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]
-) -> torch.onnx.ONNXProgram:
-    """The program in ONNX. Needs onnxscript.
-
-    Raises:
-        ValueError: an operation has no ONNX form.
-    """
-    try:
-        with quiet():
-            converted = torch.onnx.export(
-                program, input_names=inputs, output_names=outputs, verbose=False
-            )
-    except torch.onnx.errors.OnnxExporterError as error:
-        raise ValueError(f"encoder must be one that ONNX can express, got: {_short(error)}") from (
-            error
-        )
-    assert converted is not None
-    return converted
 
 
 @contextlib.contextmanager
@@ -64,5 +43,6 @@ def quiet() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """First line of an error of torch's exporters."""
     return str(error).partition("\n")[0][:200]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
+from pretrain.cli.terminal import replace_missing
+
 USAGE_ERROR, INTERRUPTED = 2, 130
 SPINS = 3000  # about a tenth of a millisecond
 GUESSES = 200  # letters of suggestions that are shown
@@ -37,6 +39,7 @@ def run_command(parse: Callable[[], Command]) -> int:
     """
     signal.signal(signal.SIGTERM, _interrupt)
     wait_asleep()
+    replace_missing()
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -92,6 +95,8 @@ def _one_line(box: str) -> str:
 
 
 def _fail(message: str) -> int:
+    if "codec can't encode" in message and sys.getfilesystemencoding() != "utf-8":
+        message += " (set PYTHONUTF8=1: names of files are in UTF-8)"
     print(f"error: {message}", file=sys.stderr)
     return USAGE_ERROR
 

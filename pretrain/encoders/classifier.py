@@ -8,7 +8,8 @@ from torch import Tensor
 
 from pretrain.encoders.hub import hub
 from pretrain.encoders.timm_models import packaged_weights
-from pretrain.encoders.weights import CLASSIFIERS, read_weights
+from pretrain.encoders.weights import CLASSIFIERS
+from pretrain.encoders.weights_file import read_weights
 
 IMAGENET = 1000  # classes whose names are known
 
@@ -37,7 +38,7 @@ def classifier_of(encoder: str, weights: str) -> tuple[tuple[str, ...], Tensor]:
     found = [
         tensor
         for tensor_name, tensor in tensors.items()
-        if tensor_name.endswith(".weight") and tensor_name.removesuffix(".weight") in heads
+        if any(f".{tensor_name}".endswith(f".{head}.weight") for head in heads)
     ]
     matching = [tensor for tensor in found if len(tensor) == IMAGENET]
     if len(matching) != 1:

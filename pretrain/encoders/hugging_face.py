@@ -17,7 +17,8 @@ from pretrain import check
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.hub import hub, quiet
 from pretrain.encoders.image_processor import Stated, stated
-from pretrain.encoders.weights import read_weights
+from pretrain.encoders.weights import below, prefix_of
+from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import Size
 
 POOLED, CLASS_TOKEN, MEAN = "pooled output", "class token", "mean"
@@ -141,10 +142,11 @@ def _loaded(
     model = transformers.AutoModel.from_config(config, dtype=torch.float32)
     if weights == "random":
         return model, {}
+    tensors = read_weights(Path(str(weights)))
     return type(model).from_pretrained(
         None,
         config=config,
-        state_dict=read_weights(Path(str(weights))),
+        state_dict=below(tensors, prefix_of(model.state_dict(), tensors, str(weights))),
         dtype=torch.float32,
         output_loading_info=True,
     )

@@ -16,7 +16,8 @@ from torch import Tensor
 from pretrain import check
 from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import load_weights, read_weights
+from pretrain.encoders.weights import fit_weights
+from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 CONFIG = "open_clip_config.json"
@@ -104,7 +105,7 @@ def build_open_clip(
         return encoder
     file = str(_held(Path(name))) if weights is None else weights
     tensors = _downloaded(name) if weights == "hub" else read_weights(Path(file))
-    load_weights(encoder.visual, _tower(encoder, tensors), file)
+    fit_weights(encoder.visual, tensors, file, convert=lambda kept: _resized(encoder, kept))
     return encoder
 
 
@@ -112,7 +113,7 @@ def _described(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     open_clip = _library()
     if Path(name).is_dir():
         with hub(f"open_clip:{name}", local=True):
-            config = json.loads((Path(name) / CONFIG).read_text())
+            config = json.loads((Path(name) / CONFIG).read_text("utf-8"))
             model, pixels = config["model_cfg"], config.get("preprocess_cfg", {})
             if not {"embed_dim", "vision_cfg"} <= model.keys():
                 raise ValueError(f"model_cfg must hold embed_dim and vision_cfg, got {set(model)}")
@@ -168,15 +169,11 @@ def _downloaded(name: str) -> dict[str, Tensor]:
     return model.visual.state_dict()
 
 
-def _tower(encoder: OpenClipEncoder, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the vision tower among those of a model, resampled to its size."""
+def _resized(encoder: OpenClipEncoder, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tower's tensors, their position embedding resampled to its size."""
     from open_clip.model import resize_pos_embed
 
-    named = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    if any(name.startswith("visual.") for name in named):
-        named = {n: t for n, t in named.items() if n.startswith("visual.")}
-    else:
-        named = {f"visual.{name}": tensor for name, tensor in named.items()}
+    named = {f"visual.{name}": tensor for name, tensor in tensors.items()}
     holder: Any = SimpleNamespace(visual=encoder.visual)
     resize_pos_embed(named, holder)
     return {name.removeprefix("visual."): tensor for name, tensor in named.items()}

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.data.config import resolve_data_config
 from torch import Tensor
 
 from pretrain import check
+from pretrain.encoders import efficientnet_names
 from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import CLASSIFIERS, load_weights, read_weights
+from pretrain.encoders.weights import below, fit_weights
+from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
@@ -78,7 +81,7 @@ def build_timm(
 ) -> TimmEncoder:
     """The network `name`, with weights from a file, "package", "hub", or "random" ones.
 
-    A file may be one that timm itself would convert, such as DINOv2's as published.
+    A file may be one that timm itself would convert by names, such as DINOv2's as published.
 
     Raises:
         ValueError: no such model, or weights that are not there or not its own.
@@ -87,7 +90,7 @@ def build_timm(
     if weights == "package":
         weights = packaged_weights(name)
     if weights not in (None, "random", "hub"):
-        load_weights(encoder.model, _fitting(encoder.model, read_weights(Path(weights))), weights)
+        _load(encoder.model, weights)
     return encoder
 
 
@@ -124,31 +127,33 @@ def _preprocess(config: dict[str, Any]) -> Preprocess:
     )
 
 
-def _fitting(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a file without its classifier, under the model's names, resampled to its size.
-
-    Each architecture's module in timm knows how to convert other files.
-    """
-    own = model.state_dict()
+def _load(model: Any, file: str) -> None:
+    """Loads a file with timm's names, or those of another library, resampled to its size."""
+    tensors, own = read_weights(Path(file)), model.state_dict()
+    for name in [name for name in tensors if name.endswith(efficientnet_names.SIGN)]:
+        prefix = name.removesuffix(efficientnet_names.SIGN)
+        renamed = efficientnet_names.in_timm(below(tensors, prefix), own)
+        tensors = {n: t for n, t in tensors.items() if not n.startswith(prefix)}
+        tensors |= {prefix + n: t for n, t in renamed.items()}
     heads = model.pretrained_cfg.get("classifier") or ()
     heads = {heads} if isinstance(heads, str) else set(heads)
-    kept = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name in own
-        or not (name.rpartition(".")[0] in heads or name.partition(".")[0] in CLASSIFIERS)
-    }
-    if all(name in kept and kept[name].shape == own[name].shape for name in own):
-        return kept
+    fit_weights(model, tensors, file, heads=heads, convert=lambda kept: _converted(model, kept))
+
+
+def _converted(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as timm converts those of other files for this architecture; as given if it fails.
+
+    Some of its conversions go by the order of tensors; these are not used.
+    """
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if convert is not None:
         with contextlib.suppress(Exception):  # not a file that it knows: reported by its names
-            converted = convert(dict(kept), model)
-            if converted.keys() == own.keys():
-                return converted
-    if kept.keys() == own.keys() or len(kept) != len(own):
-        return kept
-    return dict(zip(own, kept.values(), strict=True))  # of another library, in the same order
+            orders = list(tensors.items()), list(tensors.items())[::-1]
+            one, other = (convert(dict(order), model) for order in orders)
+            same = one.keys() == other.keys() == model.state_dict().keys()
+            if same and all(torch.equal(one[name], other[name]) for name in one):
+                return one
+    return tensors
 
 
 def packaged_weights(name: str) -> str:

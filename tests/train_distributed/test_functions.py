@@ -30,7 +30,7 @@ PROMISE = Privacy(1.0, 1e-5)
 RUN, SELECT = {"embeddings": "mine"}, {"public": "p", "users": 3, "rows_per_user": 2}
 SELECT |= {"num_classes": 2}
 WRONG = (TypeError, ValueError)  # the latter for text that is none of the choices
-NEEDED = r"missing a required argument"
+NEEDED = r"missing a required (keyword-only )?argument"  # in the words of Python
 
 # function -> the options that it needs, and bad values of its options
 TYPES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [

@@ -123,7 +123,7 @@ class Audit:
     def _write(self, out: Path, result: dict[str, Any], lines: list[str]) -> "Audited":
         with new_directory(out, overwrite=self.overwrite) as partial:
             write_json(partial / "audit.json", provenance() | result)
-            (partial / "table.txt").write_text("\n".join(lines) + "\n")
+            (partial / "table.txt").write_text("\n".join(lines) + "\n", "utf-8")
         print(f"{lines[-1]}; written: {out}")
         return Audited(out, result["broken"])
 

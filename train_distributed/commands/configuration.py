@@ -43,7 +43,7 @@ class RunConfig:
             ValueError: missing, damaged, or with other fields.
         """
         try:
-            fields = parsed(path.read_text())
+            fields = parsed(path.read_text("utf-8"))
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash")
             options = {

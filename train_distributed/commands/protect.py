@@ -204,7 +204,7 @@ class Protect:
             **as_json(study, self.budget, preference, self.cost),
         }
         write_json(partial / "report.json", report)
-        (partial / "table.txt").write_text(text + "\n")
+        (partial / "table.txt").write_text(text + "\n", "utf-8")
         title = f"{self.clients} clients, batch {self.batch}, threshold {self.threshold:g}"
         draw_tradeoff(study, self.budget, self.cost, partial / "tradeoff.png", title)
         if self.images is not None:

@@ -91,7 +91,7 @@ class Sweep:
         }
         text = tell(result)
         (partial / "results.json").write_text(_dump(result))
-        (partial / "table.txt").write_text(text + "\n")
+        (partial / "table.txt").write_text(text + "\n", "utf-8")
         draw(result, partial / "figure.png")
         return text, journal
 

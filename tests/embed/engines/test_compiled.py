@@ -1,8 +1,7 @@
 """The engines themselves, on small encoders: the same embeddings as torch's, and the same files."""
 
 import json
-import subprocess
-import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,11 @@ from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from tests.embed import conftest
 
-ROOT = Path(__file__).parents[3]
-NEEDS = {"openvino": ("openvino",), "onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
 
-
-@pytest.fixture(params=NEEDS)
+@pytest.fixture(params=compiled.COMPILERS)
 def engine(request: pytest.FixtureRequest) -> str:
-    for module in NEEDS[request.param]:
-        if module != "openvino":  # whose import would look for its telemetry
-            pytest.importorskip(module)
-        elif compiled.refusal("openvino", "float32"):
-            pytest.skip("needs openvino")
+    if why := compiled.refusal(request.param, "float32"):
+        pytest.skip(why)
     return request.param
 
 
@@ -135,7 +128,24 @@ def test_sets_of_before_there_were_engines_are_of_torch(
     assert "engine" not in embed(images, str(checkpoint), out).meta
 
 
-@pytest.mark.parametrize("engine", ["openvino"], indirect=True)  # the cache is of all engines
+def test_what_a_former_engine_made_is_not_gone_on_with(
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str
+) -> None:
+    images, name = open_npz(archive), str(checkpoint)
+    embed(images, name, tmp_path / "whole", engine=engine)
+    with pytest.raises(AssertionError):
+        embed(images, name, tmp_path / "begun", engine=engine, shard="0/2")
+    for place in ("whole", "begun.partial"):
+        meta = tmp_path / place / "meta.json"
+        described = json.loads(meta.read_text())
+        gone = {"engine": "gone", "versions": described["versions"] | {"gone": "1.0"}}
+        meta.write_text(json.dumps(described | gone))
+    with pytest.raises(FileExistsError, match="must not exist"):
+        embed(images, name, tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"auto, openvino, torch \(remove what gone began\)"):
+        embed(images, name, tmp_path / "begun")
+
+
 def test_a_cached_network_of_other_weights_is_converted_anew(
     tmp_path: Path, archive: Path, checkpoint: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,41 +201,4 @@ def test_an_encoder_that_does_not_convert(
     assert done.meta["engine"] == "torch"
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(f"engine: torch {torch.__version__}, float32; not {engine}: ")
-
-
-QUIET = """
-import socket, sys
-from pathlib import Path
-
-def refuse(*arguments, **named):
-    raise AssertionError("a connection was tried")
-
-socket.socket.connect = socket.getaddrinfo = refuse
-from embed.run import Run
-
-Run(data=sys.argv[1], encoder=sys.argv[2], out=Path(sys.argv[3]), engine="openvino").run()
-assert not [name for name in sys.modules if name.startswith("openvino_telemetry.")]
-"""
-
-
-def test_nobody_is_told_that_openvino_is_used(
-    tmp_path: Path, archive: Path, checkpoint: Path
-) -> None:
-    """Its package sends a message for every import, unless a file in the home says otherwise."""
-    if compiled.refusal("openvino", "float32"):
-        pytest.skip("needs openvino")
-    home = tmp_path / "home"
-    home.mkdir()
-    command = [sys.executable, "-W", "error", "-c", QUIET, str(archive), str(checkpoint)]
-    done = subprocess.run(
-        [*command, str(tmp_path / "out")],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == [s for s in done.stderr.splitlines() if "engine:" in s]
-    assert [path.name for path in home.iterdir()] == [".cache"]
-    assert list((home / ".cache").iterdir()) == [home / ".cache" / "blind-averaging"]
+    assert said[0].startswith(f"engine: torch {version('torch')}, float32; not {engine}: ")

@@ -102,6 +102,20 @@ def test_weights(dinov2: Path, tmp_path: Path) -> None:
     assert without_directory("hf:facebook/dinov2-small") == "hf:facebook/dinov2-small"
 
 
+@pytest.mark.parametrize("prefix", ["module.", "state_dict.backbone.", "dinov2."])
+def test_weights_below_a_prefix(dinov2: Path, tmp_path: Path, prefix: str) -> None:
+    own, file = load_file(dinov2 / "model.safetensors"), tmp_path / "w.pth"
+    named = {f"{prefix}{name}": tensor for name, tensor in own.items()}
+    torch.save(named | {"projector.0.weight": torch.rand(2)}, file)
+    found = encoder_hash(build_encoder(f"hf:{dinov2}", weights=str(file)))
+    assert found == encoder_hash(build_encoder(f"hf:{dinov2}"))
+    torch.save(named | {f"ema.{name}": tensor for name, tensor in own.items()}, file)
+    with pytest.raises(ValueError, match="must hold one network that fits, got"):
+        build_encoder(f"hf:{dinov2}", weights=str(file))
+    again = encoder_hash(build_encoder(f"hf:{dinov2}", weights=f"{file}#ema"))
+    assert again == found
+
+
 def test_another_activation_is_another_encoder(dinov2: Path) -> None:
     before = build_encoder(f"hf:{dinov2}")
     config = json.loads((dinov2 / "config.json").read_text())

@@ -35,7 +35,7 @@ def lines_of(folder: Path) -> Iterator[str]:
     if (runs[-1] / STATUS).exists():
         yield from _flat(read_document(runs[-1] / STATUS))
     if (runs[-1] / LOG).exists():
-        last = (runs[-1] / LOG).read_text(errors="backslashreplace").splitlines()[-LAST_LINES:]
+        last = (runs[-1] / LOG).read_text("utf-8", "backslashreplace").splitlines()[-LAST_LINES:]
         yield from (f"log: {shown(line)}" for line in last)
 
 

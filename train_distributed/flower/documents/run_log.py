@@ -46,7 +46,7 @@ class RunLog:
 
     def keep(self, line: str) -> None:
         """A line in the log."""
-        with (self.directory / LOG).open("a") as file:
+        with (self.directory / LOG).open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
 
     @contextmanager

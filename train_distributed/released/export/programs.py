@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from embed.engines.program import in_onnx, quiet, traced
+from embed.engines.program import quiet, short, traced
 from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.released.encoder import encoding_of
@@ -85,7 +85,14 @@ def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> Non
     Raises ValueError if onnx or onnxscript is not installed, or an operation has no ONNX form.
     """
     check.installed("onnxscript", "format onnx", extra="export")
-    converted = in_onnx(program, ["pixels"], OUTPUTS)
+    try:
+        with quiet():
+            converted = torch.onnx.export(
+                program, input_names=["pixels"], output_names=OUTPUTS, verbose=False
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ValueError(f"model must be one that ONNX can express, got: {short(error)}") from error
+    assert converted is not None
     text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
     converted.model.metadata_props.update(text)
     converted.save(path, external_data=False)

@@ -1,0 +1,356 @@
+"""Files of weights as trainers save them: the same network by name, or a line that says why not."""
+
+import argparse
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pretrain import build_encoder
+from pretrain.encoders.efficientnet_names import PLAIN, in_timm
+from pretrain.encoders.weights import fit_weights
+from pretrain.encoders.weights_file import read_weights
+
+NAME = "timm:test_resnet"
+State = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    """Weights of a small network whose every tensor differs from its start."""
+    model = timm.create_model("test_resnet", num_classes=3)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        return {
+            n: torch.rand_like(t.float()).to(t.dtype) + 1 for n, t in model.state_dict().items()
+        }
+
+
+def under(prefix: str, state: State, factor: int = 1) -> State:
+    return {prefix + name: factor * tensor for name, tensor in state.items()}
+
+
+def body(state: State) -> State:
+    return {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
+
+
+ONE = torch.ones(1)
+HEADS = {"module.projector.0.weight": torch.rand(4, 4), "module.queue": torch.rand(2, 2)}
+ARGUMENTS = argparse.Namespace(lr=0.1, out=Path("runs"))
+SGD = {"state": {0: {"momentum_buffer": torch.rand(3)}}, "param_groups": [{"lr": 0.1}]}
+FORMS: dict[str, Callable[[State], Any]] = {
+    "plain": lambda s: s,
+    "without classifier": body,
+    "ordered, halved": lambda s: OrderedDict((n, t.half()) for n, t in s.items()),
+    "parameters": lambda s: {n: nn.Parameter(t, False) for n, t in s.items()},
+    "state_dict": lambda s: {"epoch": 3, "arch": "resnet", "state_dict": s},
+    "model beside optimizer": lambda s: {"model": s, "optimizer": SGD, "best": torch.tensor(0.7)},
+    "model_state_dict": lambda s: {"model_state_dict": s, "loss": 0.3},
+    "deeper": lambda s: {"checkpoint": {"params": {"net": s}}},
+    "DataParallel": lambda s: under("module.", s),
+    "compiled": lambda s: under("_orig_mod.", s),
+    "compiled, then parallel": lambda s: {"model": under("module._orig_mod.", s)},
+    "a compiled layer": lambda s: {n.replace("layer1.", "layer1._orig_mod."): s[n] for n in s},
+    "fsdp": lambda s: under("_fsdp_wrapped_module.", s),
+    "encoder": lambda s: under("encoder.", s),
+    "net": lambda s: under("net.", s),
+    "lightning": lambda s: {
+        "state_dict": under("model.", s) | {"criterion.weight": torch.rand(3)},
+        "hyper_parameters": ARGUMENTS,
+        "pytorch-lightning_version": "2.5",
+    },
+    "simclr": lambda s: {"state_dict": under("backbone.", body(s)) | {"head.0.weight": SGD}},
+    "projection in place of the classifier": lambda s: (
+        body(s) | {"fc.0.weight": torch.rand(4, 4), "fc.2.bias": torch.rand(4)}
+    ),
+    "swav": lambda s: under(
+        "module.", body(s) | dict.fromkeys(("projection_head.0.bias", "prototypes.weight"), ONE)
+    ),
+    "moco's one": lambda s: {"state_dict": under("module.encoder_q.", s) | HEADS, "x": ARGUMENTS},
+    "masked": lambda s: {"model": s | {"decoder_embed.bias": ONE, "mask_token": ONE}},
+    "averaged": lambda s: {"n_averaged": torch.tensor(4)} | under("module.", s),
+    "of torch 0.4": lambda s: {n: t for n, t in s.items() if not n.endswith("tracked")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("new", [True, False])
+def test_usual_forms_are_read(tmp_path: Path, state: State, form: str, new: bool) -> None:
+    if not new and form in ("lightning", "moco's one"):
+        pytest.skip("old files are read without arguments beside them")
+    path = tmp_path / "w.pth"
+    torch.save(FORMS[form](state), path, _use_new_zipfile_serialization=new)
+    found: Any = build_encoder(NAME, weights=str(path))
+    for name, tensor in found.model.state_dict().items():
+        if not name.endswith("tracked"):
+            rounding = 1e-3 if "halved" in form else 0.0
+            torch.testing.assert_close(tensor, state[name], rtol=rounding, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.bin", "renamed.pth"])
+def test_safetensors_are_known_by_their_content(tmp_path: Path, state: State, name: str) -> None:
+    save_file(under("module.", state), tmp_path / name)
+    found: Any = build_encoder(NAME, weights=str(tmp_path / name))
+    assert torch.equal(found.model.conv1[0].weight, state["conv1.0.weight"])
+
+
+PAIRS = {
+    "moco": ("module.encoder_q", "module.encoder_k"),
+    "dino": ("teacher.backbone", "student.module.backbone"),
+    "timm": ("state_dict_ema", "state_dict"),
+    "momentum": ("backbone_momentum", "backbone"),
+    "one of them bare": ("ema.module", "none"),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_of_two_networks_one_must_be_named(tmp_path: Path, state: State, pair: str) -> None:
+    one, other = PAIRS[pair]
+    both = under(f"{one}.", body(state)) | under("" if other == "none" else f"{other}.", state, 2)
+    path = tmp_path / "w.pth"
+    torch.save(both, path)
+    with pytest.raises(ValueError, match=f"one network that fits, got .*{one}.*w.pth#") as told:
+        build_encoder(NAME, weights=str(path))
+    assert other in str(told.value)
+    found: Any = build_encoder(NAME, weights=f"{path}#{one}")
+    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
+    first = one.split(".")[0]
+    found = build_encoder(NAME, weights=f"{path}#{first}") if pair != "moco" else found
+    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
+    with pytest.raises(ValueError, match=r"w\.pth must hold tensors below gone, got them below"):
+        build_encoder(NAME, weights=f"{path}#gone")
+
+
+def other_names(state: State, order: tuple[str, ...]) -> State:
+    """As a library that names and orders a norm's tensors in its own way."""
+    parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    new: dict[str, str] = dict(zip(parts, ("gamma", "beta", "mean", "var", "n"), strict=True))
+    norms = [name.removesuffix(".running_mean") for name in state if name.endswith("running_mean")]
+    found: State = {}
+    for name, tensor in body(state).items():
+        base = name.rpartition(".")[0]
+        if base in norms:
+            found |= {f"net.{base}.{new[part]}": state[f"{base}.{part}"] for part in order}
+        else:
+            found[f"net.{name}"] = tensor
+    return found
+
+
+@pytest.mark.parametrize("order", [
+    ("bias", "weight", "running_mean", "running_var", "num_batches_tracked"),
+    ("running_mean", "running_var", "weight", "bias", "num_batches_tracked"),
+    ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"),
+])  # fmt: skip
+def test_nothing_is_matched_by_its_place(
+    tmp_path: Path, state: State, order: tuple[str, ...]
+) -> None:
+    torch.save(other_names(state, order), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"below net must hold bn1.bias, got .* such as bn1\.beta"):
+        build_encoder(NAME, weights=str(tmp_path / "w.pth"))
+
+
+def test_conversions_of_timm_that_go_by_place_are_not_used(tmp_path: Path) -> None:
+    own = timm.create_model("nextvit_small", num_classes=0).state_dict()
+    torch.save(
+        {f"x{i}.weight": tensor for i, tensor in enumerate(own.values())}, tmp_path / "w.pth"
+    )
+    with pytest.raises(ValueError, match=r"must hold .*, got .* as x0\.weight"):
+        build_encoder("timm:nextvit_small", weights=str(tmp_path / "w.pth"))
+
+
+def efficientnet_names(own: list[str]) -> dict[str, str]:
+    """Name of efficientnet-pytorch -> of timm, written from timm's side."""
+    blocks = sorted({tuple(map(int, n.split(".")[1:3])) for n in own if n.startswith("blocks")})
+    expanding = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv",
+                 "bn2": "_bn1", "conv_pwl": "_project_conv", "bn3": "_bn2"}  # fmt: skip
+    plain = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+    outer = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1"}
+    found = {}
+    for name in own:
+        first, *rest = name.split(".")
+        if first != "blocks":
+            found[".".join((outer[first], *rest))] = name
+            continue
+        stage, block, layer, *last = rest
+        table = expanding if f"blocks.{stage}.{block}.conv_pwl.weight" in own else plain
+        if layer == "se":
+            layer, *last = f"_se_{last[0].removeprefix('conv_')}", *last[1:]
+        number = blocks.index((int(stage), int(block)))
+        found[".".join((f"_blocks.{number}", table.get(layer, layer), *last))] = name
+    return found
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "state_dict.net."])
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "efficientnet_b0"])
+def test_names_of_efficientnet_pytorch(tmp_path: Path, name: str, prefix: str) -> None:
+    own = timm.create_model(name, num_classes=0).state_dict()
+    own = {n: torch.rand(t.shape, dtype=torch.float32) for n, t in own.items()}
+    names = list(efficientnet_names(list(own)).items())[::-1]  # the order does not matter
+    file = {f"{prefix}{theirs}": own[mine] for theirs, mine in names}
+    torch.save(file | {f"{prefix}_fc.bias": torch.rand(3)}, tmp_path / "w.pth")
+    found: Any = build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+    for each, tensor in found.model.state_dict().items():
+        assert torch.equal(tensor, own[each]) or each.endswith("tracked")
+    torch.save(file | {f"{prefix}_blocks.99._bn0.bias": torch.rand(3)}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"unknown _blocks\.99\._bn0\.bias"):
+        build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+
+
+def test_a_name_of_both_libraries_is_not_overwritten() -> None:
+    both = {"_conv_stem.weight": torch.zeros(1), "conv_stem.weight": torch.ones(1)}
+    assert in_timm(both, []).keys() == both.keys()
+    assert PLAIN["_project_conv"] == "conv_pw"
+
+
+class Trainer:
+    """An object that only its own code can make."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (sys.modules[__name__].Trainer, ())
+
+
+def remembered(path: Path) -> None:
+    """What a malicious file would call."""
+    path.write_text("run")
+
+
+class Malicious:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (remembered, (self.path,))
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer's module, so that its objects can be saved."""
+    trainer = types.ModuleType("trainer")
+    for each in (Trainer, Malicious, remembered):
+        monkeypatch.setattr(each, "__module__", "trainer")
+        setattr(trainer, each.__name__, each)
+    monkeypatch.setitem(sys.modules, "trainer", trainer)
+    monkeypatch.setitem(sys.modules, __name__, trainer)
+
+
+@pytest.mark.usefixtures("module")
+def test_objects_beside_the_weights_are_neither_run_nor_in_the_way(
+    tmp_path: Path, state: State
+) -> None:
+    ran = tmp_path / "ran"
+    torch.save({"trainer": Trainer(), "x": Malicious(ran), "model": state}, tmp_path / "w.pth")
+    found: Any = build_encoder(NAME, weights=str(tmp_path / "w.pth"))
+    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
+    assert not ran.exists()
+
+
+def damaged(path: Path) -> None:
+    torch.save({"a": torch.rand(100)}, path)
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def script(path: Path) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), path)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a whole model": (lambda p: torch.save(nn.Linear(2, 2), p), "a whole .*Linear: save its"),
+    "torchscript": (script, "got a TorchScript program: save its model"),
+    "another pickle": (lambda p: torch.save({"a": 1}, p, pickle_protocol=5), "pickle|got none"),
+    "a command": (
+        lambda p: torch.save({"a": __import__("os").system}, p), r"a posix\.system, which is more"
+    ),
+    "damaged": (damaged, "readable weights, got"),
+    "empty": (lambda p: p.write_bytes(b""), "readable weights, got"),
+    "text": (lambda p: p.write_text("weights"), "readable weights, got"),
+    "keras": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(50)), "HDF5 file"),
+    "pointer": (lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\n"), "lfs pull"),
+    "page": (lambda p: p.write_text("<!DOCTYPE html><html>"), "a web page"),
+    "index": (lambda p: p.write_text('{"weight_map": {}}'), "JSON, perhaps the index"),
+    "numbers": (lambda p: torch.save({"epoch": 3}, p), "must hold tensors, got none"),
+    "a list": (lambda p: torch.save([torch.rand(3)], p), "must hold tensors, got none"),
+    "one tensor": (lambda p: torch.save(torch.rand(3), p), "must hold .* tensors"),
+    "twice": (
+        lambda p: torch.save({"a.b": torch.rand(1), "a": {"b": torch.rand(1)}}, p), "a.b once"
+    ),
+    "itself": (lambda p: torch.save((d := {}, d.update(d=d))[0], p), "got none"),
+    "missing": (lambda p: None, "must be an existing file"),
+    "folder": (lambda p: p.mkdir(), "must be an existing file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_weights_is_named_without_bad_advice(tmp_path: Path, kind: str) -> None:
+    write, words = REFUSED[kind]
+    path = tmp_path / "w.pth"
+    write(path)
+    with pytest.raises(ValueError, match=words) as told:
+        build_encoder(NAME, weights=str(path))
+    said = str(told.value)
+    assert "\n" not in said
+    assert len(said) < 320
+    assert "w.pth" in said
+    for advice in ("weights_only", "safe_globals", "False", "trust"):
+        assert advice not in said
+
+
+def each(state: State, change: Callable[[Tensor], Tensor]) -> State:
+    return {name: change(tensor) for name, tensor in state.items()}
+
+
+WRONG: dict[str, tuple[Callable[[State], Any], str]] = {
+    "deeper": (lambda s: s | {"layer5.0.conv1.weight": ONE}, "unknown layer5.0"),
+    "deeper, below": (lambda s: under("net.", s | {"x": ONE}), "below net must fit .* unknown x"),
+    "whole numbers": (lambda s: each(s, Tensor.char), "be float32 .*got int8"),
+    "complex": (lambda s: each(s, lambda t: t.to(torch.complex64)), "got complex64"),
+    "sparse": (lambda s: each(s, Tensor.to_sparse), "got float32 and sparse"),
+    "by numbers": (lambda s: {f"net.{i}": t for i, t in enumerate(s.values())}, "must hold"),
+    "wider": (lambda s: each(s, lambda t: t.repeat([2] * t.ndim)), "have shape"),
+    "NaN": (lambda s: each(s, lambda t: t / 0 if t.is_floating_point() else t), "be finite"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_does_not_fit_is_named(tmp_path: Path, state: State, kind: str) -> None:
+    change, words = WRONG[kind]
+    torch.save(change(state), tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=words) as told:
+        build_encoder(NAME, weights=str(tmp_path / "w.pth"))
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_whose_name_has_the_mark_is_itself(tmp_path: Path, state: State) -> None:
+    torch.save(state, tmp_path / "w#1.pth")
+    assert read_weights(tmp_path / "w#1.pth").keys() == state.keys()
+
+
+def test_a_transformers_file_is_resampled_below_its_prefix(tmp_path: Path) -> None:
+    small: Any = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64)
+    named = under("student.backbone.", small.state_dict()) | {"student.head.mlp": torch.rand(2)}
+    torch.save(named | {"student.backbone.mask_token": torch.rand(1)}, tmp_path / "w.pth")
+    found: Any = build_encoder(
+        "timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.pth"), image_size=32
+    )
+    assert torch.equal(found.model.cls_token, small.cls_token)
+    assert found.model.pos_embed.shape == (1, 5, 192)
+
+
+def test_a_small_network_within_itself_is_not_guessed() -> None:
+    tensors = {"a.weight": torch.rand(1, 1), "a.bias": torch.rand(1)}
+    tensors |= {f"b.{name}": tensor for name, tensor in tensors.items()}
+    with pytest.raises(ValueError, match=r"got a, b\.a"):
+        fit_weights(nn.Linear(1, 1), tensors, "w")

@@ -39,7 +39,7 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
     assert torch.equal(loaded.predict(rows), released.predict(rows))
     assert torch.equal(loaded.predict_proba(rows), released.predict_proba(rows))
     assert loaded.encoding == released.encoding
-    for name in ("class_names", "report", "image_shape", "temperature", "method", "opened"):
+    for name in ("class_names", "report", "temperature", "method", "opened"):
         assert getattr(loaded, name) == getattr(released, name)
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
         assert "posterior of Gaussian classes" in file.metadata()["probabilities"]
@@ -61,7 +61,7 @@ def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
 
     rewrite(saved, forget)
     old = Release.load(saved)
-    assert (old.encoding, old.image_shape, old.temperature) == (None, None, 1.0)
+    assert (old.encoding, old.temperature) == (None, 1.0)
     assert old.class_names == released.class_names
 
 

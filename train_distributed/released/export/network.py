@@ -10,7 +10,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pretrain.encoders.concat import Concat
-from pretrain.preprocess import Preprocess
+from pretrain.intake.decode import covering
+from pretrain.preprocess import Preprocess, pair
 from train_distributed.one_shot.model import Release
 
 
@@ -23,14 +24,16 @@ class PixelNetwork(nn.Module):
         released: the model.
         encoder: that made its embeddings.
         preprocess: as for its embeddings.
-        size: (h, w) of the pictures.
+        size: (h, w) of the pictures, which are brought to the size that `preprocess` knows.
     """
 
     def __init__(
         self, released: Release, encoder: nn.Module, preprocess: Preprocess, size: tuple[int, int]
     ) -> None:
         super().__init__()
-        stored = torch.zeros(1, 3, *size, dtype=torch.uint8)
+        taken = size if preprocess.pictures is None else pair(preprocess.pictures)
+        self.brought = nn.Identity() if taken == size else _Brought(size, taken)
+        stored = torch.zeros(1, 3, *taken, dtype=torch.uint8)
         self.pixels = _Pixels(preprocess, stored)
         if isinstance(encoder, Concat):
             images = preprocess(stored)
@@ -43,7 +46,39 @@ class PixelNetwork(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Classes and probabilities."""
-        return self.head(self.encoder(self.pixels(pixels)))
+        return self.head(self.encoder(self.pixels(self.brought(pixels))))
+
+
+class _Brought(nn.Module):
+    """Pictures of one size brought to another as `pretrain.intake.decode.squared` does.
+
+    It rounds to whole numbers after either side, as Pillow does.
+
+    Args:
+        size: (h, w) of the pictures.
+        to: (h, w) that comes out.
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(self, size: tuple[int, int], to: tuple[int, int]) -> None:
+        super().__init__()
+        for name, side, scaled, kept in zip(
+            ("rows", "columns"), size, covering(*size, to), to, strict=True
+        ):
+            first = (scaled - kept) // 2
+            matrix = scaling_matrix(side, scaled, "bicubic", antialias=True)
+            self.register_buffer(name, matrix[first : first + kept].contiguous())
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, *size) uint8 to (n, 3, *to) whole float32 in [0, 255]."""
+        narrowed = _whole(pixels.to(torch.float32) @ self.columns.T)
+        return _whole(self.rows @ narrowed)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return (x + 0.5).floor().clamp(0, 255)
 
 
 class _Pixels(nn.Module):

@@ -196,8 +196,8 @@ def refuse_other(
     unknown = [each.preprocess.pictures is None for each in (a, b)]
     if any(unknown) and not all(unknown):
         raise ValueError(
-            f"{names[unknown.index(True)]} must say of what size its pictures were, as all that is "
-            f"made now does (make it again), got {a} and {b}"
+            f"{names[unknown.index(True)]} must say of what size its pictures were, which that of "
+            f"an earlier version does not (embed or fit it again), got {a} and {b}"
         )
     if not a.preprocess.same_as(b.preprocess):
         raise ValueError(

@@ -32,7 +32,8 @@ class RunConfig:
 
     def text(self) -> str:
         """JSON; an infinite ε is the word "inf"."""
-        fields = asdict(self) | {"encoding": self.encoding and self.encoding.to_json()}
+        fields: dict[str, Any] = asdict(self)
+        fields["encoding"] = self.encoding and self.encoding.to_json()
         if math.isinf(self.privacy.epsilon):
             fields["privacy"]["epsilon"] = "inf"
         return json.dumps(fields, indent=1, allow_nan=False) + "\n"

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from pretrain.preprocess import Preprocess
 from train_distributed import Release
 
 
@@ -63,6 +65,18 @@ def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
     old = Release.load(saved)
     assert (old.encoding, old.temperature) == (None, 1.0)
     assert old.class_names == released.class_names
+
+
+def test_an_earlier_model_says_the_size_beside_its_encoding(released, saved) -> None:
+    """It has `image_shape`, and an encoding that knows nothing of it."""
+    made = replace(released.encoding, preprocess=Preprocess(image_size=32))
+
+    def before(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        metadata |= made.metadata() | {"image_shape": "[3, 24, 32]"}
+
+    rewrite(saved, before)
+    expected = Preprocess(image_size=32, pictures=(24, 32))
+    assert Release.load(saved).encoding == replace(made, preprocess=expected)
 
 
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:

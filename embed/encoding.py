@@ -197,7 +197,8 @@ def refuse_other(
     if any(unknown) and not all(unknown):
         raise ValueError(
             f"{names[unknown.index(True)]} must say of what size its pictures were, which that of "
-            f"an earlier version does not (embed or fit it again), got {a} and {b}"
+            "an earlier version does not (embed or fit it again; a model takes pictures, by --data "
+            f"and --resize), got {a} and {b}"
         )
     if not a.preprocess.same_as(b.preprocess):
         raise ValueError(

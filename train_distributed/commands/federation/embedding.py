@@ -75,6 +75,11 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         encoding = read_transform(given.transform).encoding
         if encoding is None:
             raise ValueError(f"transform must name its encoder, {given.transform} does not")
+        if encoding.preprocess.pictures is None:
+            raise ValueError(
+                "transform must say of what size its pictures were, as one that is fitted now does "
+                f"(ask for it), got {given.transform} of an earlier version"
+            )
         size = encoding.size_of_pictures(given.resize, "transform")
         encoder = named_encoder(encoding, name=given.encoder, weights=given.weights)
         name, weights, preprocess = encoding.encoder, encoding.weights, encoding.preprocess

@@ -133,6 +133,13 @@ def test_join_takes_the_size_of_the_transform(place: Path, tmp_path: Path) -> No
     assert not (tmp_path / "me" / "embeddings").exists()
     with pytest.raises(ValueError, match="got 64"):
         Join(tmp_path / "same", "clinic", images=replace(given, transform=None, resize=64)).run()
+    before = PublicTransform.load(transform)
+    assert before.encoding is not None
+    prepared = replace(before.encoding.preprocess, pictures=None)
+    earlier = tmp_path / "earlier.safetensors"
+    replace(before, encoding=replace(before.encoding, preprocess=prepared)).save(earlier)
+    with pytest.raises(ValueError, match=r"say of what size its pictures were, .* earlier version"):
+        Join(tmp_path / "me", "clinic", images=replace(given, transform=earlier, resize=32)).run()
     larger = replace(given, transform=None, resize=64)
     Join(tmp_path / "larger", "clinic", images=larger).run()
     with pytest.raises(ValueError, match=r"32 x 32 px.* and .*64 x 64 px"):  # it is there already

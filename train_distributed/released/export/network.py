@@ -4,15 +4,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pretrain.encoders.concat import Concat
-from pretrain.intake.decode import covering
+from pretrain.intake.decode import covering, squared
 from pretrain.preprocess import Preprocess, pair
 from train_distributed.one_shot.model import Release
+
+UNIT = 2.0**22  # of Pillow's weights
 
 
 class PixelNetwork(nn.Module):
@@ -52,7 +55,9 @@ class PixelNetwork(nn.Module):
 class _Brought(nn.Module):
     """Pictures of one size brought to another as `pretrain.intake.decode.squared` does.
 
-    It rounds to whole numbers after either side, as Pillow does.
+    Pillow scales one side after the other, with weights of 22 bits, and rounds to 8 bits after
+    each: sums of whole numbers below 2^53, so float64 comes to the same pixels. Which side is first
+    depends on its version and the sizes, so it is found by trying.
 
     Args:
         size: (h, w) of the pictures.
@@ -61,6 +66,7 @@ class _Brought(nn.Module):
 
     rows: Tensor
     columns: Tensor
+    upright_first = False
 
     def __init__(self, size: tuple[int, int], to: tuple[int, int]) -> None:
         super().__init__()
@@ -68,17 +74,40 @@ class _Brought(nn.Module):
             ("rows", "columns"), size, covering(*size, to), to, strict=True
         ):
             first = (scaled - kept) // 2
-            matrix = scaling_matrix(side, scaled, "bicubic", antialias=True)
-            self.register_buffer(name, matrix[first : first + kept].contiguous())
+            weights = pillow_weights(side, scaled)[first : first + kept]
+            self.register_buffer(name, torch.from_numpy(weights))
+        noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        tried = self(torch.from_numpy(noise.transpose(2, 0, 1)[None].copy()))[0]
+        self.upright_first = not np.array_equal(tried.permute(1, 2, 0), squared(noise, to))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, *size) uint8 to (n, 3, *to) whole float32 in [0, 255]."""
-        narrowed = _whole(pixels.to(torch.float32) @ self.columns.T)
-        return _whole(self.rows @ narrowed)
+        x = pixels.to(torch.float64)
+        if self.upright_first:
+            x = _whole(_whole(self.rows @ x) @ self.columns.T)
+        else:
+            x = _whole(self.rows @ _whole(x @ self.columns.T))
+        return x.to(torch.float32)
 
 
 def _whole(x: Tensor) -> Tensor:
-    return (x + 0.5).floor().clamp(0, 255)
+    return (x / UNIT + 0.5).floor().clamp(0, 255)
+
+
+def pillow_weights(side: int, target: int) -> np.ndarray:
+    """(target, side) float64 whole weights of Pillow's bicubic scaling, in units of 2^-22."""
+    scale = side / target
+    stretch = max(scale, 1.0)
+    centre = (np.arange(target)[:, None] + 0.5) * scale
+    first = np.maximum(0, (centre - 2 * stretch + 0.5).astype(int))
+    last = np.minimum(side, (centre + 2 * stretch + 0.5).astype(int))
+    place = np.arange(side)[None]
+    x = np.abs((place - centre + 0.5) / stretch)
+    near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+    weights *= (place >= first) & (place < last)
+    weights = weights / weights.sum(1, keepdims=True) * UNIT
+    return np.trunc(weights + np.copysign(0.5, weights))
 
 
 class _Pixels(nn.Module):

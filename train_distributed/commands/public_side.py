@@ -53,7 +53,6 @@ class PublicSide:
         from train_distributed.one_shot.report import class_names
 
         check.exactly_one(public=self.public, transform=self.transform)
-        refuse_other(settings.encoding, private.encoding, ("config", "embeddings"))
         names = private.declared_classes or tuple(map(str, range(counted or 0)))
         words = class_names(private.declared_classes, known.num_classes)
         if self.transform is not None:

@@ -1,17 +1,22 @@
 """Sets, transforms, models and configurations meet only where a picture becomes one thing."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.concat import concatenated
 from embed.hold_out import hold_out
 from embed.run import Run
 from embed.transform_options import TransformOptions
+from pretrain.encoder import load_encoder
+from pretrain.preprocess import pair
 from tests.train_distributed.sized_pictures import (
     OTHER,
     SAME,
@@ -19,7 +24,7 @@ from tests.train_distributed.sized_pictures import (
     embedded,
     tiny_encoder,
 )
-from train_distributed import Privacy, release
+from train_distributed import Privacy, Release, release
 from train_distributed.commands.configuration import RunConfig
 
 Call = Callable[..., tuple[int, str, str]]
@@ -188,3 +193,40 @@ def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) ->
     once = EmbeddingSet.open(tmp_path / "once")
     assert np.array_equal(joined.embeddings, once.embeddings)
     assert joined.encoding == once.encoding
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_pictures_of_any_shapes_meet_one_model(
+    call: Call, place: Path, tmp_path: Path, name: str
+) -> None:
+    """Side by side in one folder; each is scaled until it covers the size, then cut to it."""
+    for number, shape in enumerate([(70, 51), (33, 90), (20, 20)]):
+        for path in draw(tmp_path / f"{number}", 2, number, shape).rglob("*.png"):
+            (tmp_path / "mixed" / path.parent.name).mkdir(parents=True, exist_ok=True)
+            path.rename(tmp_path / "mixed" / path.parent.name / f"{number}{path.name}")
+    model, network = place / f"other {name}" / "model", place / "network.safetensors"
+    given = ("--model", str(model), "--data", str(tmp_path / "mixed"), "--encoder", str(network))
+    assert call("predict", *given, "--out", str(tmp_path / "out"))[0] == 0
+    released, encoder = Release.load(model), load_encoder(network)
+    assert released.encoding is not None
+    preprocess = released.encoding.preprocess
+    rows, columns = pair(preprocess.pictures or 0)
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 18
+    for row in found:
+        picture = Image.open(tmp_path / "mixed" / row["path"])
+        scale = max(rows / picture.height, columns / picture.width)
+        size = (
+            max(columns, round(picture.width * scale)),
+            max(rows, round(picture.height * scale)),
+        )
+        left, top = (size[0] - columns) // 2, (size[1] - rows) // 2
+        cut = picture.resize(size, Image.Resampling.BICUBIC).crop(
+            (left, top, left + columns, top + rows)
+        )
+        pixels = torch.from_numpy(np.array(cut).transpose(2, 0, 1)[None].copy())
+        with torch.inference_mode():
+            shares = released.predict_proba(encoder(preprocess(pixels)))[0]
+        assert row["class"] == released.class_names[int(shares.argmax())]
+        assert abs(float(row["probability"]) - float(shares.max())) < 1e-4

@@ -10,7 +10,7 @@ from embed.encoding import Encoding
 from embed.store import EmbeddingSet, columns, write_companions, write_rows
 from pretrain.cli.output import new_directory, output_directory
 
-OF_PICTURES = ("data_hash", "rows", "class_names", "image_shape")  # what meta.json says of them
+OF_PICTURES = ("data_hash", "rows", "class_names")  # what meta.json says of them
 
 
 @dataclass(frozen=True, kw_only=True)

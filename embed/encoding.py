@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.cli.json_text import parsed
-from pretrain.preprocess import Preprocess
+from pretrain.preprocess import Preprocess, Size
 
 UNKNOWN = "unknown"
 
@@ -40,7 +40,49 @@ class Encoding:
         needed = ("encoder", "encoder_hash", "preprocess")
         if "transform" in meta or any(meta.get(name) is None for name in needed):
             return None
-        return cls.from_json({name: meta[name] for name in (*needed, "weights") if name in meta})
+        made = cls.from_json({name: meta[name] for name in (*needed, "weights") if name in meta})
+        return made.of_pictures(meta.get("image_shape"))
+
+    def of_pictures(self, shape: Any) -> "Encoding":
+        """The same for pictures of this shape, (3, h, w), as a set's `image_shape`; None: unknown.
+
+        Raises:
+            ValueError: something else, or it is for pictures of another size.
+        """
+        if shape is None:
+            return self
+        if not (
+            isinstance(shape, list | tuple)
+            and len(shape) == 3
+            and all(type(side) is int and side > 0 for side in shape)
+        ):
+            raise ValueError(f"image_shape must be three sizes > 0, got {shape!r:.200}")
+        return replace(self, preprocess=self.preprocess.of_pictures(tuple(shape[1:])))
+
+    def size_of_pictures(self, resize: int | None, owner: str) -> Size:
+        """Size to which a picture of any size is brought first.
+
+        Args:
+            resize: side of that square, as a command was given it.
+            owner: what has this encoding, for errors.
+
+        Raises:
+            ValueError: `resize` is another, or nobody knows it.
+        """
+        known = self.preprocess.pictures
+        if known is None and resize is None:
+            raise ValueError(
+                f"resize must be given for a {owner} of an earlier version, which does not say of "
+                "what size its pictures were, got none"
+            )
+        if None not in (known, resize) and known != resize:
+            raise ValueError(
+                f"resize must be left out, or that of the {owner}'s pictures "
+                f"({self.preprocess}), got {resize}"
+            )
+        size = resize if known is None else known
+        assert size is not None
+        return size
 
     def to_json(self) -> dict[str, Any]:
         """Plain fields for JSON, named as in `meta.json`."""
@@ -72,7 +114,8 @@ class Encoding:
         """Encoding of rows side by side, as if `concat:` had made them at once.
 
         Raises:
-            ValueError: fewer than two, rows that are joined already, or inverted in part.
+            ValueError: fewer than two, rows that are joined already, of pictures that were brought
+                to several sizes before, or inverted in part.
         """
         from pretrain.encoders.concat import PREFIX, Part, hash_of_parts, joined
 
@@ -82,7 +125,13 @@ class Encoding:
             raise ValueError(f"sets must be two of one encoder each, or more, got {len(single)}")
         if any(part.preprocess.invert != invert for part in parts):
             raise ValueError("sets must all be of inverted pictures, or none, got some")
-        prepared = [replace(part.preprocess, invert=False) for part in parts]
+        pictures = {part.preprocess.pictures for part in parts}
+        if len(pictures) > 1:
+            raise ValueError(
+                "sets must be of pictures of one size (with one --resize, and --image-size of each "
+                f"encoder), got {' and '.join(map(str, parts))}"
+            )
+        prepared = [replace(part.preprocess, invert=False, pictures=None) for part in parts]
         sizes = [
             p.image_size if p == Preprocess(image_size=p.image_size) else None for p in prepared
         ]
@@ -95,7 +144,7 @@ class Encoding:
             encoder=joined(named),
             encoder_hash=hash_of_parts(zip(hashes, prepared, strict=True)),
             weights="+".join(part.weights for part in parts),
-            preprocess=Preprocess(invert=invert),
+            preprocess=Preprocess(invert=invert, pictures=pictures.pop()),
         )
 
     def metadata(self) -> dict[str, str]:
@@ -128,7 +177,7 @@ def refuse_other(
     """Checks that two sets of rows come from one encoder by way of one preprocessing.
 
     What says nothing of its origin is not compared. Names are not either: a checkpoint may lie
-    elsewhere for somebody else.
+    elsewhere for somebody else. Preprocessing is compared by what becomes of a picture of any size.
 
     Args:
         a: of the one.
@@ -136,15 +185,23 @@ def refuse_other(
         names: what to call them in the message.
 
     Raises:
-        ValueError: both are known and differ; names both.
+        ValueError: both are known and differ, or one of an earlier version does not say of what
+            size its pictures were; names both.
     """
     if a is None or b is None:
         return
+    called = " and ".join(names)
     if a.encoder_hash != b.encoder_hash:
+        raise ValueError(f"{called} must be embedded by one encoder, got {a} and {b}")
+    unknown = [each.preprocess.pictures is None for each in (a, b)]
+    if any(unknown) and not all(unknown):
         raise ValueError(
-            f"{names[0]} and {names[1]} must be embedded by one encoder, got {a} and {b}"
+            f"{names[unknown.index(True)]} must say of what size its pictures were, which that of "
+            "an earlier version does not (embed or fit it again; a model takes pictures, by --data "
+            f"and --resize), got {a} and {b}"
         )
-    if a.preprocess != b.preprocess:
+    if not a.preprocess.same_as(b.preprocess):
         raise ValueError(
-            f"{names[0]} and {names[1]} must be embedded with one preprocessing, got {a} and {b}"
+            f"{called} must be embedded with one preprocessing (one --resize or --image-size), "
+            f"got {a} and {b}"
         )

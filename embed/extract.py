@@ -6,6 +6,7 @@ until then, so that shards and batches are the same whether or not a run was int
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from pretrain.encoder import encoder_hash
 from pretrain.encoders.concat import Concat
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
+from pretrain.sources import resized
 
 
 def extract(
@@ -57,7 +59,9 @@ def extract(
         encoder: the network.
         out: directory to write.
         encoder_name: name of the encoder, for meta.json.
-        preprocess: applied to pictures before the encoder.
+        preprocess: applied to pictures before the encoder. Where it knows of no size of pictures
+            and all that it does is to bring larger ones to a square, they are brought to it as they
+            are read, as with --resize.
         options: how to compute and store.
         weights: origin of the weights for meta.json; see `pretrain.encoder.origin`.
         test_share: share of the training records to draw for testing at the end.
@@ -80,12 +84,19 @@ def extract(
     if options.skip_unreadable:
         refuse_lost_formats(images)
     ends = _ends(images, skip=options.skip_unreadable)
+    data_hash, side = _data_hash(images, ends), preprocess.side
+    if preprocess.pictures is not None:
+        preprocess.of_pictures(ends.shape[2:])
+    elif side is not None and min(ends.shape[2:]) >= side:  # one way to scale, as with --resize
+        images = resized(images, side)
+        ends = _ends(images, skip=options.skip_unreadable)
     refuse_dark(images)
-    meta = _described(images, ends) | {
+    meta = _described(images, ends.shape) | {
+        "data_hash": data_hash,
         "encoder": encoder_name,
         "encoder_hash": digest,
         "weights": weights,
-        "preprocess": preprocess.to_json(),
+        "preprocess": replace(preprocess, pictures=None).to_json(),  # image_shape says it
         "dtype": options.dtype,
         "engine": options.engine,
         "compute": options.compute,
@@ -163,7 +174,7 @@ def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> Embed
     return None if changed(planned, _settled(meta, planned)) else held
 
 
-def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
+def _described(images: ImageSet, shape: tuple[int, ...]) -> dict[str, Any]:
     """Entries of meta.json about the images."""
     optional = {
         "user_names": list(images.user_names),
@@ -174,11 +185,10 @@ def _described(images: ImageSet, ends: np.ndarray) -> dict[str, Any]:
     origin = INFERRED if images.inferred else "declared"
     return {
         "data": images.name,
-        "data_hash": _data_hash(images, ends),
         "rows": len(images),
         "class_names": list(images.class_names),
         "classes": origin if images.labelled else "none",
-        "image_shape": list(ends.shape[1:]),
+        "image_shape": list(shape[1:]),
         **{name: value for name, value in optional.items() if value},
     }
 

@@ -9,6 +9,7 @@ from pretrain.intake.reading import PictureOptions, UnreadableOption
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.datasets import ImageSet
+    from pretrain.preprocess import Size
 
 Dtype = Literal["float32", "float16"]
 EngineName = Literal["auto", "openvino", "torch"]
@@ -46,8 +47,11 @@ class ImageOptions(PictureOptions, ImageSource):
     """Names of the classes in the order of their labels, instead of --num-classes. Class folders
     may be missing if their classes are named here."""
 
-    def images(self) -> "ImageSet":
+    def images(self, size: "Size | None" = None) -> "ImageSet":
         """Opens the images.
+
+        Args:
+            size: to which pictures are brought, in place of `resize`.
 
         Raises:
             ValueError: an invalid source or option, or users in train and test both.
@@ -65,7 +69,7 @@ class ImageOptions(PictureOptions, ImageSource):
 
         names = tuple(map(canonical_name, self.class_names))
         classes = declared_classes(self.num_classes, names)
-        images = open_images(self.data, self.reading(classes))
+        images = open_images(self.data, self.reading(classes), size=size)
         if self.test_share is not None and self.split_by == "user":
             images = hold_out_users(images, self.test_share)
         elif self.test_share is None and not (

@@ -63,14 +63,14 @@ class Run(ExtractOptions, ImageOptions):
         images = self.images()
         encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
         own = self.image_size is None and self.crop is None
-        preprocess = replace(encoder.preprocess, invert=self.invert) if own else asked
+        chosen = replace(encoder.preprocess, invert=self.invert) if own else asked
         try:
             done = extract(
                 images,
                 encoder,
                 out,
                 encoder_name=without_directory(self.encoder),
-                preprocess=preprocess,
+                preprocess=chosen.of_pictures(self.resize),
                 options=self,
                 weights=origin(self.encoder, self.weights),
                 test_share=self.record_share,

@@ -20,6 +20,7 @@ from pretrain.intake.labels import against_rest, is_against_rest
 from pretrain.intake.parquet import open_parquet
 from pretrain.intake.reading import Reading
 from pretrain.intake.web_dataset import open_web_dataset
+from pretrain.preprocess import Size
 
 TORCHVISION = ("cifar10", "cifar100", "emnist")
 EMNIST_UPRIGHT = (0, 2, 1)  # the set's images are stored transposed
@@ -32,7 +33,9 @@ TABLES: dict[str, Callable[[str, Reading], ImageSet]] = {
 }
 
 
-def open_images(source: str, reading: Reading | None = None, **options: Any) -> ImageSet:
+def open_images(
+    source: str, reading: Reading | None = None, *, size: Size | None = None, **options: Any
+) -> ImageSet:
     """Opens an image set.
 
     Args:
@@ -40,6 +43,7 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
             `cifar10:DIR`, `cifar100:DIR`, `emnist:DIR` (by class), `fed-emnist:PATH` (the directory
             of `fed_emnist_train.h5` and `_test.h5`, or LEAF's train/ and test/).
         reading: how to read it.
+        size: to which pictures are brought, in place of `resize`; None: as `reading` says.
         **options: fields of `Reading`, instead of it.
 
     Raises:
@@ -47,6 +51,8 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
             those of the source, or pictures in formats that cannot be read.
     """
     reading = reading or Reading(**options)
+    if size is not None:
+        reading = replace(reading, resize=size if isinstance(size, int) else None)
     max_pixels, classes = reading.max_pixels, reading.classes
     if Image.MAX_IMAGE_PIXELS is not None and max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow refuses what is twice as large
@@ -57,7 +63,8 @@ def open_images(source: str, reading: Reading | None = None, **options: Any) -> 
     if images.names is not None and not reading.skip_unreadable:
         foreign = unreadable_suffixes(map(decode_name, images.names))
         refuse_unreadable(source, foreign, len(images))
-    return images if done or reading.label_is is None else against_rest(images, reading)
+    images = images if done or reading.label_is is None else against_rest(images, reading)
+    return resized(images, size) if isinstance(size, tuple) else images
 
 
 def _opened(source: str, reading: Reading) -> ImageSet:
@@ -77,10 +84,10 @@ def _opened(source: str, reading: Reading) -> ImageSet:
         if not (chosen := [s for s in reading.splits or held if s in held]):
             raise ValueError(f"splits of {kind} must be of {held}, got {sorted(reading.splits)}")
         parts = [_torchvision(kind, Path(rest), s, reading.download) for s in chosen]
-        return _resized(concatenate(parts), reading.resize)
+        return resized(concatenate(parts), reading.resize)
     if kind == "fed-emnist" and rest:
         whole = open_federated_emnist(Path(rest), reading.splits or ("train", "test"))
-        return _resized(whole, reading.resize)
+        return resized(whole, reading.resize)
     if path.is_dir() and source:
         return open_images_folder(path, reading)
     if not path.is_file():
@@ -90,13 +97,18 @@ def _opened(source: str, reading: Reading) -> ImageSet:
     return open_npz(path, reading)
 
 
-def _resized(images: ImageSet, size: int | None) -> ImageSet:
-    """Arrays of pixels, brought to one size as pictures are."""
+def resized(images: ImageSet, size: Size | None) -> ImageSet:
+    """The set, with its pictures brought to one size as `resize` does; None: as they are.
+
+    For a (height, width), pictures may be of several sizes.
+    """
     if size is None:
         return images
 
     def read(rows: np.ndarray) -> np.ndarray:
-        return np.stack([squared(np.ascontiguousarray(image), size) for image in images.read(rows)])
+        one_by_one = (images.read(rows[i : i + 1])[0] for i in range(len(rows)))
+        block = images.read(rows) if isinstance(size, int) else one_by_one
+        return np.stack([squared(np.ascontiguousarray(image), size) for image in block])
 
     return replace(images, read=read)
 

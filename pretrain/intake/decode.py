@@ -26,6 +26,7 @@ from pretrain.intake.depth import is_wide, narrowed
 from pretrain.intake.dicom import dicom_picture
 from pretrain.intake.formats import HEAD, kind_of, library, pillow_formats, suffixes
 from pretrain.intake.reading import MAX_PIXELS, Reading
+from pretrain.preprocess import Size, pair
 
 SUFFIXES = suffixes()
 UNBOUNDED_MODES = ("I", "F")
@@ -112,8 +113,10 @@ def _in_colours(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def squared(image: np.ndarray, size: int) -> np.ndarray:
+def squared(image: np.ndarray, size: Size) -> np.ndarray:
     """(size, size, 3), bicubic: the shorter side becomes `size`, the centre square is kept.
+
+    Of a (height, width) the picture that just covers it is cut to it.
 
     Raises:
         UnreadableImage: so long a picture would have more pixels than any may have.
@@ -121,15 +124,22 @@ def squared(image: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(_squared(Image.fromarray(image), size))
 
 
-def _squared(picture: Image.Image, size: int) -> Image.Image:
-    scale = size / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
+def _squared(picture: Image.Image, size: Size) -> Image.Image:
+    rows, columns = pair(size)
+    height, width = covering(picture.height, picture.width, size)
     if width * height > MAX_PIXELS:
         words = f"must have at most {MAX_PIXELS} pixels once its shorter side has resize = {size}"
         raise UnreadableImage(f"{words}, got {width} x {height}")
-    left, top = (width - size) // 2, (height - size) // 2
+    left, top = (width - columns) // 2, (height - rows) // 2
     resized = picture.resize((width, height), Image.Resampling.BICUBIC)
-    return resized.crop((left, top, left + size, top + size))
+    return resized.crop((left, top, left + columns, top + rows))
+
+
+def covering(height: int, width: int, size: Size) -> tuple[int, int]:
+    """(height, width) to which a picture is scaled so that it just covers `size`."""
+    rows, columns = pair(size)
+    scale = max(columns / width, rows / height)
+    return max(rows, round(height * scale)), max(columns, round(width * scale))
 
 
 def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) -> np.ndarray:

@@ -60,15 +60,10 @@ class PictureOptions(UnreadableOption):
     download: bool = False
     """Let torchvision download a missing data set."""
 
-    def reading(self, classes: tuple[str, ...] = (), *, square: int | None = None) -> "Reading":
-        """Options of `open_images`; `square` is the size where `resize` is left out.
-
-        Raises ValueError for a value out of range.
-        """
+    def reading(self, classes: tuple[str, ...] = ()) -> "Reading":
+        """Options of `open_images`; raises ValueError for a value out of range."""
         names = [each.name for each in fields(PictureOptions)]
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.resize is None:
-            given["resize"] = square
         return Reading(**given, classes=classes)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from embed.encoding import Encoding
 from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.json_text import parsed
@@ -27,10 +28,12 @@ class RunConfig:
     options: dict[str, Any]
     privacy: Privacy  # promise that it was chosen for
     public_hash: str | None = None  # hash of the set it was chosen on; None: by hand
+    encoding: Encoding | None = None  # of that set; None: unknown
 
     def text(self) -> str:
         """JSON; an infinite ε is the word "inf"."""
-        fields = asdict(self)
+        fields: dict[str, Any] = asdict(self)
+        fields["encoding"] = self.encoding and self.encoding.to_json()
         if math.isinf(self.privacy.epsilon):
             fields["privacy"]["epsilon"] = "inf"
         return json.dumps(fields, indent=1, allow_nan=False) + "\n"
@@ -46,6 +49,7 @@ class RunConfig:
             fields = parsed(path.read_text("utf-8"))
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash")
+            encoding = fields.pop("encoding", None)
             options = {
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in dict(fields.pop("options")).items()
@@ -59,6 +63,7 @@ class RunConfig:
                 options=options,
                 privacy=Privacy(**fields.pop("privacy")),
                 public_hash=None if public_hash is None else str(public_hash),
+                encoding=None if encoding is None else Encoding.from_json(encoding),
                 **fields,
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

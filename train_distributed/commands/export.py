@@ -35,7 +35,8 @@ class Export:
     weights: str | None = None
     """Weights file for --encoder (default: the weights it ships with)."""
     input_size: tuple[int, int] | None = None
-    """Height and width of the pictures (default: size of the training pictures)."""
+    """Height and width of the pictures, which the file brings to the size of the training pictures
+    (default: that size)."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False

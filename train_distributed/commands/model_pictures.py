@@ -39,8 +39,8 @@ class ModelPictures(PictureOptions, ModelSource):
     weights: str | None = None
     """Weights file for --encoder (default: the weights it ships with)."""
     resize: int | None = None
-    """Pixels to which the shorter side of pictures is scaled (default: size of the training
-    pictures)."""
+    """Pixels to which the shorter side of pictures is scaled, for a model of an earlier version
+    (default: the size of the training pictures, which no other may replace)."""
     batch_size: int | None = None
     """Pictures per forward pass (default: by device)."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

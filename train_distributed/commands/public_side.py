@@ -47,6 +47,7 @@ class PublicSide:
             ValueError: neither a public set nor a transform, or options that do not serve.
         """
         from embed import EmbeddingSet, PublicTransform
+        from embed.encoding import refuse_other
         from embed.fit import refuse_leak
         from embed.guesses import added_to, examples_of
         from train_distributed.one_shot.report import class_names
@@ -65,6 +66,7 @@ class PublicSide:
             return settings.filled_in(known, words, width=None), loaded
         assert self.public is not None
         public = EmbeddingSet.open(self.public)
+        refuse_other(settings.encoding, public.encoding, ("config", "public"))
         if settings.public_hash not in (None, public.content_hash()):
             raise ValueError(f"public must be the set config was chosen on, got {self.public}")
         refuse_leak(public, private)

@@ -173,6 +173,7 @@ class Select:
             {"centre": "public", "rounds": 0, **setting.options},  # no default of `run` instead
             self.privacy,
             public.content_hash(),
+            public.encoding,
         )
         (partial / "configuration.json").write_text(chosen.text())
         report = {

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from embed import EmbeddingSet
+from embed.encoding import Encoding
 from pretrain.cli.provenance import versions
 from train_distributed.flower.documents.document import load_file
 from train_distributed.flower.documents.federation import Federation
@@ -107,6 +108,11 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         given = (self.method, self.model, embeddings, rows, partition, grid)
         ((_, (sent,)),) = submissions(*given)
         return self.integers.encode(sent.numpy())
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How pictures become the rows of every user; None: the model does not say it."""
+        return self.model.encoding
 
     @property
     def submission(self) -> Evaluation:

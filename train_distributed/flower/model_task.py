@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.encoding import Encoding
 from embed.store import TRAIN
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms, check_file, read_transform
@@ -115,6 +116,11 @@ class ModelTask(SumTask[Terms]):
         partition = split(torch.from_numpy(embeddings.labels[train]), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
         return chunk
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How pictures become the rows of every user; None: the transform does not say it."""
+        return self.transform.encoding
 
     @property
     def submission(self) -> Statistic:

@@ -65,7 +65,6 @@ class Release:
     report: Report = field(default_factory=Report)  # `of` is called of another mapping
     opened: Tensor | None = None  # (D,) float64 noised sums, as whoever opened them saw them
     encoding: Encoding | None = None  # how pictures became the embeddings; None: unknown
-    image_shape: tuple[int, ...] | None = None  # (3, h, w) of those pictures; None: unknown
     temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
 
     def __post_init__(self) -> None:
@@ -136,24 +135,22 @@ class Release:
     def load_file(cls, where: Path) -> "Release":
         """Reads model.safetensors alone, without a report; raises ValueError as `read_model`."""
         weights, transform, class_names, metadata = read_model(where)
-        shape, temperature = (
-            read_field(metadata, name, where) for name in ("image_shape", "temperature")
-        )
+        temperature = read_field(metadata, "temperature", where)
         temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
-        if shape is not None and not (
-            isinstance(shape, list)
-            and len(shape) == 3
-            and all(type(side) is int and side > 0 for side in shape)
-        ):
-            raise ValueError(f"{where}: image_shape must be three sizes > 0, got {shape!r}")
+        encoding = Encoding.in_metadata(metadata, where)
+        shape = read_field(metadata, "image_shape", where)  # of models by earlier versions
+        if encoding is not None:
+            try:
+                encoding = encoding.of_pictures(shape)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
         return cls(
             weights,
             transform,
             class_names,
-            encoding=Encoding.in_metadata(metadata, where),
-            image_shape=None if shape is None else tuple(shape),
+            encoding=encoding,
             temperature=temperature,
         )
 
@@ -185,7 +182,5 @@ class Release:
             metadata["class_prior"] = json.dumps(self.report.class_prior)
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
-        if self.image_shape is not None:
-            metadata["image_shape"] = json.dumps(self.image_shape)
         write_tensors(directory / MODEL, tensors, metadata)
         self.report.write(directory / REPORT)

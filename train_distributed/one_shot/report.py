@@ -53,14 +53,7 @@ def reported(
         report |= {"test_accuracy": metrics["accuracy"]}
         report |= {"majority_baseline": metrics["majority_baseline"]}
         report |= {"test_accuracy_per_class": shares, "test_metrics": metrics | {"of": CLEAR}}
-    shape = None if embeddings is None else image_shape(embeddings.meta)
-    return replace(released, report=Report.of(report), encoding=made, image_shape=shape)
-
-
-def image_shape(meta: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """(3, h, w) of the pictures that a set was made of, where its meta.json says so."""
-    shape = meta.get("image_shape")
-    return tuple(map(int, shape)) if isinstance(shape, list) and len(shape) == 3 else None
+    return replace(released, report=Report.of(report), encoding=made)
 
 
 def suitability(

@@ -48,13 +48,17 @@ def held_out(
 
     Raises:
         ValueError: no such rows, rows of another width, not finite or unlabelled, labels or class
-            names that are not the model's, training rows among them.
+            names that are not the model's, training rows among them, or a training set of
+            another encoding.
     """
     check.one_of(get_args(Overlap), overlap=overlap)
     rows = np.flatnonzero(embeddings.split == EVALUATION)
     if not len(rows):
         raise ValueError(f"embeddings must hold evaluation rows (split 2), got none; {HOW}")
     _check(embeddings, rows, release)
+    training = list(training)
+    for each in training:  # rows of another encoding equal none
+        refuse_other(release.encoding, each.encoding, ("model", "training"))
     sets = [*([] if "held_out" in embeddings.meta else [embeddings]), *training]
     sets = [each for each in sets if (each.split == TRAIN).any()]
     if overlap == "refuse" and sets:

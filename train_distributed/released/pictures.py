@@ -31,20 +31,14 @@ class Computing:
 
 
 def open_pictures(released: Release, data: str, options: PictureOptions) -> ImageSet:
-    """Opens pictures of the size that a model learned from; `data` as `open_images` takes it.
+    """Opens pictures, brought to the size of those that a model learned from.
 
-    Without `resize` the shorter side of a picture becomes as the model knows it. Raises ValueError
-    for nothing of the kind, or another size where the encoder takes pictures as they are stored.
+    `data` as `open_images` takes it. Raises ValueError for another `resize` than the model's, or
+    where neither says of what size pictures are.
     """
-    preprocess, shape = encoding_of(released).preprocess, released.image_shape
-    square = shape[1] if shape is not None and shape[1] == shape[2] else None
-    images = open_images(data, options.reading(square=square))
-    found = images.images(_first(images, options.skip_unreadable)).shape[1:]
-    if shape is not None and preprocess.image_size is None and found != shape:
-        raise ValueError(
-            f"pictures must be {shape[1]} x {shape[2]} as those that the model learned from, "
-            f"got {found[1]} x {found[2]} in {images.place(0)}"
-        )
+    size = encoding_of(released).size_of_pictures(options.resize, "model")
+    images = open_images(data, options.reading(), size=size)
+    images.images(_first(images, options.skip_unreadable))
     refuse_dark(images)
     return images
 

@@ -8,6 +8,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
+from embed.encoding import refuse_other
 from embed.guesses import Sources, examples_of, knowing
 from embed.knowledge import NONE, Knowledge
 
@@ -37,6 +38,7 @@ class KnownBefore:
         if knowledge.examples not in (None, NONE):
             shown = EmbeddingSet.open(knowledge.examples)
             shown.need_labels("examples")
+            refuse_other(public.encoding, shown.encoding, ("public", "examples"))
             number = int(np.median(np.unique(shown.labels, return_counts=True)[1]))
         elif knowledge.examples is None and examples_of(public, knowledge.names or ()) is not None:
             number = len(public)

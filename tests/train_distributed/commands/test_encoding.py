@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding, refuse_other
 from embed.fit import fit_and_apply, refuse_leak
-from pretrain.preprocess import Preprocess
+from pretrain.preprocess import Preprocess, Size, pair
 from train_distributed import Privacy, release
 from train_distributed.one_shot.validation import validate
 
@@ -114,6 +115,73 @@ def test_a_transform_with_unreadable_encoding_is_an_error(tmp_path: Path, text: 
     save_file(PublicTransform.fit(rows(0, None)).tensors(), path, {"encoding": text})
     with pytest.raises(ValueError, match=r"t\.safetensors: encoding must be readable"):
         PublicTransform.load(path)
+
+
+def of(pictures: Size | None, **given: Any) -> Encoding:
+    return replace(OURS, preprocess=Preprocess(pictures=pictures, **given))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (of(32), of(32, image_size=32)),
+        (of(32), of(32, image_size=32, fit="longest", border=(0.5, 0.5, 0.5))),
+        (of((32, 48)), of((32, 48), image_size=(32, 48), fit="squash", interpolation="nearest")),
+        (of(64, image_size=56, crop=0.875), of(64, image_size=56, fit="shortest", resize=64)),
+        (of(64, image_size=32), of(64, image_size=32, fit="squash")),
+        (of(10, crop=0.99), of(10)),
+    ],
+)
+def test_what_does_the_same_is_the_same(one: Encoding, other: Encoding) -> None:
+    """Also to the pixels, of which these are the rows."""
+    refuse_other(one, other)
+    refuse_other(other, one)
+    size = one.preprocess.pictures
+    assert size is not None
+    pixels = torch.randint(0, 256, (2, 3, *pair(size)), dtype=torch.uint8)
+    assert torch.equal(one.preprocess(pixels), other.preprocess(pixels))
+    assert Encoding.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (of(32), of(33)),
+        (of(32, image_size=32), of(64, image_size=32)),
+        (of((32, 48)), of((48, 32))),
+        (of(64, image_size=128), of(64, image_size=128, fit="squash")),  # another kernel
+        (of(64, image_size=32), of(64, image_size=32, interpolation="bilinear")),
+        (of(64, image_size=80, fit="longest", resize=64), of(64, image_size=80)),
+    ],
+)
+def test_what_does_another_thing_is_another(one: Encoding, other: Encoding) -> None:
+    with pytest.raises(ValueError, match="with one preprocessing") as caught:
+        refuse_other(one, other)
+    assert {str(one), str(other)} == set(str(caught.value).partition(", got ")[2].split(" and "))
+    assert str(one) != str(other)
+
+
+@pytest.mark.parametrize("size", [None, 32])
+def test_what_does_not_say_its_size_must_be_made_again(size: Size | None, tmp_path: Path) -> None:
+    """A transform of an earlier version: nothing is taken for granted. Two of them as before."""
+    public = PublicTransform.fit(rows(0, of(None, image_size=size)))
+    private = rows(1, of(32, image_size=size))
+    with pytest.raises(ValueError, match=r"transform must say of what size .*fit it again") as told:
+        validate(private, public, None, discrete=True)
+    assert "\n" not in str(told.value)
+    validate(rows(1, of(None, image_size=size)), public, None, discrete=True)
+    for shape in ([3, 32, 32], [3, 30, 32]):  # an earlier set says it by its pictures' shape
+        older = rows(2, of(None, image_size=size), image_shape=shape)
+        assert older.encoding == of((shape[1], shape[2]), image_size=size)
+
+
+def test_a_size_that_contradicts_itself_is_refused() -> None:
+    for shape in ([3, 24, 24], [3, 32], [3, 32, 32.0], "32", [3, 0, 32]):
+        with pytest.raises(ValueError, match=r"pictures must be 32 x 32 px|three sizes > 0"):
+            _ = rows(0, of(32), image_shape=shape).encoding
+    for size in (0, -1, 1.5, (3,), (3, 4, 5), True):
+        with pytest.raises(ValueError, match="pictures must be >= 1"):
+            Preprocess(pictures=size)  # pyright: ignore[reportArgumentType]
 
 
 Door = Callable[[EmbeddingSet, EmbeddingSet, Path], Any]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from pretrain.preprocess import Preprocess
 from train_distributed import Release
 
 
@@ -39,7 +41,7 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
     assert torch.equal(loaded.predict(rows), released.predict(rows))
     assert torch.equal(loaded.predict_proba(rows), released.predict_proba(rows))
     assert loaded.encoding == released.encoding
-    for name in ("class_names", "report", "image_shape", "temperature", "method", "opened"):
+    for name in ("class_names", "report", "temperature", "method", "opened"):
         assert getattr(loaded, name) == getattr(released, name)
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
         assert "posterior of Gaussian classes" in file.metadata()["probabilities"]
@@ -61,8 +63,20 @@ def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
 
     rewrite(saved, forget)
     old = Release.load(saved)
-    assert (old.encoding, old.image_shape, old.temperature) == (None, None, 1.0)
+    assert (old.encoding, old.temperature) == (None, 1.0)
     assert old.class_names == released.class_names
+
+
+def test_an_earlier_model_says_the_size_beside_its_encoding(released, saved) -> None:
+    """It has `image_shape`, and an encoding that knows nothing of it."""
+    made = replace(released.encoding, preprocess=Preprocess(image_size=32))
+
+    def before(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+        metadata |= made.metadata() | {"image_shape": "[3, 24, 32]"}
+
+    rewrite(saved, before)
+    expected = Preprocess(image_size=32, pictures=(24, 32))
+    assert Release.load(saved).encoding == replace(made, preprocess=expected)
 
 
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:

@@ -37,9 +37,8 @@ def make_release(dim: int = 6, components: int = 4, seed: int = 0, scale: float 
             encoder="simclr-small",
             encoder_hash="0" * 64,
             weights="shipped",
-            preprocess=Preprocess(image_size=32),
+            preprocess=Preprocess(image_size=32, pictures=32),
         ),
-        image_shape=(3, 32, 32),
     )
 
 

@@ -69,6 +69,8 @@ class Join:
             return 0
         if pictures is None:
             check.exactly_one(**given)
+            unused = {name: getattr(self.images, name) for name in ("encoder", "weights", "resize")}
+            check.left_out("without pictures", **unused)
         else:
             check.left_out("with pictures", **given, held_out=self.held_out)
         rows = self.rows
@@ -78,7 +80,7 @@ class Join:
             if self.embeddings is None:
                 own = embed_pictures(self.images, self.folder)
             else:
-                own = EmbeddingSet.open(self.embeddings)
+                own = self.images.checked(EmbeddingSet.open(self.embeddings))
             own.need_labels()
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
         assert rows is not None

@@ -94,6 +94,8 @@ def terms(
     others = [federation.display_name(p) for p in sorted(federation.verifying) if p >= FIRST_SERVER]
     yield f"{federation.display_name(user)} of federation {federation.digest.hex()}"
     yield f"  {task.kind} by method {task.terms.method}; {len(names)} classes: {', '.join(shown)}"
+    if task.encoding is not None:
+        yield f"  rows: by {task.encoding}"
     if known is not None:
         yield f"  known of the classes before, from public sources: {'; '.join(known.words)}"
     yield (

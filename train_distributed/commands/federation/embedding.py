@@ -21,13 +21,27 @@ class Pictures:
     class_names: tuple[str, ...] = ()
     """Agreed names of all classes in their order; required with --pictures."""
     transform: Path | None = None
-    """Public transform of the operator, with --pictures: it names encoder and preprocessing."""
+    """Public transform of the operator. With --pictures it names encoder and preprocessing, the
+    pictures' size too; a set that is there is compared with it."""
     encoder: str | None = None
     """Encoder as for `embed run`, with --pictures (default: the one that --transform names)."""
     weights: str | None = None
     """Weights of the encoder as for `embed run` (default: those that --transform names)."""
     resize: int | None = None
-    """Pixels of the shorter side to which pictures are scaled before they are cut to a square."""
+    """Pixels of the shorter side to which pictures are scaled before they are cut to a square
+    (default: as --transform says, without it as they are stored)."""
+
+    def checked(self, own: "EmbeddingSet") -> "EmbeddingSet":
+        """A user's set; raises ValueError unless it is embedded as asked and as the transform's."""
+        if self.transform is not None:
+            from embed.encoding import refuse_other
+            from train_distributed.flower.documents.terms import read_transform
+
+            encoding = read_transform(self.transform).encoding
+            refuse_other(encoding, own.encoding, ("transform", "embeddings"))
+        if self.resize is not None and own.encoding is not None:
+            own.encoding.size_of_pictures(self.resize, "set that is there")
+        return own
 
 
 def own_set(folder: Path, given: Path | None) -> Path | None:
@@ -37,14 +51,14 @@ def own_set(folder: Path, given: Path | None) -> Path | None:
 
 
 def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
-    """Embeds a user's pictures into its folder; a set that is there is kept, and returned.
+    """Embeds a user's pictures into its folder; a set that is there is returned as it is.
 
     Args:
         given: pictures and encoder.
         folder: the user's.
 
     Raises:
-        ValueError: no classes or encoder, or another encoder than the transform's.
+        ValueError: no classes or encoder, or another encoder or size than the transform's.
     """
     from embed import EmbeddingSet
     from embed.extract import extract
@@ -54,14 +68,20 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from train_distributed.flower.documents.terms import read_transform
     from train_distributed.released.encoder import named_encoder
 
-    out = folder / EMBEDDINGS
+    out, size = folder / EMBEDDINGS, given.resize
     if out.exists():
-        return EmbeddingSet.open(out)
+        return given.checked(EmbeddingSet.open(out))
     check.given(class_names=given.class_names or None)
     if given.transform is not None:
         encoding = read_transform(given.transform).encoding
         if encoding is None:
             raise ValueError(f"transform must name its encoder, {given.transform} does not")
+        if encoding.preprocess.pictures is None:
+            raise ValueError(
+                "transform must say of what size its pictures were, as one that is fitted now does "
+                f"(ask for it), got {given.transform} of an earlier version"
+            )
+        size = encoding.size_of_pictures(given.resize, "transform")
         encoder = named_encoder(encoding, name=given.encoder, weights=given.weights)
         name, weights, preprocess = encoding.encoder, encoding.weights, encoding.preprocess
     else:
@@ -69,10 +89,10 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         assert given.encoder is not None
         encoder = build_encoder(given.encoder, weights=given.weights)
         name, weights = without_directory(given.encoder), origin(given.encoder, given.weights)
-        preprocess = encoder.preprocess
+        preprocess = encoder.preprocess.of_pictures(given.resize)
     images = ImageOptions(
-        data=str(given.pictures), layout="class", class_names=given.class_names, resize=given.resize
-    ).images()
+        data=str(given.pictures), layout="class", class_names=given.class_names
+    ).images(size)
     done = extract(
         images,
         encoder,

@@ -184,9 +184,11 @@ class Participant:
         if embeddings is None:
             raise ValueError(f"embeddings must be given for {who}, got none")
         from embed import EmbeddingSet
+        from embed.encoding import refuse_other
         from train_distributed.flower.evaluation_task import task_of
 
         task, rows = task_of(federation, found.agreed), EmbeddingSet.open(embeddings)
+        refuse_other(task.encoding, rows.encoding, ("federation", "embeddings"))
         entry = Entry.of(
             task.guarantee.privacy,
             row_fields(rows, task.part),

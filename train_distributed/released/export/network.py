@@ -4,14 +4,18 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pretrain.encoders.concat import Concat
-from pretrain.preprocess import Preprocess
+from pretrain.intake.decode import covering, squared
+from pretrain.preprocess import Preprocess, pair
 from train_distributed.one_shot.model import Release
+
+UNIT = 2.0**22  # of Pillow's weights
 
 
 class PixelNetwork(nn.Module):
@@ -23,14 +27,16 @@ class PixelNetwork(nn.Module):
         released: the model.
         encoder: that made its embeddings.
         preprocess: as for its embeddings.
-        size: (h, w) of the pictures.
+        size: (h, w) of the pictures, which are brought to the size that `preprocess` knows.
     """
 
     def __init__(
         self, released: Release, encoder: nn.Module, preprocess: Preprocess, size: tuple[int, int]
     ) -> None:
         super().__init__()
-        stored = torch.zeros(1, 3, *size, dtype=torch.uint8)
+        taken = size if preprocess.pictures is None else pair(preprocess.pictures)
+        self.brought = nn.Identity() if taken == size else _Brought(size, taken)
+        stored = torch.zeros(1, 3, *taken, dtype=torch.uint8)
         self.pixels = _Pixels(preprocess, stored)
         if isinstance(encoder, Concat):
             images = preprocess(stored)
@@ -43,7 +49,65 @@ class PixelNetwork(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Classes and probabilities."""
-        return self.head(self.encoder(self.pixels(pixels)))
+        return self.head(self.encoder(self.pixels(self.brought(pixels))))
+
+
+class _Brought(nn.Module):
+    """Pictures of one size brought to another as `pretrain.intake.decode.squared` does.
+
+    Pillow scales one side after the other, with weights of 22 bits, and rounds to 8 bits after
+    each: sums of whole numbers below 2^53, so float64 comes to the same pixels. Which side is first
+    depends on its version and the sizes, so it is found by trying.
+
+    Args:
+        size: (h, w) of the pictures.
+        to: (h, w) that comes out.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    upright_first = False
+
+    def __init__(self, size: tuple[int, int], to: tuple[int, int]) -> None:
+        super().__init__()
+        for name, side, scaled, kept in zip(
+            ("rows", "columns"), size, covering(*size, to), to, strict=True
+        ):
+            first = (scaled - kept) // 2
+            weights = pillow_weights(side, scaled)[first : first + kept]
+            self.register_buffer(name, torch.from_numpy(weights))
+        noise = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+        tried = self(torch.from_numpy(noise.transpose(2, 0, 1)[None].copy()))[0]
+        self.upright_first = not np.array_equal(tried.permute(1, 2, 0), squared(noise, to))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, *size) uint8 to (n, 3, *to) whole float32 in [0, 255]."""
+        x = pixels.to(torch.float64)
+        if self.upright_first:
+            x = _whole(_whole(self.rows @ x) @ self.columns.T)
+        else:
+            x = _whole(self.rows @ _whole(x @ self.columns.T))
+        return x.to(torch.float32)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return (x / UNIT + 0.5).floor().clamp(0, 255)
+
+
+def pillow_weights(side: int, target: int) -> np.ndarray:
+    """(target, side) float64 whole weights of Pillow's bicubic scaling, in units of 2^-22."""
+    scale = side / target
+    stretch = max(scale, 1.0)
+    centre = (np.arange(target)[:, None] + 0.5) * scale
+    first = np.maximum(0, (centre - 2 * stretch + 0.5).astype(int))
+    last = np.minimum(side, (centre + 2 * stretch + 0.5).astype(int))
+    place = np.arange(side)[None]
+    x = np.abs((place - centre + 0.5) / stretch)
+    near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+    weights *= (place >= first) & (place < last)
+    weights = weights / weights.sum(1, keepdims=True) * UNIT
+    return np.trunc(weights + np.copysign(0.5, weights))
 
 
 class _Pixels(nn.Module):

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from embed.fast import fast_forward
+from pretrain.intake.decode import squared
+from pretrain.preprocess import pair
 from train_distributed.one_shot.model import Release, probabilities
 from train_distributed.released.encoder import encoding_of
 
@@ -23,7 +25,12 @@ def of_pictures(
     """Largest difference of a probability, and how many classes differ, of (n, 3, h, w) uint8."""
     preprocess = encoding_of(released).preprocess
     forward = fast_forward(encoder, torch.device("cpu"), torch.float32, compiled=False)
-    scores = released.scores(forward(preprocess(torch.from_numpy(pixels))))
+    size = preprocess.pictures
+    stored = pixels.transpose(0, 2, 3, 1)
+    if size is not None and stored.shape[1:3] != pair(size):
+        stored = np.stack([squared(np.ascontiguousarray(each), size) for each in stored])
+    taken = np.ascontiguousarray(stored.transpose(0, 3, 1, 2))
+    scores = released.scores(forward(preprocess(torch.from_numpy(taken))))
     shares = probabilities(scores, released.temperature).numpy()
     classes, found = run(pixels)
     return float(np.abs(found - shares).max()), int((classes != scores.argmax(1).numpy()).sum())

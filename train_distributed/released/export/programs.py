@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 
 from embed.engines.program import quiet, short, traced
 from pretrain import check
+from pretrain.preprocess import pair
 from train_distributed.one_shot.model import Release
 from train_distributed.released.encoder import encoding_of
 from train_distributed.released.export import facts
@@ -24,22 +25,14 @@ Run = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # pixels to classes
 def picture_size(released: Release, asked: tuple[int, int] | None) -> tuple[int, int]:
     """(h, w) of the pictures that an export takes: as asked, or those that the model learned from.
 
-    Raises ValueError if nobody knows, or for another size where the encoder takes pictures as
-    stored.
+    Raises ValueError if nobody knows.
     """
-    preprocess, shape = encoding_of(released).preprocess, released.image_shape
-    known = None if shape is None else (shape[1], shape[2])
+    known = encoding_of(released).preprocess.pictures
     if asked is None and known is None:
         raise ValueError("input_size must be given for a model that knows none, got none")
-    size = asked or known
-    assert size is not None
+    size = asked or pair(known or 0)
     if min(size) < 1 or max(size) > 8192:
         raise ValueError(f"input_size must be in [1, 8192], got {size[0]} x {size[1]}")
-    if preprocess.image_size is None and known not in (None, size):
-        raise ValueError(
-            f"input_size must be {known[0]} x {known[1]}, for the encoder takes pictures as they "
-            f"are stored, got {size[0]} x {size[1]}"
-        )
     return size
 
 

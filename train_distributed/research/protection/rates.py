@@ -18,6 +18,7 @@ import tyro
 from tqdm import tqdm
 
 from embed import EmbeddingSet
+from embed.encoding import refuse_other
 from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
@@ -91,8 +92,9 @@ class Rates:
         if self.images is not None:
             found = self._of_images(self.images)
         elif self.embeddings is not None and self.public is not None:
-            sets = (EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public))
-            found = self._of_head(*sets)
+            private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+            refuse_other(public.encoding, private.encoding)
+            found = self._of_head(private, public)
         else:
             raise ValueError("either --images or --embeddings with --public must be given")
         shown = {k: v for k, v in asdict(self).items() if not isinstance(v, Path)}

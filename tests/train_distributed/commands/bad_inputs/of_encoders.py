@@ -58,7 +58,7 @@ CASES = table(
     (f"{PREDICT} pictures --device nonsense", r"device must be .* got nonsense"),
     (f"{PREDICT} pictures --batch-size -1", r"batch_size must be >= 1, got -1"),
     (f"{PREDICT} pictures --resize 0", r"resize must be >= 1, got 0"),
-    (f"{PREDICT} pictures --resize 12", r"pictures must be 8 x 8 .* got 12 x 12"),
+    (f"{PREDICT} pictures --resize 12", r"resize must be left out, .*8 x 8 px\), got 12"),
     (
         "predict --model bare --data pictures --encoder other.safetensors",
         r"encoder must be the one that the model learned with, .* got",

@@ -16,11 +16,12 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.encoder import build_encoder, encoder_hash, save_encoder
 from pretrain.encoders.concat import Concat
+from pretrain.intake.decode import squared
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
 from train_distributed.released.encoder import encoding_of, released_encoder
-from train_distributed.released.export.network import _Pixels, scaling_matrix
+from train_distributed.released.export.network import _Brought, _Pixels, scaling_matrix
 from train_distributed.released.export.parity import of_pictures, some_pictures
 from train_distributed.released.export.programs import (
     described,
@@ -236,16 +237,37 @@ def test_files_say_what_they_are(files, small) -> None:
     assert isinstance(pixels.shape[0], str)  # any number of pictures
 
 
-def test_sizes_that_do_not_fit_are_refused(small) -> None:
+def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
     stored = learned(small, Preprocess(), (16, 16), "class-sums")
     assert picture_size(stored, None) == (16, 16)
-    with pytest.raises(ValueError, match="must be 16 x 16, for the encoder takes pictures as they"):
-        picture_size(stored, (32, 16))
-    scaled = learned(small, Preprocess(image_size=16), (16, 16), "class-sums")
-    assert picture_size(scaled, (40, 30)) == (40, 30)
+    assert picture_size(stored, (32, 16)) == (32, 16)
     for asked in ((0, 3), (3, 100_000)):
         with pytest.raises(ValueError, match=r"input_size must be in \[1, 8192\]"):
-            picture_size(scaled, asked)
+            picture_size(stored, asked)
+    assert stored.encoding is not None
+    unknown = replace(stored, encoding=replace(stored.encoding, preprocess=Preprocess()))
+    with pytest.raises(ValueError, match="input_size must be given for a model that knows none"):
+        picture_size(unknown, None)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (40, 40), (50, 33), (9, 12), (16, 90), (61, 16)])
+@pytest.mark.parametrize("taken", [(16, 16), (20, 14)])
+def test_pictures_of_any_size_are_brought_to_it_in_the_file(
+    small, tmp_path: Path, taken: tuple[int, int], size: tuple[int, int]
+) -> None:
+    """As Pillow does it when they are read."""
+    released = learned(small, Preprocess(), taken, "class-sums")
+    pixels = some_pictures(size)
+    program = trace(released, small, size).module()
+    classes, shares = program(torch.from_numpy(pixels))
+    brought = np.stack([squared(each, taken) for each in pixels.transpose(0, 2, 3, 1).copy()])
+    rows = small(torch.from_numpy(brought.transpose(0, 3, 1, 2).copy()) / 255)
+    expected = released.predict_proba(rows.detach()).numpy()
+    assert np.abs(shares.detach().numpy() - expected).max() < PARITY
+    assert (classes.numpy() == expected.argmax(1)).all()
+    if size != taken:
+        found = _Brought(size, taken)(torch.from_numpy(pixels))
+        assert np.array_equal(found.numpy().transpose(0, 2, 3, 1), brought)
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Protocol
+
+from pretrain.cli.interrupts import listen
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 SPINS = 3000  # about a tenth of a millisecond
@@ -35,7 +35,7 @@ def run_command(parse: Callable[[], Command]) -> int:
     Returns:
         The exit code: the command's own, 2 for a bad input, 130 for an interruption.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    listen()
     wait_asleep()
     box = io.StringIO()
     try:
@@ -53,12 +53,12 @@ def run_command(parse: Callable[[], Command]) -> int:
         done = command.run()
         return done if isinstance(done, int) else getattr(done, "code", 0)
     except (ValueError, OSError, ArithmeticError) as error:
-        return _fail(" ".join(_message(error).split()))
+        return _fail(_said(_message(error), error))
     except MemoryError as error:
-        return _fail(" ".join(f"memory must suffice, got: {error or 'none left'}".split()))
+        return _fail(_said(f"memory must suffice, got: {error or 'none left'}", error))
     except KeyboardInterrupt as stop:
         kept = " ".join(map(str, stop.args)) or "nothing was written"
-        print(f"interrupted; {kept}", file=sys.stderr)
+        print(_said(f"interrupted; {kept}", stop), file=sys.stderr)
         return INTERRUPTED
 
 
@@ -79,6 +79,11 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
     return str(error)
 
 
+def _said(message: str, error: BaseException) -> str:
+    """One line of a message and the notes that were added to its error on the way."""
+    return " ".join("; ".join((message, *getattr(error, "__notes__", ()))).split())
+
+
 def _one_line(box: str) -> str:
     """Words of a multi-line error box without frames, rulers and long lists of guesses."""
     words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
@@ -94,7 +99,3 @@ def _one_line(box: str) -> str:
 def _fail(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return USAGE_ERROR
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -130,25 +130,26 @@ class Evaluate(ModelPictures):
             kind="evaluation",
             partition=simulated,
         )
-        found = evaluate(
-            release,
-            embeddings,
-            self.privacy,
-            bins=self.bins,
-            confidence=self.confidence,
-            sampling=self.sampling,
-            overlap=self.overlap,
-            training=[EmbeddingSet.open(path) for path in self.training],
-            partition=partition,
-            noise="float" if self.seed is not None else self.noise,
-            generator=generator,
-            min_survivors=self.min_survivors,
-            allow_delta=self.allow_delta,
-            reserve=counted.reserve,
-        )
         digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
         configuration = jsonable(asdict(self))
-        told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
+        with counted.explained():
+            found = evaluate(
+                release,
+                embeddings,
+                self.privacy,
+                bins=self.bins,
+                confidence=self.confidence,
+                sampling=self.sampling,
+                overlap=self.overlap,
+                training=[EmbeddingSet.open(path) for path in self.training],
+                partition=partition,
+                noise="float" if self.seed is not None else self.noise,
+                generator=generator,
+                min_survivors=self.min_survivors,
+                allow_delta=self.allow_delta,
+                reserve=counted.reserve,
+            )
+            told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
         return found.report | told, counted
 
 

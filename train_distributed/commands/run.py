@@ -157,7 +157,7 @@ class Run:
             result=out,
             partition=simulated,
         )
-        with counted.explain_interrupt(), reserved(partial, _size(transform, private)):
+        with counted.explained():
             request = ReleaseRequest(
                 embeddings=private,
                 method=settings.method,
@@ -173,16 +173,20 @@ class Run:
                 reserve=counted.reserve,
                 options=settings.options,
             )
-            released = self._released(request, settings.method)
-        if self.scheme in BY_LABEL:
-            why = "a simulation: users were given rows by their labels, which no promise covers"
-            released = replace(released, report=released.report.with_reason(why))
-        used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        if self.transform is not None:  # its file has its own
-            used["transform_options"] = transform.options or {"components": transform.dim - 1}
-        configuration = jsonable(asdict(self) | used | {"options": settings.options})
-        released = released.with_report(ledger=counted.report(), configuration=configuration)
-        self._write(released, partial, settings.method)
+            if settings.method in METHODS:
+                counted.afford(request.spends())
+            with reserved(partial, _size(transform, private)):
+                released = self._released(request, settings.method)
+            if self.scheme in BY_LABEL:
+                why = "a simulation: users were given rows by their labels, which no promise covers"
+                released = replace(released, report=released.report.with_reason(why))
+            used = {"method": settings.method}
+            used |= {"transform_options": asdict(settings.transform_options)}
+            if self.transform is not None:  # its file has its own
+                used["transform_options"] = transform.options or {"components": transform.dim - 1}
+            configuration = jsonable(asdict(self) | used | {"options": settings.options})
+            released = released.with_report(ledger=counted.report(), configuration=configuration)
+            self._write(released, partial, settings.method)
         return counted
 
     def _settings(self) -> RunConfig:

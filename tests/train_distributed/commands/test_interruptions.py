@@ -1,5 +1,6 @@
 """A command that is stopped: before the first draw nothing counts, after it the line says so."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from train_distributed.released import evaluate
 from train_distributed.store.store import Store
 
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "2"}
 DRIVER = """
 import importlib, sys, time
 from pathlib import Path
@@ -124,7 +126,7 @@ def test_what_was_written_is_not_said_to_be_nothing(run, ledger, monkeypatch) ->
 
 def test_an_error_after_the_noise_says_that_it_counts(run, ledger, monkeypatch) -> None:
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device", "made")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("train_distributed.one_shot.model.Release.write", full)
     code, printed, error = run("--out", "made")
@@ -132,6 +134,19 @@ def test_an_error_after_the_noise_says_that_it_counts(run, ledger, monkeypatch) 
     counted = f"its epsilon counts: entry {record.id} in {ledger.path}"
     assert (code, printed) == (2, "")
     assert error == f"error: made: No space left on device; {counted}\n"
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "closed"])
+def test_an_output_that_nobody_reads_costs_no_model(sets, tmp_path, ledger, where: str) -> None:
+    words = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    command = [sys.executable, "-u", "-m", "train_distributed", *words, "--out", "made"]
+    reading, writing = os.pipe() if where == "closed" else (None, os.open(where, os.O_WRONLY))
+    if reading is not None:
+        os.close(reading)
+    subprocess.run(command, cwd=tmp_path, stdout=writing, env=ENVIRONMENT, check=False)
+    os.close(writing)
+    assert (tmp_path / "made" / "model.safetensors").exists()
+    assert ledger.state().records[0].spent
 
 
 @pytest.mark.parametrize("stop", STOPS[:2])
@@ -158,13 +173,12 @@ def test_so_of_an_evaluation(say, evaluation, monkeypatch, stop: signal.Signals)
 def process(*typed: str) -> "subprocess.Popen[str]":
     """The driver, once it is where it is to be stopped."""
     command = [sys.executable, "-c", DRIVER, *typed]
-    tree = str(Path(__file__).parents[3])
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": tree, "OMP_NUM_THREADS": "2"},
+        env=ENVIRONMENT,
     )
     while not Path("there").exists():
         assert child.poll() is None, child.communicate()[1]

@@ -75,11 +75,10 @@ class LedgerReservation:
         if self._ledger is None:
             return
         with held() as interrupted:
-            id = self._ledger.reserve(Entry.of(self._privacy, self._fields, noise))
+            self._id = self._ledger.reserve(Entry.of(self._privacy, self._fields, noise))
             if interrupted():
-                self._ledger.give_back(id)
-            else:
-                self._id = id
+                self._ledger.give_back(self._id)
+                self._id = None
 
     @contextmanager
     def explained(self) -> Iterator[None]:

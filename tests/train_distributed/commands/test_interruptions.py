@@ -104,6 +104,18 @@ def test_a_signal_while_the_ledger_is_written_gives_back(
     assert shown.startswith("given back: 1, for which no noise was drawn\nhead ")
 
 
+def test_what_cannot_be_given_back_is_named(run, ledger, monkeypatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "private.ledger")
+
+    stop_at(monkeypatch, Store, "append", signal.SIGINT, after=True)
+    monkeypatch.setattr(Ledger, "give_back", full)
+    code, _, error = run("--out", "made")
+    (record,) = ledger.state().records
+    assert code == 2
+    assert f"its epsilon counts: entry {record.id} in {ledger.path}" in error
+
+
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(("name", "after"), [("add_noise", False), ("add_noise", True)])
 def test_after_it_the_entry_stays_and_is_named(

@@ -17,15 +17,11 @@ def listen() -> None:
 
 
 @contextmanager
-def held(done: str = "") -> Iterator[Callable[[], bool]]:
+def held() -> Iterator[Callable[[], bool]]:
     """Lets interruptions wait until the block ends; yields a function that says if one has come.
 
     They are not masked, since another thread would take them. Only the main thread is ever
     interrupted: in others nothing is held.
-
-    Args:
-        done: what an interruption that has waited says of the block, in the place of "nothing was
-            written".
 
     Raises:
         KeyboardInterrupt: at the end of a block that did not fail, if one has come.
@@ -42,7 +38,16 @@ def held(done: str = "") -> Iterator[Callable[[], bool]]:
         for stop, handler in reversed(before.items()):  # Ctrl-C last: it may end the loop
             signal.signal(stop, handler)
     if came:
-        raise KeyboardInterrupt(*filter(None, [done]))
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def after(done: str) -> Iterator[None]:
+    """Lets an interruption of the block say this in the place of "nothing was written"."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(done) from stop
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from pretrain import check
+from pretrain.cli.interrupts import after
 from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MethodGroup, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
@@ -107,11 +108,12 @@ class Run:
         out = output_directory(self.out, "run", *given, *files, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             released, counted = self._into(partial, out)
-        counted.spend()
-        for line in lines_of(released.report):  # now: an output that is closed or full costs none
-            print(line)
-        print(f"{'ledger':22} {counted.summary()}")
-        print(f"{'written':22} {out}")
+        with after(f"{out} was written"):
+            counted.spend()
+            for line in lines_of(released.report):  # now: an output that is full costs no model
+                print(line)
+            print(f"{'ledger':22} {counted.summary()}")
+            print(f"{'written':22} {out}")
         return out
 
     def _into(self, partial: Path, out: Path) -> "tuple[Release, LedgerReservation]":

@@ -108,7 +108,7 @@ class LedgerReservation:
     def spend(self) -> None:
         """Notes that the result was written, once it has reached the disk."""
         if self._ledger is not None:
-            with held(f"{self._result} was written"):
+            with held():
                 sync_tree(self._result)
                 self._ledger.spend(self._reserved())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli.interrupts import STOPS, held, listen
+from pretrain.cli.interrupts import STOPS, after, held, listen
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_a_signal_waits_until_the_block_ends(stop: signal.Signals) -> None:
     before, done = [signal.getsignal(each) for each in STOPS], []
 
     def stopped() -> None:
-        with held("the file was written") as interrupted:
+        with after("the file was written"), held() as interrupted:
             done.append(interrupted())
             os.kill(os.getpid(), stop)
             os.kill(os.getpid(), stop)

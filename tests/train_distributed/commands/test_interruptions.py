@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from train_distributed.commands import run as run_command
 from train_distributed.ledger.ledger import Ledger
+from train_distributed.ledger.reservation import LedgerReservation
 from train_distributed.ledger.state import GIVE_BACK, RESERVE
 from train_distributed.one_shot import private_rows, summation
 from train_distributed.released import evaluate
@@ -128,8 +130,14 @@ def test_after_it_the_entry_stays_and_is_named(
     assert (code, printed, error) == (130, "", f"interrupted; {kept}\n")
 
 
-def test_what_was_written_is_not_said_to_be_nothing(run, ledger, monkeypatch) -> None:
-    stop_at(monkeypatch, Ledger, "spend", signal.SIGINT)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Ledger, "spend"), (LedgerReservation, "summary"), (run_command, "lines_of")],
+)
+def test_what_was_written_is_not_said_to_be_nothing(
+    run, ledger, monkeypatch, owner: Any, name: str
+) -> None:
+    stop_at(monkeypatch, owner, name, signal.SIGINT)
     code, _, error = run("--out", "made")
     assert (code, error) == (130, "interrupted; made was written\n")
     assert ledger.state().records[0].spent

@@ -18,7 +18,7 @@ def typed(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., Said]]:
     """Yields what runs a program's `main` with the words that follow its name."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {stop: signal.getsignal(stop) for stop in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
@@ -30,4 +30,5 @@ def typed(
         return code, captured.out, captured.err
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for stop, handler in before.items():
+        signal.signal(stop, handler)

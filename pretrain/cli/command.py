@@ -4,12 +4,11 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Protocol
 
+from pretrain.cli.interrupts import listen
 from pretrain.cli.terminal import replace_missing
 
 USAGE_ERROR, INTERRUPTED = 2, 130
@@ -37,7 +36,7 @@ def run_command(parse: Callable[[], Command]) -> int:
     Returns:
         The exit code: the command's own, 2 for a bad input, 130 for an interruption.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    listen()
     wait_asleep()
     replace_missing()
     box = io.StringIO()
@@ -56,12 +55,12 @@ def run_command(parse: Callable[[], Command]) -> int:
         done = command.run()
         return done if isinstance(done, int) else getattr(done, "code", 0)
     except (ValueError, OSError, ArithmeticError) as error:
-        return _fail(" ".join(_message(error).split()))
+        return _fail(_said(_message(error), error))
     except MemoryError as error:
-        return _fail(" ".join(f"memory must suffice, got: {error or 'none left'}".split()))
+        return _fail(_said(f"memory must suffice, got: {error or 'none left'}", error))
     except KeyboardInterrupt as stop:
         kept = " ".join(map(str, stop.args)) or "nothing was written"
-        print(f"interrupted; {kept}", file=sys.stderr)
+        print(_said(f"interrupted; {kept}", stop), file=sys.stderr)
         return INTERRUPTED
 
 
@@ -82,6 +81,11 @@ def _message(error: ValueError | OSError | ArithmeticError) -> str:
     return str(error)
 
 
+def _said(message: str, error: BaseException) -> str:
+    """One line of a message and the notes that were added to its error on the way."""
+    return " ".join("; ".join((message, *getattr(error, "__notes__", ()))).split())
+
+
 def _one_line(box: str) -> str:
     """Words of a multi-line error box without frames, rulers and long lists of guesses."""
     words = re.sub(r"[\u2500-\u257f]+|-{8,}", " ", re.sub(r"\x1b\[[0-9;]*m", "", box)).split()
@@ -99,7 +103,3 @@ def _fail(message: str) -> int:
         message += " (set PYTHONUTF8=1: names of files are in UTF-8)"
     print(f"error: {message}", file=sys.stderr)
     return USAGE_ERROR
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -118,9 +118,9 @@ def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
                 else:
                     partial.rename(place)
             except OSError as error:
-                if error.errno != errno.ENOSPC or error.filename is not None:
-                    raise
-                raise OSError(error.errno, error.strerror, str(path)) from error  # whose disk
+                if error.errno == errno.ENOSPC and error.filename is None:
+                    error.filename = str(path)  # whose disk
+                raise
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     finally:

@@ -118,13 +118,13 @@ class Demo:
         for name in (SIMCLR, PIXELS):
             parts += [f"{name}:", table(_of(rows, name)), ""]
         parts += ["best method per cell, chosen on the test digits:"]
-        parts += [f"{'users hold':10}  {'eps':>11}{SIMCLR:>14}{PIXELS:>14}"]
+        parts += [f"{'users hold':10}  {'eps':>11}{SIMCLR:>21}{PIXELS:>21}"]
         simclr, plain = (
             summarise(_of(rows, name), by=("scheme", "epsilon")) for name in (SIMCLR, PIXELS)
         )
         for (scheme, epsilon), summary in simclr.items():
             eps = "not private" if epsilon is None else f"{epsilon:g}"
-            parts += [f"{scheme:10}  {eps:>11}{summary!s:>14}{plain[scheme, epsilon]!s:>14}"]
+            parts += [f"{scheme:10}  {eps:>11}{summary!s:>21}{plain[scheme, epsilon]!s:>21}"]
         return "\n".join([*parts, ""])
 
     def _write(self, directory: Path, rows: list["Result"], seconds: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
+from pretrain.cli.interrupts import after
 from pretrain.cli.output import new_directory, output_directory, reserved, write_json
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable
@@ -90,10 +91,11 @@ class Evaluate(ModelPictures):
             with reserved(partial, SPARE):
                 report, counted = self._evaluated(out)
             write_json(partial / REPORT, report)
-        counted.spend()
-        for line in lines_of(report):
-            print(line)
-        print(f"{'written':28} {out}")
+        with after(f"{out} was written"):
+            counted.spend()
+            for line in lines_of(report):
+                print(line)
+            print(f"{'written':28} {out}")
         return out
 
     def _evaluated(self, out: Path) -> "tuple[dict[str, Any], LedgerReservation]":
@@ -130,25 +132,26 @@ class Evaluate(ModelPictures):
             kind="evaluation",
             partition=simulated,
         )
-        found = evaluate(
-            release,
-            embeddings,
-            self.privacy,
-            bins=self.bins,
-            confidence=self.confidence,
-            sampling=self.sampling,
-            overlap=self.overlap,
-            training=[EmbeddingSet.open(path) for path in self.training],
-            partition=partition,
-            noise="float" if self.seed is not None else self.noise,
-            generator=generator,
-            min_survivors=self.min_survivors,
-            allow_delta=self.allow_delta,
-            reserve=counted.reserve,
-        )
         digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
         configuration = jsonable(asdict(self))
-        told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
+        with counted.explained():
+            found = evaluate(
+                release,
+                embeddings,
+                self.privacy,
+                bins=self.bins,
+                confidence=self.confidence,
+                sampling=self.sampling,
+                overlap=self.overlap,
+                training=[EmbeddingSet.open(path) for path in self.training],
+                partition=partition,
+                noise="float" if self.seed is not None else self.noise,
+                generator=generator,
+                min_survivors=self.min_survivors,
+                allow_delta=self.allow_delta,
+                reserve=counted.reserve,
+            )
+            told = {"model": digest, "ledger": counted.report(), "configuration": configuration}
         return found.report | told, counted
 
 

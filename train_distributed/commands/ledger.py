@@ -205,6 +205,8 @@ def lines_of(state: "State", delta: float | None) -> Iterator[str]:
             who = f"one {unit}" if total.group_size == 1 else f"{total.group_size} {unit}s"
             epsilon = total.epsilon(asked or None)
             yield f"{who}: epsilon {epsilon:.6g} at delta {asked:g}, {total.entries} entries"
+    if state.given_back:
+        yield f"given back: {state.given_back}, for which no noise was drawn"
     if state.torn:
         yield f"torn lines: {state.torn}; what can be read of them is counted"
     if state.limit is not None:

@@ -1,6 +1,7 @@
 """`python -m train_distributed run`: one private model from a directory of embeddings."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from embed.knowledge import Knowledge
 from embed.transform_options import TransformOptions
 from pretrain import check
+from pretrain.cli.interrupts import after
 from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MethodGroup, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable
@@ -105,13 +107,16 @@ class Run:
         files = [each for each in self.options.given().values() if isinstance(each, Path)]
         out = output_directory(self.out, "run", *given, *files, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
-            counted = self._into(partial, out)
-        counted.spend()
-        print(f"{'ledger':22} {counted.summary()}")
-        print(f"{'written':22} {out}")
+            released, counted = self._into(partial, out)
+        with after(f"{out} was written"):
+            counted.spend()
+            for line in lines_of(released.report):  # now: an output that is full costs no model
+                print(line)
+            print(f"{'ledger':22} {counted.summary()}")
+            print(f"{'written':22} {out}")
         return out
 
-    def _into(self, partial: Path, out: Path) -> "LedgerReservation":
+    def _into(self, partial: Path, out: Path) -> "tuple[Release, LedgerReservation]":
         import torch
 
         from embed.store import TRAIN, EmbeddingSet
@@ -157,7 +162,7 @@ class Run:
             result=out,
             partition=simulated,
         )
-        with counted.explain_interrupt(), reserved(partial, _size(transform, private)):
+        with counted.explained():
             request = ReleaseRequest(
                 embeddings=private,
                 method=settings.method,
@@ -173,17 +178,21 @@ class Run:
                 reserve=counted.reserve,
                 options=settings.options,
             )
-            released = self._released(request, settings.method)
-        if self.scheme in BY_LABEL:
-            why = "a simulation: users were given rows by their labels, which no promise covers"
-            released = replace(released, report=released.report.with_reason(why))
-        used = {"method": settings.method, "transform_options": asdict(settings.transform_options)}
-        if self.transform is not None:  # its file has its own
-            used["transform_options"] = transform.options or {"components": transform.dim - 1}
-        configuration = jsonable(asdict(self) | used | {"options": settings.options})
-        released = released.with_report(ledger=counted.report(), configuration=configuration)
-        self._write(released, partial, settings.method)
-        return counted
+            if settings.method in METHODS:
+                counted.afford(request.spends())
+            with reserved(partial, _size(transform, private)):
+                released = self._released(request, settings.method)
+            if self.scheme in BY_LABEL:
+                why = "a simulation: users were given rows by their labels, which no promise covers"
+                released = replace(released, report=released.report.with_reason(why))
+            used = {"method": settings.method}
+            used |= {"transform_options": asdict(settings.transform_options)}
+            if self.transform is not None:  # its file has its own
+                used["transform_options"] = transform.options or {"components": transform.dim - 1}
+            configuration = jsonable(asdict(self) | used | {"options": settings.options})
+            released = released.with_report(ledger=counted.report(), configuration=configuration)
+            self._write(released, partial, settings.method)
+        return released, counted
 
     def _settings(self) -> RunConfig:
         """Method, transform and options: as given, or from a configuration file and nowhere else.
@@ -224,25 +233,31 @@ class Run:
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
-        from train_distributed.one_shot.metrics import brief
 
         released.write(partial)
         promise = draw_rounds if method in MANY_ROUNDS else None
         draw_release(released.report, partial / "privacy.png", promise)
-        shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
-        shown += ("unsuitable_because", "large_delta", "users", "rows")
-        accuracies = ("test_accuracy", "majority_baseline")  # brief() has the balanced one next
-        costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
-        for name in (*shown, *costs, *accuracies):
-            if name in released.report:
-                print(f"{name:22} {released.report[name]}")
-        if (sent := released.report.bytes_per_user or 0) > MANY_BYTES:
-            print(f"{'bytes_per_user':22} {sent:,.0f} (--most-bytes bounds them)")
-        if (metrics := released.report.test_metrics) is not None:
-            for name, value in brief(released.report["test_metrics"]):
-                print(f"{name:22} {value}")
-            if metrics.confusion is not None:  # of up to 100 classes
-                draw_confusion(metrics.confusion, released.class_names, partial / "confusion.png")
+        metrics = released.report.test_metrics
+        if metrics is not None and metrics.confusion is not None:  # of up to 100 classes
+            draw_confusion(metrics.confusion, released.class_names, partial / "confusion.png")
+
+
+def lines_of(report: "Report") -> Iterator[str]:
+    """A report of a release, for people."""
+    from train_distributed.one_shot.metrics import brief
+
+    shown = ("epsilon", "delta", "neighbouring", "noise", "suitable_for_release")
+    shown += ("unsuitable_because", "large_delta", "users", "rows")
+    accuracies = ("test_accuracy", "majority_baseline")  # brief() has the balanced one next
+    costs = ("epsilon_per_iteration", "rounds", "bits_per_user", "bits_per_edge")
+    for name in (*shown, *costs, *accuracies):
+        if name in report:
+            yield f"{name:22} {report[name]}"
+    if (sent := report.bytes_per_user or 0) > MANY_BYTES:
+        yield f"{'bytes_per_user':22} {sent:,.0f} (--most-bytes bounds them)"
+    if report.test_metrics is not None:
+        for name, value in brief(report["test_metrics"]):
+            yield f"{name:22} {value}"
 
 
 def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:

@@ -3,7 +3,7 @@
 One ledger is kept next to one set of private rows, and **all that is in it adds up**, except for
 parts of one split (see `state.Total`): a set that was embedded again, cut or copied holds the same
 people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
-the result loses an allowance, never an entry.
+the result loses an allowance, never an entry. Only who knows that no noise was drawn gives it back.
 
 A ledger sees only what is written to it. It does not know of copies of the rows in other places, of
 commands run with `--ledger none`, of simulations that say so, or of its own end being cut off.
@@ -16,7 +16,7 @@ from typing import Any
 from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
 from train_distributed.ledger.file import Append, LedgerFile, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
-from train_distributed.ledger.state import LIMIT, RESERVE, SPEND, State, Total
+from train_distributed.ledger.state import GIVE_BACK, LIMIT, RESERVE, SPEND, State, Total
 from train_distributed.privacy.promise import Unit
 
 __all__ = ["Entry", "Ledger", "Limit"]
@@ -109,6 +109,12 @@ class Ledger:
             with self._file.locked() as (lines, append):
                 return self._reserved(self._read(lines), append, entry, at_most)
 
+    def afford(self, entry: Entry) -> None:
+        """Raises as `reserve` would now, before long work; writes nothing."""
+        with locked_directories(self._near):
+            self._refuse_elsewhere(entry)
+        self._afford(self.state(), entry, ())
+
     def _reserved(
         self, state: State, append: Append, entry: Entry, at_most: Iterable[Limit]
     ) -> str:
@@ -132,6 +138,17 @@ class Ledger:
             if self._read(lines).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
             append(SPEND, {"id": id})
+
+    def give_back(self, id: str) -> None:
+        """Counts a reserved entry no more: no noise was drawn for it, and none will be.
+
+        Raises:
+            ValueError: nothing is reserved under this id, or its result was written.
+        """
+        with self._file.locked() as (lines, append):
+            if self._read(lines).record(id).spent:
+                raise ValueError(f"id must be of an entry that is not spent, got {id!r}")
+            append(GIVE_BACK, {"id": id})
 
     def limit(self, limit: Limit, *, raised: bool = False) -> None:
         """Sets what all entries may come to, which may be less than is spent; no more is reserved.

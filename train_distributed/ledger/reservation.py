@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pretrain.cli.interrupts import held
 from pretrain.cli.output import sync_tree
 from train_distributed.ledger.entry import Entry, Kind, hash_of, row_fields
 from train_distributed.ledger.ledger import NONE, Ledger
@@ -56,26 +57,38 @@ class LedgerReservation:
             "result": result.name,
         }
 
+    def afford(self, noise: Mapping[str, Any]) -> None:
+        """Raises as `reserve` would now, before long work; writes nothing."""
+        if self._ledger is not None:
+            self._ledger.afford(Entry.of(self._privacy, self._fields, noise))
+
     def reserve(self, noise: Mapping[str, Any]) -> None:
-        """Counts the sum as spent, with these fields of its noise, before any noise is drawn.
+        """Counts the sum as spent, with these fields of its noise; noise is drawn right after it.
+
+        An interruption waits until the ledger is written, and then its entry is given back: no
+        noise was drawn. One that comes later leaves it.
 
         Raises:
             ValueError: it would pass a limit.
             OSError: the ledger cannot be written.
         """
-        if self._ledger is not None:
+        if self._ledger is None:
+            return
+        with held() as interrupted:
             self._id = self._ledger.reserve(Entry.of(self._privacy, self._fields, noise))
+            if interrupted():
+                self._ledger.give_back(self._id)
+                self._id = None
 
     @contextmanager
-    def explain_interrupt(self) -> Iterator[None]:
-        """Adds to an interruption of the block that what was reserved in it stays counted."""
+    def explained(self) -> Iterator[None]:
+        """Adds to whatever ends the block early that what was reserved in it stays counted."""
         try:
             yield
-        except KeyboardInterrupt as stop:
-            if self._ledger is None or self._id is None:
-                raise
-            kept = f"nothing was written, but its epsilon counts: entry {self._id} in"
-            raise KeyboardInterrupt(kept, self._ledger.path) from stop
+        except BaseException as stop:
+            if self._ledger is not None and self._id is not None:
+                stop.add_note(f"its epsilon counts: entry {self._id} in {self._ledger.path}")
+            raise
 
     def report(self) -> Any:
         """Part of the report that names the entry; "none" without a ledger."""
@@ -95,8 +108,9 @@ class LedgerReservation:
     def spend(self) -> None:
         """Notes that the result was written, once it has reached the disk."""
         if self._ledger is not None:
-            sync_tree(self._result)
-            self._ledger.spend(self._reserved())
+            with held():
+                sync_tree(self._result)
+                self._ledger.spend(self._reserved())
 
     def _reserved(self) -> str:
         if self._id is None:

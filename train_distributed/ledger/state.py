@@ -18,7 +18,7 @@ from train_distributed.ledger.line import GENESIS, TORN, Line
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
-RESERVE, SPEND, LIMIT = "reserve", "spend", "limit"  # kinds of lines
+RESERVE, SPEND, GIVE_BACK, LIMIT = "reserve", "spend", "give-back", "limit"  # kinds of lines
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,11 @@ class Total:
 class State:
     """Entries, limit and head of a ledger."""
 
-    records: tuple[Record, ...]
+    records: tuple[Record, ...]  # without those that were given back
     limit: Limit | None
     raised: int  # how often a limit was raised
     torn: int  # lines that were not written to their end
+    given_back: int  # entries that were reserved, and no noise drawn for them
     head: str  # hash of all of it
     length: int  # lines
 
@@ -101,7 +102,7 @@ class State:
             ValueError: a line of another version, or one that says nonsense.
         """
         records: dict[str, Record] = {}
-        limit, raised, torn = None, 0, 0
+        limit, raised, torn, given_back = None, 0, 0, 0
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
@@ -110,6 +111,9 @@ class State:
                 elif line.kind == SPEND:
                     id = line.body["id"]
                     records[id] = replace(records[id], spent=True)
+                elif line.kind == GIVE_BACK:
+                    del records[line.body["id"]]
+                    given_back += 1
                 elif line.kind == LIMIT:
                     limit = read_fields(Limit, line.body["limit"])
                     raised += line.body["raised"] is True
@@ -119,7 +123,8 @@ class State:
                 raise ValueError(f"ledger {name} cannot be read: {error}") from error
             torn += line.kind == TORN
         head = lines[-1].hash if lines else GENESIS
-        return cls(tuple(records.values()), limit, raised, torn, head, len(lines))
+        counted = tuple(records.values())
+        return cls(counted, limit, raised, torn, given_back, head, len(lines))
 
     def total(self, unit: Unit = "record") -> Total:
         """Cost of all entries, for one record or one user."""

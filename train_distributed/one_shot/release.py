@@ -20,6 +20,7 @@ from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
+    PlannedSums,
     courses_of,
     main_sum,
     promise_report,
@@ -112,30 +113,25 @@ class ReleaseRequest:
                 )
         return noise
 
+    def spends(self) -> Mapping[str, Any]:
+        """Fields with which `reserve` will be called, before any work; raises as `release`."""
+        return _spent(self._planned(discrete=self.known_noise() == "discrete"))
+
     def release(self) -> Release:
         """The model; see the function `release`."""
         noise = self.known_noise()
         source, method, privacy = self.source, self.built, self.privacy
         discrete = noise == "discrete" and privacy.private
         transform, sizes = source.transform, source.users.sizes
-        courses = courses_of(method, sizes, privacy, self.min_survivors)
-        guarantee = courses[0][0].guarantee
+        planned = self._planned(discrete=discrete)
         faults = FaultInjection() if self.faults is None else self.faults
-        kept = faults.surviving(len(sizes), guarantee.min_survivors)
-        bare = frozenset(faults.known_noise)
-        zeta = max(zeta_of(each, sizes) for each in courses) if discrete else 0.0
-        given = {"generator": self.generator, "bare": bare, "zeta": zeta}
-        planned = [sums_of(each, sizes, discrete=discrete, **given) for each in courses]
+        kept = faults.surviving(len(sizes), planned[0][0][0].min_survivors)
         checked = source.validate(
             privacy,
             discrete=discrete,
             vouched=self.vouch_for_transform,
             allow_delta=self.allow_delta,
         )
-        if self.reserve is not None:
-            either = [[s.plan for _, s in sums if isinstance(s, IntegerSum)] for sums in planned]
-            exact = gaussian_fields(*either[0], or_else=either[-1]) if either[0] else None
-            self.reserve(exact or simulated_fields(guarantee))
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
         course, opened, seconds, sums = Course(method), [], [], planned[0]
         small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= HELD
@@ -150,6 +146,8 @@ class ReleaseRequest:
                     if source.embeddings is None and course.statistic.grid_powers is not None:
                         check_stream(chunk, transform.clip_norm, transform.constant)
                     add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
+            if not opened and self.reserve is not None:  # all that may be refused has been
+                self.reserve(_spent(planned))
             opened.append(summation.total())
             course = course.after(opened[-1], rows, summation.noise_std(survivors))
             sums = planned[-1] if course.about else planned[0]
@@ -183,6 +181,23 @@ class ReleaseRequest:
             temperature=temperature,
         )
         return reported(released, facts, verdict, source.embeddings)
+
+    def _planned(self, *, discrete: bool) -> list[PlannedSums]:
+        """Sums of every course that the release may take, all of which are feasible."""
+        sizes, discrete = self.source.users.sizes, discrete and self.privacy.private
+        courses = courses_of(self.built, sizes, self.privacy, self.min_survivors)
+        zeta = max(zeta_of(each, sizes) for each in courses) if discrete else 0.0
+        bare = frozenset(() if self.faults is None else self.faults.known_noise)
+        given = {"generator": self.generator, "bare": bare, "zeta": zeta}
+        return [sums_of(each, sizes, discrete=discrete, **given) for each in courses]
+
+
+def _spent(planned: list[PlannedSums]) -> Mapping[str, Any]:
+    """Fields of a ledger's entry that covers every course."""
+    either = [[s.plan for _, s in sums if isinstance(s, IntegerSum)] for sums in planned]
+    if either[0]:
+        return gaussian_fields(*either[0], or_else=either[-1])
+    return simulated_fields(planned[0][0][0])
 
 
 def with_seconds(released: Release, started: float) -> Release:
@@ -240,9 +255,10 @@ def release(
             public rows has seen no private one; the report says so.
         allow_delta: lets a δ of 1/rows or more pass, which the report then says.
         faults: users that drop out or whose noise is known, for audits; the model is marked.
-        reserve: called once, when nothing can be refused any more and before any noise is drawn,
-            with what is known of that noise: whoever counts what is spent (`privacy.ledger`), or
-            stops it by raising. The report says "ledger": "none", until who counts says otherwise.
+        reserve: called once, when all users' first submissions are there, so that nothing can be
+            refused any more, and before any noise is drawn, with what is known of that noise:
+            whoever counts what is spent (`ledger.reservation`), or stops it by raising. The report
+            says "ledger": "none", until who counts says otherwise.
         **options: settings of the method, as in `registry.build_method`, `user_clip` among them; Λ
             of a head that is left out is that of `defaults`.
 

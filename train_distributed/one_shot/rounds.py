@@ -22,6 +22,7 @@ from train_distributed.privacy.integer_gaussian import TAU
 from train_distributed.privacy.promise import SERVERS, Privacy
 
 Planned = tuple[Guarantee, FloatSum | IntegerEncoder]  # a sum, and what it is to keep
+PlannedSums = list[tuple[Guarantee, FloatSum | IntegerSum]]  # all of a course, in its order
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def sums_of(
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
     zeta: float | None = None,
-) -> list[tuple[Guarantee, FloatSum | IntegerSum]]:
+) -> PlannedSums:
     """Every sum of a release in its order, planned before any noise is drawn.
 
     Noise that is not `discrete`, and none, is simulated in floating point; `generator` None:

@@ -250,21 +250,24 @@ class IntegerSum(IntegerEncoder):
             if self._added[user]:
                 raise ValueError(f"user must be added once, got {user} again")
             self._added[user] = True
-            words = self.encode(submission)
-            own = not self.servers and user not in self.bare
-            self._sum += self.noised(words, self.sampler) if own else words
+            self._sum += self.encode(submission)
 
     def total(self) -> Tensor:
         """(D,) float64 sum with the noise of those who are not bare; once more, it is the same.
+
+        All noise is drawn here: what any submission may refuse comes before the first draw.
 
         Raises:
             ValueError: fewer users than are ever to be opened.
         """
         check.at_least(self.minimum, users=int(self._added.sum()))
         if self._opened is None:
-            self._opened = self._sum
-            for _ in range(self.servers - len(self.bare) if self.servers else 0):
-                self._opened = self.noised(self._opened, self.sampler)
+            adders = range(self.servers) if self.servers else np.flatnonzero(self._added).tolist()
+            opened = self._sum
+            for adder in adders:
+                if adder not in self.bare:
+                    opened = self.noised(opened, self.sampler)
+            self._opened = opened
         return self.decode(self._opened)
 
     def report(self) -> dict[str, Any]:

@@ -44,6 +44,7 @@ BLOCK_PER_STD = 1.1775  # > sqrt(2 ln 2)
 LN2 = 0.6931471805599453
 PROPOSALS = 2**14  # at a time: what they need stays in the second-level cache
 UNIFORM_BITS = 53
+MOST_STD = 2.0**53  # |z| >= 2^63, which wraps around, is then rarer than 2 exp(-2^19)
 UNDECIDED = 2.0**-40  # > 2^-42, and the 2^-53 by which U may exceed its first bits
 NoiseSampler = Callable[[float, int], NDArray[np.int64]]  # (std in steps, count) -> (count,) draws
 
@@ -56,7 +57,7 @@ def discrete_gaussian(std: float, count: int) -> NDArray[np.int64]:
     Raises:
         ValueError: std not in (0, 2^53], or count < 0.
     """
-    check.within("(0, 2^53]", std=std)  # so |z| >= 2^63, which wraps, is rarer than 2 exp(-2^19)
+    check.within("(0, 2^53]", std=std)  # MOST_STD
     check.at_least(0, count=count)
     std = float(std)
     k = max(0, math.frexp(BLOCK_PER_STD * std)[1])

@@ -62,6 +62,7 @@ from numpy.typing import ArrayLike, NDArray
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
+from train_distributed.privacy.discrete_gaussian import MOST_STD
 from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
 
 TAU = 4.0  # τ, steps
@@ -75,7 +76,8 @@ class DiscreteGaussianMechanism:
     """Privacy of one integer sum; replace-one-record neighbours unless Δ says otherwise.
 
     Raises:
-        ValueError: a field out of range, or noise of less than one step.
+        ValueError: a field out of range, noise of less than one step, or of more steps than the
+            sampler draws.
     """
 
     local_std: float  # σ of one user's noise, in the unit of the sensitivity
@@ -99,6 +101,11 @@ class DiscreteGaussianMechanism:
             raise ValueError(
                 f"local_std must be >= the step and > {TAU:g} steps / sqrt(honest), "
                 f"got {self.local_std} for a step of {largest} and honest={self.honest}"
+            )
+        if (most := float(np.max(self.stds_in_steps))) > MOST_STD:
+            raise ValueError(
+                "local_std must be <= 2^53 steps, the most that is drawn (a larger epsilon or "
+                f"fewer rows a user need less), got {most:.4g} steps"
             )
 
     @property

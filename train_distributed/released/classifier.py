@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -20,11 +20,19 @@ from train_distributed.one_shot.release import release
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 
+Owners = Literal["one", "many"]
+
 COUNTED = {"classes": INFERRED}
 SIMULATION = (
     "classes were counted from the labels, so this model is a simulation and no release: "
     "PrivateClassifier(classes=...) declares them"
 )
+UNNAMED = (
+    "no groups: all rows are taken as one owner's. fit(X, y, groups=...) names the owners; "
+    "cross-validation hands them on after sklearn.set_config(enable_metadata_routing=True) and "
+    "set_fit_request(groups=True); PrivateClassifier(owners='one') says that one owner is meant"
+)
+LOST = ("", "nan", "NaN", "NaT", "None", "<NA>")  # what conversions make of a missing name
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
@@ -33,8 +41,19 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     `fit` is one `train_distributed.release`. The classes are public, so a model that may leave the
     building needs them: without `classes` they are counted from the labels, and the fit is a
     simulation in floating point, as with a `random_state`; `report_["suitable_for_release"]` says
-    so, and a warning. Every fit spends ε anew, and no ledger counts it. Rows pass the transform,
-    which must be public: a scaler fitted on the private rows before this step is not.
+    so, and a warning. Every fit spends ε anew, and no ledger counts it: choosing settings by scores
+    on private rows is covered by no ε.
+
+    **Owners.** `fit` takes the rows of one group as those of one user, who adds a share of the
+    noise. Without groups all rows are one owner's, which is another model: the noise is added once,
+    so it is more accurate. scikit-learn hands the `groups` of `cross_val_score` and `GridSearchCV`
+    to the splitter alone, unless its routing of metadata is on; see the example.
+
+    **Steps before this one.** Rows pass the transform, which must be public. What a pipeline fits
+    on the private rows first (StandardScaler, PCA, SimpleImputer, feature selection) learns from
+    them outside the promise and cannot be seen here: the report is then wrong. Steps that learn
+    nothing are safe: Normalizer, Binarizer, FunctionTransformer, or a scaler that was fitted on
+    public rows (sklearn.frozen.FrozenEstimator).
 
     Args:
         epsilon: privacy loss ε > 0; inf: no noise, not private.
@@ -45,6 +64,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         honest_fraction: of all users; None: a half, for a single user 1.
         unit: of protection.
         options: settings of the method, such as `{"prior": "equal"}`.
+        owners: "one": all rows are one owner's, and groups are refused; "many": groups must be
+            given; None: either, with a warning where there are none.
         random_state: seed of a simulation; None: the operating system draws the noise.
 
     scikit-learn's `check_estimator` passes, but seeds what it checks: fitted twice, a release is
@@ -55,7 +76,27 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         report_: its report, with the promise and what it rests on.
         classes_: (K,) the classes in the order of `predict_proba`.
         n_features_in_: p.
+
+    Examples:
+        Three folds of whole users, whose groups reach every fit as well:
+
+        >>> import numpy as np
+        >>> import sklearn
+        >>> from sklearn.model_selection import GroupKFold, cross_val_score
+        >>> from train_distributed import PrivateClassifier
+        >>> labels, users = np.arange(600) % 2, np.arange(600) // 20
+        >>> rows = np.eye(2, 4)[labels]
+        >>> model = PrivateClassifier(4.0, 1e-5, classes=[0, 1], owners="many")
+        >>> with sklearn.config_context(enable_metadata_routing=True):
+        ...     model = model.set_fit_request(groups=True)  # as it is by default
+        ...     found = cross_val_score(
+        ...         model, rows, labels, cv=GroupKFold(3), params={"groups": users}
+        ...     )
+        >>> found.tolist()
+        [1.0, 1.0, 1.0]
     """
+
+    __metadata_request__fit: ClassVar = {"groups": True}  # where metadata are routed
 
     def __init__(
         self,
@@ -68,6 +109,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         honest_fraction: float | None = None,
         unit: Literal["record", "user"] = "record",
         options: Mapping[str, Any] | None = None,
+        owners: Owners | None = None,
         random_state: int | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -78,6 +120,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.honest_fraction = honest_fraction
         self.unit: Literal["record", "user"] = unit
         self.options = options
+        self.owners: Owners | None = owners
         self.random_state = random_state
 
     @property
@@ -98,12 +141,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return {name: vars(self)[name] for name in self._get_param_names()}
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Learns from (n, p) rows, (n,) labels and (n,) users.
+        """Learns from (n, p) rows, (n,) labels and (n,) owners of rows, of one type of names.
 
-        Without `groups` all rows are of one user, which adds all of the noise.
+        Without `groups` all rows are of one user, which adds all of the noise; `owners` says if
+        that is meant.
 
         Raises:
-            ValueError: as `release`, or a label that is none of `classes`.
+            ValueError: as `release`, a label that is none of `classes`, a row without an owner, or
+                groups that are not what `owners` says.
             TypeError: an option of another type.
         """
         privacy = Privacy(self.epsilon, self.delta, self.honest_fraction, self.unit)
@@ -117,19 +162,13 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
             raise ValueError(f"classes must be two or more, got {len(self.classes_)} class")
-        users = np.zeros(len(y), np.int64)
-        if groups is None:
-            clip = (self.options or {}).get("user_clip")
-            check.left_out("for a single user", user_clip=clip)
-        else:
-            users = np.unique(column_or_1d(groups), return_inverse=True)[1]
-            check_consistent_length(y, users)
+        users, known = self._users(groups, len(y))
         meta = {"class_names": list(map(str, self.classes_)), **(COUNTED if counted else {})}
         rows = EmbeddingSet(embeddings=x, labels=self._numbers(y), users=users, meta=meta)
         seeded = self.random_state is not None
         if counted and not seeded:
             warnings.warn(SIMULATION, UserWarning, stacklevel=2)
-        self.release_ = release(
+        released = release(
             rows,
             self.method,
             privacy,
@@ -138,6 +177,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             generator=self._generator() if seeded else None,
             **(self.options or {}),
         )
+        self.release_ = released.with_report(owners=known)
+        if groups is None and self.owners is None:
+            warnings.warn(UNNAMED, UserWarning, stacklevel=2)
         return self
 
     @property
@@ -156,6 +198,19 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         return self.release_.predict_proba(_read(self, X, reset=False)).numpy()
 
+    def _users(self, groups: Any, rows: int) -> tuple[NDArray[np.int64], str]:
+        """(n,) numbers of the rows' owners, and how they are known."""
+        check.one_of(get_args(Owners), **check.present(owners=self.owners))
+        if self.owners == "one":
+            check.left_out("with owners='one'", groups=None if groups is None else "some")
+        if groups is not None:
+            return _numbered(groups, rows), "named by groups"
+        if self.owners == "many":
+            raise ValueError("groups must be given with owners='many', got None")
+        check.left_out("for a single user", user_clip=(self.options or {}).get("user_clip"))
+        said = "declared" if self.owners == "one" else "taken as one, as no groups were given"
+        return np.zeros(rows, np.int64), f"one, {said}"
+
     def _numbers(self, y: NDArray[Any]) -> NDArray[np.int64]:
         unknown = ~np.isin(y, self.classes_)
         if unknown.any():
@@ -165,6 +220,46 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def _generator(self) -> torch.Generator:
         seed = check_random_state(self.random_state).randint(2**31)
         return torch.Generator().manual_seed(int(seed))
+
+
+def _numbered(groups: Any, rows: int) -> NDArray[np.int64]:
+    """(n,) numbers of names, as they sort.
+
+    Names in a list are not converted, as an array would: 1 and "1" would become one owner, and a
+    missing one the word "nan".
+
+    Raises ValueError for another shape, a name that is missing, or names of several types.
+    """
+    as_given = isinstance(groups, list | tuple)
+    values = np.array([*groups, None], object)[:-1] if as_given else np.asarray(groups)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.shape != (rows,):
+        raise ValueError(
+            f"groups must name the owners of all {rows} samples, got shape {values.shape}"
+        )
+    names = groups.tolist() if isinstance(groups, np.ma.MaskedArray) else [*values]
+    for row, name in enumerate(names):
+        if _missing(name):
+            raise ValueError(f"groups must name the owner of every row, got {name!r} in row {row}")
+    kinds = sorted(set(map(_kind, names)))
+    if len(kinds) > 1:
+        raise ValueError(f"groups must be names of one type, got {' and '.join(kinds)}")
+    return np.unique(values, return_inverse=True)[1]
+
+
+def _missing(name: Any) -> bool:
+    if isinstance(name, str):
+        return name in LOST
+    try:
+        return name is None or bool(name != name)
+    except TypeError:  # pandas' NA is neither equal nor unequal to anything
+        return True
+
+
+def _kind(name: Any) -> str:
+    number = isinstance(name, int | float | np.number) and not isinstance(name, bool)
+    return "number" if number else "str" if isinstance(name, str) else type(name).__name__
 
 
 def _read(estimator: PrivateClassifier, *rows: Any, reset: bool = True) -> Any:

@@ -126,8 +126,8 @@ def summed(
 
     `bins` are of confidence, for its calibration; 0: none. `overlap` "add" lets rows in that were
     trained on; the report then says that the promises of both add up. `training` are further sets
-    whose training rows may not be among the rows. `reserve` is called once, when nothing can be
-    refused any more and before any noise is drawn.
+    whose training rows may not be among the rows. `reserve` is called once, when all users'
+    counts are there, so that nothing can be refused any more, and before any noise is drawn.
 
     Raises:
         ValueError: as `evaluate`.
@@ -154,14 +154,14 @@ def summed(
         bare=frozenset(played.known_noise),
     )
     _, summation = sums[0]
-    if reserve is not None:
-        exact = isinstance(summation, IntegerEncoder)
-        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     grid = FINEST_GRID if summation.grid is None else summation.grid
     for users, sent in submissions(method, release, embeddings, rows, partition, grid, generator):
         present = kept[users]
         if present.any():
             summation.add(users[present], sent[present])
+    if reserve is not None:
+        exact = isinstance(summation, IntegerEncoder)
+        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
     opened, survivors = summation.total(), sizes[kept]
     verdict = suitability(
         privacy,

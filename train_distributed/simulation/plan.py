@@ -68,6 +68,7 @@ class Result:
     rows: int = 0  # that they held
     delta: float | None = None
     balanced: float | None = None  # mean accuracy of the classes; None: not measured
+    majority: float | None = None  # share of the largest class of the test rows; None: likewise
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them."""

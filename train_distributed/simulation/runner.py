@@ -67,10 +67,11 @@ class _Stage:
     def play(self, job: Trial) -> list[Result]:
         name = job.family[0].transform
         held, test = self.held((name, job.scenario, job.seed))
+        cells = partial(self._cells, job, held, largest_share(self.labels[test]))
         if self.rivals and job.family[0].method not in METHODS:
             weights = self.rivals(job, self.plan, held, self.transforms[name])
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
-            return self._cells(job, held, found)
+            return cells(found)
         methods = [
             build_method(each.method, self.transforms[name], self.plan.num_classes, each.options)
             for each in job.family
@@ -93,9 +94,11 @@ class _Stage:
                 found = [accuracies(rows, y, iter([weights]))[0] for rows, weights in moved]
         if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
-        return self._cells(job, held, found)
+        return cells(found)
 
-    def _cells(self, job: Trial, held: RowsInMemory, found: Sequence[Accuracies]) -> list[Result]:
+    def _cells(
+        self, job: Trial, held: RowsInMemory, majority: float, found: Sequence[Accuracies]
+    ) -> list[Result]:
         users, rows = len(held.sizes), int(held.sizes.sum())
         pairs = product(job.family, self.plan.promises)
         return [
@@ -112,6 +115,7 @@ class _Stage:
                 rows,
                 promise.delta,
                 balanced,
+                majority,
             )
             for (setting, promise), (accuracy, balanced) in zip(pairs, found, strict=True)
         ]
@@ -161,6 +165,11 @@ class _Latest(Generic[K, V]):
             self.last = None  # the old value goes before the new one is made
             self.last = (key, self.make(key))
         return self.last[1]
+
+
+def largest_share(y: Tensor) -> float:
+    """Accuracy of always answering with the most frequent of (n,) labels."""
+    return int(torch.bincount(y).max()) / len(y)
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:

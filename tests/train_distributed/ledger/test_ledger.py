@@ -47,6 +47,35 @@ def test_only_what_is_reserved_is_spent_and_once(ledger, id: str) -> None:
         ledger.spend(ledger.state().records[0].id)
 
 
+def test_what_no_noise_was_drawn_for_is_given_back_once(ledger) -> None:
+    ledger.limit(LIMIT)
+    first, second = ledger.reserve(GAUSSIAN), ledger.reserve(GAUSSIAN)
+    with pytest.raises(ValueError, match="limit of ledger"):
+        ledger.afford(GAUSSIAN)
+    ledger.give_back(second)
+    assert [r.id for r in ledger.state().records] == [first]
+    assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
+    for wrong in (second, "0" * 16):
+        with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
+            ledger.give_back(wrong)
+        with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
+            ledger.spend(wrong)
+    ledger.afford(GAUSSIAN)
+    assert ledger.reserve(GAUSSIAN) != second
+    ledger.spend(first)
+    with pytest.raises(ValueError, match="must be of an entry that is not spent"):
+        ledger.give_back(first)
+    assert ledger.state().given_back == 1
+
+
+def test_what_can_be_afforded_is_asked_without_a_trace(ledger, tmp_path) -> None:
+    ledger.afford(GAUSSIAN)
+    assert not list(tmp_path.iterdir())
+    Ledger(tmp_path / "other.ledger").reserve(GAUSSIAN)
+    with pytest.raises(ValueError, match="which counts these rows already"):
+        ledger.afford(GAUSSIAN)
+
+
 def test_a_reference_is_counted_once(ledger) -> None:
     entry = replace(GAUSSIAN, reference="federation/session0")
     assert ledger.reserve(entry) == ledger.reserve(replace(entry, result="again"))

@@ -87,10 +87,10 @@ class Report:
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
-                aggregators.connect()
-                spend_session(journal, federation, window.digest, resume=True)
                 norm_bound = task.norm_bounds[federation.known[user].rows]
                 made = make_report(window, user, me.keys, encoded.view(np.int64), norm_bound)
+                aggregators.connect()
+                spend_session(journal, federation, window.digest, resume=True)
                 journal.claim(window.digest, KEPT, made)
             kept = journal.detail(window.digest, KEPT) or b""
             aggregators.report(user, kept)

@@ -36,11 +36,11 @@ def train_svm(task: Task) -> Release:
     """Linear one-vs-rest SVM with hinge loss and C = 2, not private."""
     _refuse_promise(task)
     x, y = task.pooled()
-    task.spend()
     machine = LinearSVC(C=INVERSE_REG, loss="hinge", fit_intercept=False, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         machine.fit(x.double().numpy(), y.numpy())
+    task.spend()
     return _finish(task, machine.coef_, machine.classes_)
 
 
@@ -55,8 +55,8 @@ def train_softmax(task: Task) -> Release:
         fitted = _softmax(rows[~held_out], labels[~held_out], l2_reg)
         return fitted.score(rows[held_out], labels[held_out])
 
-    task.spend()
     best = _softmax(rows, labels, max(SOFTMAX_GRID, key=score))
+    task.spend()
     return _finish(task, best.coef_, best.classes_)
 
 

@@ -100,13 +100,15 @@ def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Rel
     kept = faults.surviving(len(sizes), guarantee.min_survivors)
     exact = task.noise == "discrete" and task.privacy.private
     planned = _plan(step, guarantee) if exact else None
-    task.spend(**(simulated_fields(guarantee) if planned is None else gaussian_fields(planned)))
-    for _ in range(rounds):
+    noise = simulated_fields(guarantee) if planned is None else gaussian_fields(planned)
+    for number in range(rounds):
         summation = _summation(task, step, guarantee, sizes, planned, generator)
         for chunk in task.users.chunks():
             present = chunk.select(kept[chunk.users])
             if len(present.users):
                 summation.add(present.users, step.submit(present))
+        if not number:
+            task.spend(**noise)
         totals.append(summation.total())
         report = summation.report()
         step = replace(step, weights=step.stepped(totals[-1], int(sizes[kept].sum())))

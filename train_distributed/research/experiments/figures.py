@@ -14,7 +14,7 @@ from train_distributed.research.experiments import convergence, cost, rivals, ro
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.lineups import RAW
 from train_distributed.research.experiments.selected import CHOSEN
-from train_distributed.research.experiments.summary import summarise, table, text_table
+from train_distributed.research.experiments.summary import explained, summarise, table, text_table
 from train_distributed.simulation.plan import Result
 
 
@@ -144,7 +144,8 @@ def draw_heat_map(cells: Sequence[Result], file: IO[bytes]) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("ε (replace the whole group)")
     if image is not None:
-        figure.colorbar(image, ax=axes, label="test accuracy / %, extrapolated; blank: unknown")
+        label = "test accuracy / %, extrapolated; blank: unknown"
+        figure.colorbar(image, ax=axes, label=f"{label}\n{explained(cells, brackets=False)}")
     figure.savefig(file, dpi=150)
 
 

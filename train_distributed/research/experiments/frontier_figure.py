@@ -1,6 +1,7 @@
 """Figures of accuracy against ε or users, readable without their text.
 
-Lines that coincide are drawn once, with both names; so are panels most of whose lines do.
+Lines that coincide are drawn once, with both names; so are panels most of whose lines do. Dashed is
+balanced accuracy, where it is another one, and grey what needs no model.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.optimize import isotonic_regression
 
-from train_distributed.research.experiments.summary import Summary, summarise
+from train_distributed.research.experiments.summary import Summary, mean_of, summarise
 from train_distributed.simulation.plan import Result
 
 AXES = {"epsilon": "privacy loss ε of one replaced record", "users": "number of users"}
@@ -62,20 +63,40 @@ def draw_frontier(
     for axis, (words, drawn) in zip(axes, panels.items(), strict=False):
         for name, line in drawn.items():
             _draw_line(axis, line, colours[name], name)
-        axis.axhline(100 * chance, color="grey", linewidth=1)
-        beside = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": 8}
-        axis.text(0.01, 100 * chance, "guessing", color="dimgrey", **beside)
+        for words_of, level in _levels(rows, chance).items():
+            axis.axhline(100 * level, color="grey", linewidth=1)
+            beside = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": 8}
+            axis.text(0.01, 100 * level, words_of, color="dimgrey", **beside)
         axis.set(xscale="log", xlabel=AXES[x], title=words)
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    levels = any(None in line for drawn in panels.values() for line in drawn.values())
-    axes[0].set_ylabel("test accuracy / %" + ("\ndotted: without noise" if levels else ""))
+    summaries = [(x, s) for p in panels.values() for line in p.values() for x, s in line.items()]
+    said = ["test accuracy / %"]
+    said += ["dotted: without noise"] * any(place is None for place, _ in summaries)
+    said += ["dashed: balanced accuracy"] * any(_uneven(each) for _, each in summaries)
+    said += ["balanced accuracy: unknown"] * any(s.balanced is None for _, s in summaries)
+    axes[0].set_ylabel("\n".join(said))
     _label(axes[len(panels) - 1], list(panels.values())[-1], colours)
     figure.suptitle(title, wrap=True)
     figure.savefig(path, dpi=150)
+
+
+def _levels(rows: Sequence[Result], chance: float) -> dict[str, float]:
+    """Accuracies of answers that look at no picture; those that are one are drawn once."""
+    majority, guessing, largest = mean_of(rows, "majority"), "guessing", "always the largest class"
+    if majority is None:
+        return {guessing: chance}
+    if abs(majority - chance) <= SAME:
+        return {f"{guessing}, {largest}": majority}
+    return {guessing: chance, largest: majority}
+
+
+def _uneven(each: Summary) -> bool:
+    """Whether balanced accuracy says something else."""
+    return each.balanced is not None and abs(each.balanced - each.mean) > SAME
 
 
 def _panels(
@@ -117,17 +138,22 @@ def _joined(drawn: dict[str, Line]) -> dict[str, Line]:
 
 def _same(one: Line, other: Line) -> bool:
     return one.keys() == other.keys() and all(
-        abs(one[place].mean - other[place].mean) <= SAME for place in one
+        abs(one[place].mean - other[place].mean) <= SAME
+        and abs((one[place].balanced or 0) - (other[place].balanced or 0)) <= SAME
+        for place in one
     )
 
 
 def _draw_line(axis: Axes, line: Line, colour: str, label: str) -> None:
-    """One method with its band, and dotted what it reaches without noise."""
+    """A method with its band, dotted without noise, dashed its balanced accuracy."""
     places = sorted(place for place in line if place is not None)
     mean = np.array([100 * line[place].mean for place in places])
     std = np.array([100 * line[place].std for place in places])
     axis.plot(places, mean, marker="o", color=colour, label=label, markersize=4)
     axis.fill_between(places, mean - std, mean + std, color=colour, alpha=0.2)
+    if any(_uneven(line[place]) for place in places):
+        balanced = [100 * (line[place].balanced or 0) for place in places]
+        axis.plot(places, balanced, color=colour, linestyle="--", linewidth=1)
     if None in line:
         axis.axhline(100 * line[None].mean, color=colour, linestyle=":", linewidth=1)
 

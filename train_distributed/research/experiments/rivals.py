@@ -23,10 +23,11 @@ from train_distributed.research.experiments.checkpoint import Rows
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
 from train_distributed.research.experiments.work import Work
-from train_distributed.simulation.runner import accuracies
+from train_distributed.simulation.runner import accuracies, largest_share
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 CONSTANT = 0.5  # the constant column next to features of norm 1
+BESIDE = {"balanced": "balanced accuracy", "majority": "always the largest class"}
 ONE_SUM = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
 LEARNERS = {name: name for name in ONE_SUM} | {
     "ADMM, no noise": "admm-dual",
@@ -63,8 +64,9 @@ class LearnerBenchmark:
             weights, costs = learn(name, promise, torch.Generator().manual_seed(1000 + self.seed))
         except ValueError as error:
             return {"not_possible": str(error)}
-        ((reached, _),) = accuracies(*self.test, iter([weights]))
-        return {"accuracy": reached, **costs, "seconds": time.perf_counter() - began}
+        ((reached, balanced),) = accuracies(*self.test, iter([weights]))
+        found = {"accuracy": reached, "balanced": balanced, "majority": largest_share(self.test[1])}
+        return {**found, **costs, "seconds": time.perf_counter() - began}
 
     def _one_shot(
         self, name: str, promise: Privacy, generator: torch.Generator
@@ -149,6 +151,7 @@ def tell(rows: Sequence[dict[str, Any]]) -> str:
         shown.append(
             {"learner": first["learner"], "features": str(first["features"])}
             | {"users": str(first["users"]), "accuracy / %": f"{mean:.2f} ± {std:.2f}"}
+            | {words: _mean(group, name) for name, words in BESIDE.items()}
             | {"epsilon": f"{epsilon:.3g}", "rounds": str(first["rounds"])}
             | {"bits per user": f"{first['bits_per_user']:,.0f}"}
             | {"seconds": f"{np.median([row['seconds'] for row in group]):.1f}"}
@@ -172,10 +175,15 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, ((features, users), groups) in zip(axes, panels.items(), strict=True):
         mean, std = zip(*map(_accuracy, groups), strict=True)
-        axis.barh([_label(group[0]) for group in groups], mean, xerr=np.nan_to_num(std))
+        names = [_label(group[0]) for group in groups]
+        axis.barh(names, mean, xerr=np.nan_to_num(std))
+        for (name, words), mark in zip(BESIDE.items(), ("k|", "k:"), strict=True):
+            values = [_values(group, name).mean() for group in groups]  # NaN is not drawn
+            axis.plot(values, names, mark, label=words)
         axis.set(xlabel="test accuracy / %", title=f"{features} features, {users:,} users")
         axis.grid(alpha=0.3)
     axes[0].invert_yaxis()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(file, dpi=150)
 
 
@@ -193,6 +201,16 @@ def _accuracy(group: Sequence[dict[str, Any]]) -> tuple[float, float]:
     """Mean and sample deviation in per cent."""
     scores = 100 * np.array([row["accuracy"] for row in group])
     return scores.mean(), scores.std(ddof=1) if len(scores) > 1 else math.nan
+
+
+def _values(group: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    """Per cent of each row; NaN in results of an older version."""
+    return 100 * np.array([row.get(name, math.nan) for row in group], float)
+
+
+def _mean(group: Sequence[dict[str, Any]], name: str) -> str:
+    found = float(_values(group, name).mean())
+    return "unknown" if math.isnan(found) else f"{found:.2f}"
 
 
 def _label(row: dict[str, Any]) -> str:

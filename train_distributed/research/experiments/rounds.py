@@ -8,7 +8,13 @@ from matplotlib.figure import Figure
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.summary import Summary, summarise, text_table
+from train_distributed.research.experiments.summary import (
+    Summary,
+    explained,
+    mean_of,
+    summarise,
+    text_table,
+)
 from train_distributed.research.experiments.work import Sets, Work
 from train_distributed.simulation.plan import MethodConfig, Result
 from train_distributed.simulation.scenario import Scenario
@@ -45,10 +51,15 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
             places, mean, std, marker="o", color=f"C{index}", capsize=2, label=f"ε = {epsilon:g}"
         )
         axis.axhline(100 * central.mean, color=f"C{index}", linestyle=":")
+        if all(each.balanced is not None for each in curve):
+            balanced = [100 * (each.balanced or 0) for each in curve]
+            axis.plot(places, balanced, color=f"C{index}", linestyle="--", linewidth=1)
+    if (majority := mean_of([Result(**row) for row in rows], "majority")) is not None:
+        axis.axhline(100 * majority, color="grey", label="always the largest class")
     axis.set_xticks(list(places), list(map(str, ROUNDS)))
     axis.set(
         xlabel="further rounds",
-        ylabel="test accuracy / %   (dotted: DP-SGD, one user)",
+        ylabel="test accuracy / %   (dotted: DP-SGD, one user; dashed: balanced)",
     )
     axis.grid(alpha=0.3)
     axis.legend()
@@ -58,16 +69,12 @@ def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
 def tell(rows: Sequence[dict[str, Any]]) -> str:
     """Mean ± deviation over seeds in per cent: a line per ε."""
     heads = [*(f"T = {t}" for t in ROUNDS), CENTRAL]
-    return text_table(
-        [
-            {"eps": f"{epsilon:g}"}
-            | {
-                head: f"{100 * s.mean:.2f} ± {100 * s.std:.2f}"
-                for head, s in zip(heads, (*curve, central), strict=True)
-            }
-            for epsilon, curve, central in _curves(rows)
-        ]
-    )
+    shown = [
+        {"eps": f"{epsilon:g}"}
+        | {head: s.to(2) for head, s in zip(heads, (*curve, central), strict=True)}
+        for epsilon, curve, central in _curves(rows)
+    ]
+    return f"{text_table(shown)}\n{explained([Result(**row) for row in rows])}"
 
 
 def _curves(rows: Sequence[dict[str, Any]]) -> list[tuple[float, list[Summary], Summary]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,14 +14,53 @@ BY = ("label", "scheme", "epsilon")
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean and standard deviation over seeds."""
+    """Accuracy over seeds, beside what shows whether it is more than that of the largest class."""
 
     mean: float
     std: float
     seeds: int
+    balanced: float | None = None  # mean balanced accuracy; None: an older result has none
+    majority: float | None = None  # mean share of the largest class; None: likewise
+
+    @classmethod
+    def of(cls, rows: Sequence[Result]) -> Self:
+        """Mean and sample deviation of one setting's rows."""
+        values = [row.accuracy for row in rows]
+        std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        beside = [mean_of(rows, name) for name in ("balanced", "majority")]
+        return cls(float(np.mean(values)), std, len(values), *beside)
 
     def __str__(self) -> str:
-        return f"{100 * self.mean:.1f} ± {100 * self.std:.1f}"
+        return self.to(1)
+
+    def to(self, digits: int) -> str:
+        """Per cent with so many decimals, balanced accuracy in brackets where it is known."""
+        values = (f"{100 * value:.{digits}f}" for value in (self.mean, self.std))
+        balanced = "" if self.balanced is None else f" ({100 * self.balanced:.{digits}f})"
+        return " ± ".join(values) + balanced
+
+
+def mean_of(rows: Iterable[Result], field: str) -> float | None:
+    """Mean of a field; None unless all rows have it, as those of older results do not."""
+    values = [getattr(row, field) for row in rows]
+    return None if None in values or not values else float(np.mean(values))
+
+
+def explained(rows: Sequence[Result], *, brackets: bool = True) -> str:
+    """Line below a table of such summaries: the share of the largest class, and the brackets.
+
+    Without `brackets`: where balanced accuracy is shown by nothing but its mean over all rows.
+
+    Examples:
+        >>> explained([Result("sums", "class-sums", "iid", 1.0, 0, 0.9, {}, "raw")])
+        'always the largest class: unknown, balanced accuracy: unknown (an older version wrote it)'
+    """
+    majority, balanced = (mean_of(rows, name) for name in ("majority", "balanced"))
+    level = "unknown" if majority is None else f"{100 * majority:.1f}"
+    shown = "in brackets" if brackets else f"{100 * (balanced or 0):.1f} on average"
+    words = "unknown" if balanced is None else shown
+    older = " (an older version wrote it)" if None in (majority, balanced) else ""
+    return f"always the largest class: {level}, balanced accuracy: {words}{older}"
 
 
 def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:
@@ -30,19 +69,14 @@ def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any,
     Of several settings in one group the best mean is shown, as the paper does per cell; that
     choice looks at the test split.
     """
-    groups: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for row in rows:
         key = tuple(getattr(row, name) for name in by)
         setting = f"{row.method} {row.transform} {sorted(row.options.items())}"
-        groups.setdefault(key, {}).setdefault(setting, []).append(row.accuracy)
-    best = {key: max(of_setting.values(), key=np.mean) for key, of_setting in groups.items()}
+        groups.setdefault(key, {}).setdefault(setting, []).append(row)
     return {
-        key: Summary(
-            float(np.mean(values)),
-            float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
-            len(values),
-        )
-        for key, values in best.items()
+        key: max(map(Summary.of, of_setting.values()), key=lambda each: each.mean)
+        for key, of_setting in groups.items()
     }
 
 
@@ -52,13 +86,15 @@ def table(
     """Accuracy in per cent: a line per value of the fields `lines`, a column per ε or users.
 
     Examples:
+        >>> known = {"balanced": 0.5, "majority": 0.7}
         >>> cells = [
-        ...     Result("sums", "class-sums", "iid", 1.0, seed, accuracy, {}, "raw")
-        ...     for seed, accuracy in enumerate((0.5, 0.75))
+        ...     Result("sums", "class-sums", "iid", 1.0, seed, right, {}, "raw", **known)
+        ...     for seed, right in enumerate((0.5, 0.75))
         ... ]
         >>> print(table(cells))
-        users hold  method        eps 1
-        iid         sums    62.5 ± 17.7
+        users hold  method               eps 1
+        iid         sums    62.5 ± 17.7 (50.0)
+        always the largest class: 70.0, balanced accuracy: in brackets
     """
     summary = summarise(rows, (*lines, column))
     orders = [list(dict.fromkeys(getattr(row, line) for row in rows)) for line in (*lines, column)]
@@ -69,7 +105,7 @@ def table(
         for name in product(*names)
         if any((*name, value) in summary for value in columns)
     ]
-    return text_table(shown, left=len(lines))
+    return f"{text_table(shown, left=len(lines))}\n{explained(rows)}"
 
 
 def text_table(rows: Sequence[Mapping[str, str]], left: int = 1) -> str:

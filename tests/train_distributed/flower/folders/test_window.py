@@ -193,12 +193,18 @@ def test_a_window_that_all_have_reported_to_closes_by_itself(opened, monkeypatch
     assert "3 of 3 users in" in capsys.readouterr().out
 
 
-def test_a_report_whose_drawing_was_killed_is_drawn_in_the_same_session(
+def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session(
     opened, monkeypatch
 ) -> None:
-    home = opened()
+    """One that cannot be made uses up none."""
+    home, spend = opened(), reporting.spend_session
     with monkeypatch.context() as patch:
         patch.setattr(reporting, "make_report", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            home.report(0).run()
+    assert home.used(0) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(reporting, "spend_session", lambda *of, **given: spend(*of, **given) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             home.report(0).run()
     assert home.used(0) == 1

@@ -1,0 +1,105 @@
+"""Sweeps show what always the largest class would reach, and balanced accuracy."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embed import EmbeddingSet
+from train_distributed.commands.sweep import Plot, Sweep
+from train_distributed.research.experiments import frontier_figure
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.summary import Summary, explained, summarise, table
+from train_distributed.simulation.plan import Result
+
+ROW = Result("softmax", "softmax", "iid", 1.0, 0, 0.899, {}, "raw", balanced=0.5, majority=0.899)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> tuple[Path, Path]:
+    """Nine rows in ten are of one class, whose features say nothing."""
+    draw = np.random.default_rng(0)
+    labels = (np.arange(400) % 10 == 0).astype(np.int64)
+    x = draw.standard_normal((400, 6)).astype(np.float32)
+    split = np.repeat([0, 1], [300, 100]).astype(np.uint8)
+    meta = {"class_names": ["healthy", "ill"], "data": "blobs"}
+    EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta).save(tmp_path / "private")
+    public = draw.standard_normal((60, 6)).astype(np.float32)
+    EmbeddingSet(embeddings=public, labels=np.arange(60) % 3).save(tmp_path / "public")
+    return tmp_path / "private", tmp_path / "public"
+
+
+def swept(sets: tuple[Path, Path], out: Path, name: Any, **changes: Any) -> list[dict[str, Any]]:
+    given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2, "lineup": ("ours",)}
+    Sweep(name, *sets, Conditions(**given | changes), out=out).run()
+    return json.loads((out / "results.json").read_text())["cells"]
+
+
+@pytest.mark.parametrize("name", ["central", "groups"])
+def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: str) -> None:
+    out = tmp_path / "out"
+    cells = swept(sets, out, name)
+    assert {cell["majority"] for cell in cells} == {0.9}
+    assert all(abs(cell["balanced"] - 0.5) < 0.3 for cell in cells)
+    text = (out / "table.txt").read_text()
+    assert text.endswith("always the largest class: 90.0, balanced accuracy: in brackets\n")
+    assert text.count(" ± ") == text.count("(") > 3
+
+
+def test_folds_and_rounds_have_their_own(sets, tmp_path) -> None:
+    folded = swept(sets, tmp_path / "folds", "central", folds=3, seeds=1)
+    assert all(0.88 < cell["majority"] < 0.92 for cell in folded)
+    pytest.importorskip("opacus")
+    swept(sets, tmp_path / "rounds", "rounds", seeds=1, epsilons=(2.0,))
+    text = (tmp_path / "rounds" / "table.txt").read_text()
+    assert "always the largest class: 90.0, balanced accuracy: in brackets" in text
+
+
+def test_so_do_rivals_of_many_rounds(sets, tmp_path) -> None:
+    cells = swept(sets, tmp_path / "out", "rivals", components=(2,), seeds=1)
+    assert {cell["majority"] for cell in cells if "accuracy" in cell} == {0.9}
+    head = (tmp_path / "out" / "table.txt").read_text().splitlines()[0]
+    assert "balanced accuracy  always the largest class" in head
+
+
+@pytest.mark.parametrize("missing", [("balanced", "majority"), ("majority",)])
+@pytest.mark.parametrize("name", ["central", "groups", "rivals"])
+def test_an_older_result_is_drawn_and_says_what_it_lacks(
+    sets, tmp_path, capsys, name: str, missing: tuple[str, ...]
+) -> None:
+    swept(sets, tmp_path / "out", name, components=(2,), seeds=1)
+    path = tmp_path / "out" / "results.json"
+    result = json.loads(path.read_text())
+    for cell in result["cells"]:
+        for each in missing:
+            cell.pop(each, None)
+    path.write_text(json.dumps(result))
+    capsys.readouterr()
+    Plot(path, out=tmp_path / "again.png").run()
+    said = capsys.readouterr().out
+    assert said.count("unknown") >= len(missing)
+    assert ("(" in said.splitlines()[1]) is ("balanced" not in missing and name != "rivals")
+    assert (tmp_path / "again.png").stat().st_size > 10_000
+
+
+def test_what_is_not_known_of_every_row_is_not_averaged() -> None:
+    older = replace(ROW, seed=1, balanced=None, majority=None)
+    assert str(Summary.of([ROW])) == "89.9 ± 0.0 (50.0)"
+    assert str(Summary.of([ROW, older])) == "89.9 ± 0.0"
+    assert "unknown" in explained([ROW, older])
+    found = summarise([ROW, replace(ROW, seed=1), replace(ROW, options={"a": 1}, accuracy=0.8)])
+    assert found["softmax", "iid", 1.0] == Summary(0.899, 0.0, 2, 0.5, 0.899)
+    assert "always the largest class: 89.9" in table([ROW])
+
+
+def test_lines_that_differ_in_balanced_accuracy_alone_stay_apart() -> None:
+    better = replace(ROW, label="sums", balanced=0.7)
+    (lines,) = frontier_figure._panels([ROW, better], "scheme", ("label",), "epsilon").values()
+    assert len(lines) == 2
+    levels = frontier_figure._levels
+    assert levels([ROW], 0.5) == {"guessing": 0.5, "always the largest class": 0.899}
+    assert levels([ROW], 0.9) == {"guessing, always the largest class": 0.899}
+    assert levels([replace(ROW, majority=None)], 0.5) == {"guessing": 0.5}

@@ -1,4 +1,4 @@
-"""`ledger show|reserve|spend|limit`: the epsilon spent on private rows, and its limit."""
+"""`ledger show|reserve|spend|limit|merge`: the epsilon spent on private rows, and its limit."""
 
 import json
 import math
@@ -191,6 +191,30 @@ class SetLimit(Place):
         ledger = self.open()
         ledger.limit(limit, raised=self.raise_limit)
         print(_limit_line(ledger.state(), limit))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Place):
+    """Count in one ledger what another one counts as well, such as a copy that was written to.
+
+    Example:
+    blind-averaging ledger merge --embeddings mine --other copy/mine.ledger
+    """
+
+    other: Path
+    """The other ledger. Afterwards it counts no more, and names the first one."""
+
+    def run(self) -> None:
+        """Appends the entries that are missing.
+
+        Raises:
+            ValueError: a chain is broken, there is no other ledger, or one is a copy.
+        """
+        from train_distributed.ledger.ledger import Ledger
+
+        ledger = self.open()
+        added = ledger.merge(Ledger.open(self.other))
+        print(f"{added} entries of {self.other} are counted in {ledger.path} from now on")
 
 
 def lines_of(state: "State", delta: float | None) -> Iterator[str]:

@@ -69,8 +69,8 @@ def test_what_was_altered_by_hand_is_noticed(ledger, statement: str) -> None:
 
 def test_lines_of_another_ledger_are_noticed_though_their_hashes_fit(ledger, tmp_path) -> None:
     ledger.reserve(GAUSSIAN)
+    (tmp_path / "other").mkdir()
     other = Ledger.open(tmp_path / "other" / "rows.ledger")
-    other.path.parent.mkdir()
     other.reserve(GAUSSIAN)
     ledger.reserve(GAUSSIAN)
     other.reserve(GAUSSIAN)
@@ -147,7 +147,9 @@ def test_another_program_s_database_is_refused(ledger) -> None:
 
 def test_a_place_that_cannot_be_written_reserves_nothing(tmp_path) -> None:
     with pytest.raises(OSError, match="ledger cannot be written: No such file"):
-        Ledger.open(tmp_path / "missing" / "rows.ledger").reserve(GAUSSIAN)
+        Ledger(tmp_path / "missing" / "rows.ledger").reserve(GAUSSIAN)
+    with pytest.raises(ValueError, match=r"ledger must be in a folder that exists, got .*missing"):
+        Ledger.open(tmp_path / "missing" / "rows.ledger")
     (tmp_path / "directory.ledger").mkdir()
     with pytest.raises(ValueError, match="ledger must be a file"):
         Ledger.open(tmp_path / "directory.ledger")

@@ -7,7 +7,11 @@ from pathlib import Path
 from pretrain import check
 from pretrain.cli.output import new_directory
 from train_distributed.commands.choices import MethodGroup, OneSumMethodName
-from train_distributed.commands.federation.embedding import Pictures, embed_pictures
+from train_distributed.commands.federation.embedding import (
+    Pictures,
+    embed_pictures,
+    refuse_others,
+)
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
@@ -62,17 +66,22 @@ class Join:
         return out
 
     def _rows(self) -> int:
-        pictures = self.images.pictures
+        images, pictures = self.images, self.images.pictures
         given = {"rows": self.rows, "embeddings": self.embeddings}
         if self.server:
-            check.left_out("for a server", **given, pictures=pictures)
+            check.left_out("for a server", **given, **vars(images))
             return 0
         if pictures is None:
             check.exactly_one(**given)
+            embeds = {name: getattr(images, name) for name in ("encoder", "weights", "resize")}
+            check.left_out("without pictures", **embeds)
         else:
             check.left_out("with pictures", **given, held_out=self.held_out)
         rows = self.rows
-        if rows is None:
+        if rows is not None:
+            agreed = {"class_names": images.class_names, "transform": images.transform}
+            check.left_out("with rows", **agreed)
+        else:
             from embed.store import EVALUATION, TRAIN, EmbeddingSet
 
             if self.embeddings is None:
@@ -80,8 +89,10 @@ class Join:
             else:
                 own = EmbeddingSet.open(self.embeddings)
             own.need_labels()
+            refuse_others(own, images)
+            if own.declared_classes:
+                print(f"classes in this order: {', '.join(own.declared_classes)}")
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
-        assert rows is not None
         check.within(f"[1, {party.MOST_ROWS}]", rows=rows)
         return rows
 

@@ -19,9 +19,11 @@ class Pictures:
     pictures: Path | None = None
     """Folder of a user's pictures, CLASS/PICTURE, which are embedded into FOLDER/embeddings."""
     class_names: tuple[str, ...] = ()
-    """Agreed names of all classes in their order; required with --pictures."""
+    """Agreed names of all classes in their order; required with --pictures. An embedding set must
+    have the same."""
     transform: Path | None = None
-    """Public transform of the operator, with --pictures: it names encoder and preprocessing."""
+    """Public transform of the operator. With --pictures it names encoder and preprocessing; an
+    embedding set must be of the same."""
     encoder: str | None = None
     """Encoder as for `embed run`, with --pictures (default: the one that --transform names)."""
     weights: str | None = None
@@ -34,6 +36,33 @@ def own_set(folder: Path, given: Path | None) -> Path | None:
     """A user's embedding set: that which is given, or the one in its folder; None: neither."""
     own = folder / EMBEDDINGS
     return own if given is None and own.exists() else given
+
+
+def refuse_others(own: "EmbeddingSet", given: Pictures) -> None:
+    """Finds at `join` what would only be found when a vector is to be sent.
+
+    Args:
+        own: the user's set.
+        given: the agreed names of the classes and the public transform, as far as they are known.
+
+    Raises:
+        ValueError: classes of other names or in another order, or rows of another encoder.
+    """
+    from embed.encoding import refuse_other
+    from train_distributed.flower.documents.terms import read_transform
+
+    declared = own.declared_classes
+    if given.class_names and declared not in ((), given.class_names):
+        raise ValueError(
+            f"class_names must be those of the embedding set in their order, {declared}, "
+            f"got {given.class_names}"
+        )
+    if given.transform is not None:
+        transform = read_transform(given.transform)
+        refuse_other(transform.encoding, own.encoding, ("transform", "embeddings"))
+        names = declared or given.class_names
+        if transform.known is not None and names:
+            transform.known.check_classes(names, len(names))
 
 
 def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
@@ -54,9 +83,9 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from train_distributed.released.encoder import named_encoder
 
     out = folder / EMBEDDINGS
+    check.given(class_names=given.class_names or None)
     if out.exists():
         return EmbeddingSet.open(out)
-    check.given(class_names=given.class_names or None)
     if given.transform is not None:
         encoding = read_transform(given.transform).encoding
         if encoding is None:

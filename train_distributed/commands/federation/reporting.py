@@ -1,5 +1,6 @@
 """`federation report`: everything is checked first, then one report is made, kept and sent."""
 
+import re
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,12 @@ from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
 from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.sessions import remember, spend_session, state_of
+from train_distributed.flower.documents.sessions import (
+    check_session_left,
+    remember,
+    spend_session,
+    state_of,
+)
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
 from train_distributed.ledger.ledger import Ledger
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import SumTask
 
+LINKED = re.compile("/invitations/[0-9a-f]{64}")  # in what is meant as a link
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
 
 
@@ -46,7 +53,8 @@ class Report:
     embeddings: Path | None = None
     """The embedding set (default: FOLDER/embeddings, which `join --pictures` has made)."""
     window: Path | None = None
-    """The window.json that the operator handed out (default: the one behind the link)."""
+    """The window.json that the operator handed out, or its folder (default: the one behind the
+    link)."""
     accept: str = ""
     """The federation's digest, or its first characters, which you have received over another
     channel. Without it you are shown the terms and asked, once per federation."""
@@ -65,16 +73,17 @@ class Report:
             ValueError: a file or setting does not fit and nothing was made, or a refusal.
             OSError: an aggregator is gone; the same report can be sent again.
         """
+        check.within("[0, inf)", patience=self.patience)
         check.installed("httpx", "a report", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
         me = Participant.of(self, self.invitation, self.ca)
         invitation, user, task = me.invitation, me.party, me.task
         federation = invitation.federation
-        beside = invitation.folder / WINDOW
-        if self.window is None and not beside.exists():
+        given = self.window or invitation.folder / WINDOW
+        if self.window is None and not given.exists():
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
-        file = WindowFile.load(self.window or beside)
+        file = WindowFile.load(given / WINDOW if given.is_dir() else given)
         window = agreed(file.window, task)
         plain = DurableJournal(state_of(self.folder, federation, user))
         journal = BudgetedJournal(me.account, plain)
@@ -83,7 +92,9 @@ class Report:
         ) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
-                consent(task, invitation, user, me.account, self.accept)
+                check_session_left(journal, federation, window.digest)
+                at = aggregators.called(FIRST_SERVER)
+                consent(task, invitation, user, me.account, self.accept, at)
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
@@ -137,7 +148,7 @@ def invited(
         ValueError: a file that does not fit, or a place that is not proved.
         ConnectionError: the link's server is gone.
     """
-    if isinstance(given, str) and "://" in given:
+    if isinstance(given, str) and ("://" in given or LINKED.search(given)):
         check.installed("httpx", "a link", extra="flower")
         from train_distributed.flower.links import fetched
 
@@ -146,8 +157,16 @@ def invited(
 
 
 def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """TLS context that trusts these authorities; None without any."""
-    return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    """TLS context that trusts these authorities; None without any.
+
+    Raises:
+        ValueError: no such file, or no certificates in it.
+    """
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"ca must be a file of certificates in PEM, got {ca}: {why}") from error
 
 
 @dataclass(frozen=True)

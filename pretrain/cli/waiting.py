@@ -67,9 +67,11 @@ class Waiting:
             while not self._ended:
                 now = time.monotonic()
                 if now >= due or (self._told and self._told != self._why):
-                    limit = "" if self._most is None else f" of at most {self._most:.0f} s"
-                    waited = f"{self._seconds():.0f} s{limit}"
-                    self._say(f"waiting for {self._whom} ({waited}): {self._why}")
+                    waited, most = self._seconds(), self._most
+                    limit = (
+                        f" of at most {most:.0f} s" if most is not None and most > waited else ""
+                    )
+                    self._say(f"waiting for {self._whom} ({waited:.0f} s{limit}): {self._why}")
                     self._told, due = self._why, now + EVERY
                 self._turn.wait(due - now)
 

@@ -41,7 +41,13 @@ class Place:
         if self.ledger is not None:
             return Ledger.open(self.ledger)
         assert self.embeddings is not None
-        return Ledger.beside(self.embeddings)
+        beside = Ledger.beside(self.embeddings)
+        if not (beside.path.exists() or (self.embeddings / "meta.json").is_file()):
+            raise ValueError(
+                f"embeddings must be an embedding set, or have been one with a ledger, got "
+                f"{self.embeddings}"
+            )
+        return beside
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,14 +58,14 @@ class Aggregators:
         tls: ssl.SSLContext | None = None,
         patience: float = 600.0,
     ) -> None:
-        self._window, self._addresses, self._patience = window, dict(addresses), patience
-        self._scheme = "http" if tls is None else "https"
+        self._window, self._patience = window, patience
+        scheme = "http" if tls is None else "https"
         headers = {"content-type": OCTETS, "accept-encoding": "identity"}
         self._http, self._called = dict[int, httpx.Client](), dict[int, str]()
-        for aggregator, (host, port) in self._addresses.items():
-            given = {"timeout": SECONDS, "headers": headers}
-            self._http[aggregator], through = client(self._scheme, host, tls, **given)
+        for aggregator, (host, port) in addresses.items():
             at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            given = {"base_url": f"{scheme}://{at}", "timeout": SECONDS, "headers": headers}
+            self._http[aggregator], through = client(scheme, host, tls, **given)
             self._called[aggregator] = f"aggregator {aggregator - LEADER} at {at}{through}"
 
     def __enter__(self) -> "Aggregators":
@@ -196,10 +196,8 @@ class Aggregators:
         self, aggregator: int, method: str, path: str, body: bytes, shown: bytes
     ) -> tuple[int, bytes]:
         """Status and answer; of a refusal, its first words."""
-        host, port = self._addresses[aggregator]
-        url = httpx.URL(scheme=self._scheme, host=host, port=port, raw_path=path.encode())
         headers = {SUMMARY: base64.b64encode(shown).decode()} if shown else None
-        with self._http[aggregator].stream(method, url, content=body, headers=headers) as response:
+        with self._http[aggregator].stream(method, path, content=body, headers=headers) as response:
             good = response.status_code < 300
             most, answer = MOST_ANSWER if good else MOST_WORDS, bytearray()
             for piece in response.iter_raw():
@@ -218,9 +216,7 @@ class Aggregators:
 
 def reason(error: Exception) -> str:
     """Why there is no answer, in words, and what may mend it."""
-    words = str(error) or {"ReadTimeout": "no answer", "ConnectTimeout": "no connection"}.get(
-        type(error).__name__, type(error).__name__
-    )
+    words = str(error) or type(error).__name__
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
         words += "; if it has TLS, ask for https and give ca"
     return words

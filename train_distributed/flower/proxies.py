@@ -48,11 +48,16 @@ def client(
         settings: of `httpx.Client`.
 
     Raises:
-        ValueError: the environment names a proxy that is none, or that needs an extra.
+        ValueError: no host has such a name, or the environment names a proxy that is none or
+            needs an extra.
     """
     proxy = proxy_for(scheme, host)
     verify = tls or (httpx.create_ssl_context() if scheme == "https" else True)
-    made = httpx.Client(verify=verify, proxy=proxy and proxy.url, trust_env=False, **settings)
+    given = {"verify": verify, "proxy": proxy and proxy.url, "trust_env": False}
+    try:
+        made = httpx.Client(**given, **settings)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"address must be HOST:PORT, got {host[:300]!r}: {error}") from error
     return made, f" through {proxy}" if proxy else ""
 
 
@@ -96,8 +101,8 @@ def _checked(given: str, variable: str, host: str) -> str:
     )
     try:
         parts = urlsplit(url)
-        good = bool(parts.hostname) and parts.port != 0
-    except ValueError as error:
+        good = bool(parts.hostname) and parts.port != 0 and httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
         raise ValueError(rule) from error
     if not good or parts.scheme not in SCHEMES or not _FORM.fullmatch(given):
         raise ValueError(rule)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import check
-from pretrain.cli.output import new_directory
+from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.waiting import Waiting
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
@@ -120,16 +120,17 @@ class Collect:
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
-        with Aggregators(
-            window, file.addresses, authorities(self.ca), self.patience
-        ) as aggregators:
+        tls, entry = authorities(self.ca), None
+        if not self.status:
+            refuse_existing(self.out, overwrite=None)
+            entry = NextSum.of(self.ledger, folder, task)
+        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
             if self.wait and not self.status:
                 _wait(aggregators, window, keys)
             for aggregator, words in aggregators.status(keys).items():
                 print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
-            if self.status:
+            if entry is None:
                 return
-            entry = NextSum.of(self.ledger, folder, task)
             with new_directory(self.out) as partial:
                 entry.reserve()
                 opened = aggregators.open(keys)

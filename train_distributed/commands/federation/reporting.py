@@ -77,19 +77,18 @@ class Report:
         check.installed("httpx", "a report", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
-        me = Participant.of(self, self.invitation, self.ca)
+        tls = authorities(self.ca)
+        file = None if self.window is None else _window(self.window)
+        me = Participant.of(self, self.invitation, tls)
         invitation, user, task = me.invitation, me.party, me.task
         federation = invitation.federation
-        given = self.window or invitation.folder / WINDOW
-        if self.window is None and not given.exists():
+        if file is None and not (invitation.folder / WINDOW).exists():
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
-        file = WindowFile.load(given / WINDOW if given.is_dir() else given)
+        file = file or _window(invitation.folder)
         window = agreed(file.window, task)
         plain = DurableJournal(state_of(self.folder, federation, user))
         journal = BudgetedJournal(me.account, plain)
-        with Aggregators(
-            window, file.addresses, authorities(self.ca), self.patience
-        ) as aggregators:
+        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
                 check_session_left(journal, federation, window.digest)
@@ -107,6 +106,10 @@ class Report:
             aggregators.report(user, kept)
         name = federation.display_name(user)
         print(f"reported as {name}: {len(kept)} bytes, acknowledged by the operator's aggregator")
+
+
+def _window(path: Path) -> WindowFile:
+    return WindowFile.load(path / WINDOW if path.is_dir() else path)
 
 
 def agreed(window: Window, task: "SumTask") -> Window:
@@ -133,7 +136,11 @@ def _check_time(window: Window) -> None:
 
 
 def invited(
-    given: str | Path, folder: Path, keys: PrivateKeys, accept: str, ca: Path | None = None
+    given: str | Path,
+    folder: Path,
+    keys: PrivateKeys,
+    accept: str,
+    tls: ssl.SSLContext | None = None,
 ) -> Invitation:
     """Invitation in a folder or behind a link, with this party's place if it is a user's on a roll.
 
@@ -142,7 +149,7 @@ def invited(
         folder: the party's own; what a link names is kept there.
         keys: the party's own.
         accept: how the federation's digest must begin.
-        ca: certificates of the authorities of the link's server.
+        tls: what the link's server is checked with, if it is not the system's authorities.
 
     Raises:
         ValueError: a file that does not fit, or a place that is not proved.
@@ -152,7 +159,7 @@ def invited(
         check.installed("httpx", "a link", extra="flower")
         from train_distributed.flower.links import fetched
 
-        given = fetched(given, folder, keys, authorities(ca)).folder
+        given = fetched(given, folder, keys, tls).folder
     return Invitation.read(Path(given), accept).placed(keys)
 
 
@@ -182,26 +189,33 @@ class Participant:
     account: Account  # counts ε in the ledger next to the rows, unless another is named
 
     @classmethod
-    def of(cls, options: "Start | Report", invitation: str | Path, ca: Path | None = None) -> Self:
+    def of(
+        cls,
+        options: "Start | Report",
+        invitation: str | Path,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
         """Reads and checks everything; nothing is sent.
 
         Args:
             options: of the command.
             invitation: its folder, or the link to it.
-            ca: certificates of the authorities of the link's server.
+            tls: what the link's server is checked with, if it is not the system's authorities.
 
         Raises:
             ValueError: a file or setting that does not fit, or a server, which has no rows.
             ConnectionError: the link's server is gone.
         """
         folder, keys = options.folder, read_private(options.folder)
-        found = invited(invitation, folder, keys, options.accept, ca)
+        found = invited(invitation, folder, keys, options.accept, tls)
         federation, party = found.federation, found.identify(keys, folder)
         who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)
         if party >= FIRST_SERVER:
             raise ValueError(f"folder must be a user's, is of {who}: a server is an aggregator")
         if embeddings is None:
             raise ValueError(f"embeddings must be given for {who}, got none")
+        if not embeddings.is_dir():  # found before the libraries are loaded
+            raise ValueError(f"embeddings must be an existing directory, got {embeddings}")
         from embed import EmbeddingSet
         from train_distributed.flower.evaluation_task import task_of
 

@@ -15,6 +15,7 @@ from train_distributed.flower.documents.sessions import (
     remember,
     sessions_used,
 )
+from train_distributed.flower.documents.window_file import split_address
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
@@ -38,6 +39,8 @@ def take_part(start: "Start") -> int:
     assert start.invitation is not None
     check.left_out("with an invitation", out=start.out, port=start.port)
     check.within("(0, inf]", patience=start.patience)
+    if start.superlink is not None:
+        split_address(start.superlink)
     user = Participant.of(start, start.invitation)
     invitation, party = user.invitation, user.party
     federation = invitation.federation

@@ -89,7 +89,11 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         ({}, {"limits": Limits(least_users=3)}, r"least_users must be <= 2, .* got 3"),
         ({}, {"limits": Limits(most_epsilon_alone=4.9)}, r"most_epsilon_alone must be >= .*4\.9"),
         ({}, {"accept": "x"}, "must have the digest that you were told, x, has another: ask"),
-        ({}, {"accept": ""}, "accept must be given where nobody can be asked, got none: --accept and"),
+        (
+            {},
+            {"accept": ""},
+            "accept must be given where nobody can be asked, got none: --accept and",
+        ),
     ],
 )
 def test_what_a_user_does_not_agree_to_is_refused_in_one_line(

@@ -79,14 +79,17 @@ class Aggregators:
         """Name of an aggregator for people: its number, address, and the proxy on the way."""
         return self._called[aggregator]
 
-    def connect(self) -> None:
+    def connect(self, most: float = math.inf) -> None:
         """Has an answer of the leader, before anything is made that would be lost without it.
 
+        Args:
+            most: seconds after which an answer would be of no use.
+
         Raises:
-            ConnectionError: it is gone for too long, or until the window is over.
+            ConnectionError: it is gone for too long.
             Refused: it takes no reports any more, or not yet.
         """
-        self._ask(LEADER, "GET", self._task, b"", most=self._window.closes - time.time())
+        self._ask(LEADER, "GET", self._task, b"", most=most)
 
     def report(self, user: int, report: bytes) -> None:
         """Delivers a report.

@@ -97,7 +97,7 @@ class Report:
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
-                aggregators.connect()
+                aggregators.connect(window.closes - time.time())
                 spend_session(journal, federation, window.digest, resume=True)
                 norm_bound = task.norm_bounds[federation.known[user].rows]
                 made = make_report(window, user, me.keys, encoded.view(np.int64), norm_bound)

@@ -59,11 +59,7 @@ CASES = table(
     (f"{HERE} --most-epsilon 1", "most_epsilon must be >= 5, got 1: all sums together"),
     (f"{HERE} --least-users 9", "least_users must be <= 2, .* got 9"),
     # join
-    ("federation join --folder new --name Me --rows 3", "name must be 1 to 40 of .* got 'Me'"),
-    (JOIN, "exactly one of rows and embeddings must be given, got neither"),
-    (f"{JOIN} --rows 0", r"rows must be in \[1, \d+\], got 0"),
     (f"{JOIN} --rows 3 --class-names a b", r"class_names must be left out with rows, got \('a'"),
-    (f"{JOIN} --embeddings nowhere", "embeddings must be an existing directory, got nowhere"),
     (
         f"{JOIN} --embeddings a/user0/embeddings --class-names c b a",
         r"class_names must be .* in their order, \('a', 'b', 'c'\), got \('c', 'b', 'a'\)",

@@ -1,5 +1,6 @@
 """Notices of a wait: for whom and why, soon, when the reason changes, and every 30 seconds."""
 
+import contextlib
 import fcntl
 import sys
 import threading
@@ -11,8 +12,9 @@ FIRST, EVERY = 1.0, 30.0  # seconds until the first line, and between two with t
 
 
 def to_terminal(line: str) -> None:
-    """Prints a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line on stderr, if anybody still reads it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class Waiting:

@@ -27,7 +27,7 @@ class Place:
     embeddings: Path | None = None
     """Embedding set whose ledger to use: NAME.ledger next to the set."""
     ledger: Path | None = None
-    """Ledger file, instead of --embeddings."""
+    """Ledger file, instead of --embeddings (`reserve`: or beside it, to count that set there)."""
 
     def open(self) -> "Ledger":
         """The ledger, its chain verified.
@@ -82,8 +82,11 @@ class Show(Place):
         if self.json:
             print(json.dumps(document_of(ledger, self.delta), indent=1, allow_nan=False))
             return
-        for line in lines_of(ledger.state(), self.delta):
+        state = ledger.state()
+        for line in lines_of(state, self.delta):
             print(line)
+        if place := ledger.counted_in(state):
+            print(f"a copy: what counts is {place}, which may hold more")
         if self.reports:
             print(f"{len(self.reports)} report(s) agree with it")
 
@@ -140,6 +143,14 @@ class Reserve(Place):
         kept = self.open().reserve(entry)
         print(kept)
         return kept
+
+    def open(self) -> "Ledger":
+        """See `Place.open`; given both, the file counts the rows of the set."""
+        if self.embeddings is None or self.ledger is None:
+            return super().open()
+        from train_distributed.ledger.ledger import Ledger
+
+        return Ledger.open(self.ledger, self.embeddings.resolve().parent)
 
     def _rows(self) -> dict[str, Any]:
         check.exactly_one(embeddings=self.embeddings, data=self.data)
@@ -259,6 +270,7 @@ def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
         }
     return {
         "file": ledger.path.name,
+        "copy_of": ledger.counted_in(state) or None,
         "lines": [line.stated | {"hash": line.hash} for line in ledger.lines()],
         "totals": totals,
         "limit": None if state.limit is None else to_words(state.limit),

@@ -86,7 +86,7 @@ class Ledger:
             return None
         near = Path(embeddings).resolve().parent
         found = cls.beside(embeddings) if given is None else cls.open(given, near)
-        found._refuse_copy(found.state())
+        found.refuse_copy(found.state())
         return found
 
     def state(self) -> State:
@@ -192,6 +192,27 @@ class Ledger:
                     note(MERGED, {"into": os.fspath(self.path.resolve())})
         return len(missing)
 
+    def counted_in(self, state: State) -> str:
+        """Path of the ledger that counts what this one holds, a copy; empty where it is itself.
+
+        A copy names the place where its original was written; one that was moved finds nothing
+        there, or a ledger of other rows.
+        """
+        place = state.merged or state.place
+        return place if place and (state.merged or self._is_copy_of(Path(place), state)) else ""
+
+    def refuse_copy(self, state: State) -> None:
+        """Refuses a ledger whose entries another one counts, which would miss its own.
+
+        Raises:
+            ValueError: naming the ledger to take.
+        """
+        if place := self.counted_in(state):
+            raise ValueError(
+                f"ledger must be {place}, which counts for all copies, got its copy {self.path}: "
+                f"--ledger {shlex.quote(place)}"
+            )
+
     def release_kind(self, data: str) -> Kind:
         """Kind of the next release of a set: a re-release where the ledger holds one already."""
         kinds = {r.entry.kind for r in self.state().records if r.entry.data == data}
@@ -248,22 +269,9 @@ class Ledger:
     @contextmanager
     def _writing(self) -> Iterator[tuple[list[Line], Append]]:
         """As `LedgerFile.locked`, of a ledger that counts."""
-        self._refuse_copy(self.state())  # before a text file is carried over
+        self.refuse_copy(self.state())  # before a text file is carried over
         with self._file.locked() as (lines, append):
             yield lines, append
-
-    def _refuse_copy(self, state: State) -> None:
-        """Refuses a ledger whose entries another one counts, and whose own would be missed there.
-
-        A copy names the place where its original was written; one that was moved finds nothing
-        there, or a ledger of other rows.
-        """
-        place = state.merged or state.place
-        if place and (state.merged or self._is_copy_of(Path(place), state)):
-            raise ValueError(
-                f"ledger must be {place}, which counts for all copies, got its copy {self.path}: "
-                f"--ledger {shlex.quote(place)}"
-            )
 
     def _is_copy_of(self, place: Path, state: State) -> bool:
         try:

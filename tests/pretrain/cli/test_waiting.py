@@ -1,7 +1,9 @@
 """Whoever waits says for whom and why: soon, when that changes, again and again, and at the end."""
 
 import fcntl
+import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +68,20 @@ def test_a_wait_in_vain_ends_with_the_error_alone(monkeypatch) -> None:
     with pytest.raises(OSError, match="gone"):
         in_vain()
     assert said == ["waiting for it (0 s): a"]
+
+
+def test_nobody_who_has_stopped_to_read_disturbs(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "FIRST", 0.0)
+    for closed in (True, False):
+        read, write = os.pipe()
+        with os.fdopen(write, "w") as pipe:
+            os.close(read)
+            if closed:
+                pipe.close()
+            monkeypatch.setattr(sys, "stderr", pipe)
+            with Waiting("it", "a"):
+                time.sleep(0.1)
+        monkeypatch.undo()
 
 
 def test_a_lock_that_another_command_has_is_waited_for_aloud(tmp_path: Path, capsys) -> None:

@@ -4,11 +4,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed.__main__ import LEDGER
-from train_distributed.commands.ledger import Merge
+from train_distributed.commands.ledger import Merge, Reserve, Show
 from train_distributed.ledger.ledger import Ledger, Limit
 
 COPY = r"ledger must be {original}, which counts for all copies, got its copy .*: --ledger "
@@ -38,7 +40,7 @@ def chosen(embeddings: Path, given: Path | None = None) -> Ledger:
 
 
 @pytest.mark.parametrize("place", ["copy", "elsewhere/mine"])
-def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, place) -> None:
+def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, place, capsys) -> None:
     copy = copied(original, tmp_path / place)
     beside = Ledger.beside(copy)
     words = COPY.format(original=original.path)
@@ -53,10 +55,27 @@ def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, pla
             write()
         assert "\n" not in str(refused.value)
     assert beside.state() == original.state()
+    Show(ledger=beside.path).run()
+    assert f"a copy: what counts is {original.path}, which may" in capsys.readouterr().out
+    Show(ledger=original.path).run()
+    assert "a copy" not in capsys.readouterr().out
     chosen(copy, original.path).reserve(GAUSSIAN)  # as the error says
     chosen(tmp_path / "mine").reserve(GAUSSIAN)
     assert len(original.state().records) == 3
     assert len(beside.state().records) == 1
+
+
+def test_the_rows_of_a_copied_set_can_be_reserved_in_the_original_by_hand(tmp_path) -> None:
+    for name in ("mine", "copy"):
+        EmbeddingSet(embeddings=np.eye(2), labels=np.arange(2)).save(tmp_path / name)
+    given = {"embeddings": tmp_path / "mine", "epsilon": 1.0, "delta": 1e-5}
+    Reserve(**given).run()
+    shutil.copy(tmp_path / "mine.ledger", tmp_path / "copy.ledger")
+    given |= {"embeddings": tmp_path / "copy"}
+    with pytest.raises(ValueError, match=f"--ledger {tmp_path}/mine.ledger$"):
+        Reserve(**given).run()
+    Reserve(ledger=tmp_path / "mine.ledger", **given).run()
+    assert len(Ledger.open(tmp_path / "mine.ledger").state().records) == 2
 
 
 def test_a_ledger_that_has_a_limit_only_is_known_as_a_copy_too(tmp_path) -> None:

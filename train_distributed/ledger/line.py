@@ -125,6 +125,8 @@ def text_lines(content: bytes, name: str) -> list[bytes]:
             raise broken(number, name)
         lines.append(text)
         previous = line.hash
+    if not whole and torn[: len(START)] != START[: len(torn)]:
+        raise broken(1, name)  # nothing that a writer of text has begun, such as a damaged store
     if torn:
         entry, digest = torn_entry(torn), hashlib.sha256(torn).hexdigest()
         body = {"entry": None if entry is None else to_words(entry)}

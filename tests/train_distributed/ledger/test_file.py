@@ -129,7 +129,18 @@ def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
         ledger.state()
 
 
-@pytest.mark.parametrize("content", [b"\0" * 99 + b"\n", b"\xff\xfe\n", b"{}\n", b"note\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\0" * 99 + b"\n",
+        b"\xff\xfe\n",
+        b"{}\n",
+        b"note\n",
+        b"note",
+        b"\0" * 99,
+        b"RQLite format 3\0",
+    ],
+)
 def test_a_file_that_is_no_ledger_is_refused(ledger, content: bytes) -> None:
     ledger.path.write_bytes(content)
     for use in (ledger.state, lambda: ledger.reserve(GAUSSIAN)):

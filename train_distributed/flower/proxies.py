@@ -36,6 +36,19 @@ class Proxy:
         return f"the proxy {_shown(self.url)} of {self.variable}"
 
 
+class _Client(httpx.Client):
+    """A client whose errors are httpx's, those of a SOCKS proxy that is none included."""
+
+    def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """See `httpx.Client.send`."""
+        try:
+            return super().send(request, **options)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "socksio":
+                raise
+            raise httpx.ProxyError(f"{error} of the proxy", request=request) from error
+
+
 def client(
     scheme: str, host: str, tls: ssl.SSLContext | None = None, **settings: Any
 ) -> tuple[httpx.Client, str]:
@@ -55,7 +68,7 @@ def client(
     verify = tls or (httpx.create_ssl_context() if scheme == "https" else True)
     given = {"verify": verify, "proxy": proxy and proxy.url, "trust_env": False}
     try:
-        made = httpx.Client(**given, **settings)
+        made = _Client(**given, **settings)
     except httpx.InvalidURL as error:
         raise ValueError(f"address must be HOST:PORT, got {host[:300]!r}: {error}") from error
     return made, f" through {proxy}" if proxy else ""

@@ -4,6 +4,7 @@ import os
 import sys
 import urllib.request
 
+import httpx
 import pytest
 
 from train_distributed.flower.proxies import client, is_own, proxy_for
@@ -103,6 +104,21 @@ def test_socks_needs_an_extra(monkeypatch) -> None:
         assert "secret" not in str(refused.value)
     monkeypatch.setitem(sys.modules, "socksio", sys)
     assert str(proxy_for("https", "h")) == "the proxy socks5h://...@p:1080 of ALL_PROXY"
+
+
+def test_what_a_socks_proxy_that_is_none_answers_is_an_error_of_the_line(monkeypatch) -> None:
+    odd = type("ProtocolError", (Exception,), {"__module__": "socksio.exceptions"})
+
+    def sent(client: httpx.Client, request: httpx.Request, **options: object) -> httpx.Response:
+        raise odd("Malformed reply") if request.url.path == "/odd" else ZeroDivisionError
+
+    monkeypatch.setattr(httpx.Client, "send", sent)
+    made, _ = client("http", "h")
+    with made:
+        with pytest.raises(httpx.TransportError, match="Malformed reply of the proxy"):
+            made.get("http://h/odd")
+        with pytest.raises(ZeroDivisionError):
+            made.get("http://h/")
 
 
 def test_the_system_s_settings_are_named_where_no_variable_is(monkeypatch) -> None:

@@ -34,12 +34,13 @@ FEDERATION = Menu(
 )
 LEDGER = Menu(
     name="ledger",
-    words="What is spent on private rows: show it, reserve, note as spent, limit.",
+    words="What is spent on private rows: show it, reserve, note as spent, limit, merge.",
     entries=(
         Entry("show", f"{_FOLDER}.ledger:Show"),
         Entry("reserve", f"{_FOLDER}.ledger:Reserve"),
         Entry("spend", f"{_FOLDER}.ledger:Spend"),
         Entry("limit", f"{_FOLDER}.ledger:SetLimit"),
+        Entry("merge", f"{_FOLDER}.ledger:Merge"),
     ),
 )
 MENU = Menu(

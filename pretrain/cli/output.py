@@ -48,15 +48,20 @@ def write_json(path: Path, report: Any) -> None:
     path.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def refuse_existing(path: Path, *, overwrite: bool) -> None:
+def refuse_existing(path: Path, *, overwrite: bool | None) -> None:
     """Checks, before any work is done, that `path` may be created.
+
+    Args:
+        path: of the new directory.
+        overwrite: whether it may exist; None: it may not, and the command has no such option.
 
     Raises:
         FileExistsError: `path` exists and `overwrite` is off, or it is no directory that may be
             replaced.
     """
     if path.exists() and not overwrite:
-        raise FileExistsError(f"output directory must not exist (or pass --overwrite), got {path}")
+        option = "" if overwrite is None else " (or pass --overwrite)"
+        raise FileExistsError(f"output directory must not exist{option}, got {path}")
     if path.exists() and not path.is_dir():
         raise FileExistsError(f"output directory must not be a file, got {path}")
     if path.exists() and Path.cwd().is_relative_to(path.resolve()):
@@ -87,7 +92,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def new_directory(path: Path, *, overwrite: bool | None = None) -> Iterator[Path]:
     """Yields an empty directory next to `path`, renamed to `path` only if the block succeeds.
 
     Open it before work that cannot be repeated: a place that cannot be written, or that another
@@ -171,7 +176,7 @@ def _is_still(claim: Path, file: int) -> bool:
         return False
 
 
-def _replace(path: Path, partial: Path, *, overwrite: bool) -> None:
+def _replace(path: Path, partial: Path, *, overwrite: bool | None) -> None:
     if not overwrite:
         kept = path.with_name(f"{path.name}.{os.getpid()}")
         partial.rename(kept)

@@ -87,6 +87,7 @@ TYPES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     }),
     (td.spend_epsilon, {"id": "x"}, {"id": 3}),
     (td.limit_epsilon, {"epsilon": 1.0, "delta": 1e-5}, {"raise_limit": 1, "epsilon": True}),
+    (td.merge_ledgers, {"other": "o"}, {"other": 3}),
     (td.join_federation, {"folder": "f", "name": "n"}, {"rows": "many", "server": 1}),
     (td.init_federation, {"folder": "f", "parties": ("a",)}, {
         "parties": (3,), "protocol": "mpc", "hosts": 3, "sessions": True,

@@ -99,7 +99,9 @@ class Card:
         ledger = Ledger.open(self.ledger)
         if isinstance(noted, dict):
             ledger.check_against(noted)
-        return ledger.state()
+        state = ledger.state()
+        ledger.refuse_copy(state)
+        return state
 
     def _evaluated(self, model: str) -> dict[str, Any] | None:
         """Report of an evaluation, if it was of the model with this hash."""

@@ -36,6 +36,7 @@ show_ledger = function("show_ledger", ledger.Show)
 reserve_epsilon = function("reserve_epsilon", ledger.Reserve)
 spend_epsilon = function("spend_epsilon", ledger.Spend)
 limit_epsilon = function("limit_epsilon", ledger.SetLimit)
+merge_ledgers = function("merge_ledgers", ledger.Merge)
 
 join_federation = function("join_federation", federation.Join)
 init_federation = function("init_federation", federation.Init)

@@ -1,4 +1,4 @@
-"""`ledger show|reserve|spend|limit`: the epsilon spent on private rows, and its limit."""
+"""`ledger show|reserve|spend|limit|merge`: the epsilon spent on private rows, and its limit."""
 
 import json
 import math
@@ -27,7 +27,7 @@ class Place:
     embeddings: Path | None = None
     """Embedding set whose ledger to use: NAME.ledger next to the set."""
     ledger: Path | None = None
-    """Ledger file, instead of --embeddings."""
+    """Ledger file, instead of --embeddings (`reserve`: or beside it, to count that set there)."""
 
     def open(self) -> "Ledger":
         """The ledger, its chain verified.
@@ -41,7 +41,13 @@ class Place:
         if self.ledger is not None:
             return Ledger.open(self.ledger)
         assert self.embeddings is not None
-        return Ledger.beside(self.embeddings)
+        beside = Ledger.beside(self.embeddings)
+        if not (beside.path.exists() or (self.embeddings / "meta.json").is_file()):
+            raise ValueError(
+                f"embeddings must be an embedding set, or have been one with a ledger, got "
+                f"{self.embeddings}"
+            )
+        return beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +82,11 @@ class Show(Place):
         if self.json:
             print(json.dumps(document_of(ledger, self.delta), indent=1, allow_nan=False))
             return
-        for line in lines_of(ledger.state(), self.delta):
+        state = ledger.state()
+        for line in lines_of(state, self.delta):
             print(line)
+        if place := ledger.counted_in(state):
+            print(f"a copy: what counts is {place}, which may hold more")
         if self.reports:
             print(f"{len(self.reports)} report(s) agree with it")
 
@@ -134,6 +143,14 @@ class Reserve(Place):
         kept = self.open().reserve(entry)
         print(kept)
         return kept
+
+    def open(self) -> "Ledger":
+        """See `Place.open`; given both, the file counts the rows of the set."""
+        if self.embeddings is None or self.ledger is None:
+            return super().open()
+        from train_distributed.ledger.ledger import Ledger
+
+        return Ledger.open(self.ledger, self.embeddings.resolve().parent)
 
     def _rows(self) -> dict[str, Any]:
         check.exactly_one(embeddings=self.embeddings, data=self.data)
@@ -193,6 +210,30 @@ class SetLimit(Place):
         print(_limit_line(ledger.state(), limit))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Merge(Place):
+    """Count in one ledger what another one counts as well, such as a copy that was written to.
+
+    Example:
+    blind-averaging ledger merge --embeddings mine --other copy/mine.ledger
+    """
+
+    other: Path
+    """The other ledger. Afterwards it counts no more, and names the first one."""
+
+    def run(self) -> None:
+        """Appends the entries that are missing.
+
+        Raises:
+            ValueError: a chain is broken, there is no other ledger, or one is a copy.
+        """
+        from train_distributed.ledger.ledger import Ledger
+
+        ledger = self.open()
+        added = ledger.merge(Ledger.open(self.other))
+        print(f"{added} entries of {self.other} are counted in {ledger.path} from now on")
+
+
 def lines_of(state: "State", delta: float | None) -> Iterator[str]:
     """A ledger for people: its entries, totals, limit, head."""
     for record in state.records:
@@ -231,6 +272,7 @@ def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
         }
     return {
         "file": ledger.path.name,
+        "copy_of": ledger.counted_in(state) or None,
         "lines": [line.stated | {"hash": line.hash} for line in ledger.lines()],
         "totals": totals,
         "limit": None if state.limit is None else to_words(state.limit),

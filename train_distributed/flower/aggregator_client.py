@@ -1,18 +1,23 @@
 """Client of a window's aggregators: users report, the operator orders, the leader sends jobs.
 
-Whatever breaks on the way is sent again, the same bytes, until it is answered or patience is over.
+Whatever breaks on the way is sent again, the same bytes, until it is answered or patience is over;
+what no patience mends is an error at once. Meanwhile it is said for whom one waits, and why.
 """
 
 import base64
 import hashlib
+import math
+import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 
 import httpx
 
+from pretrain.cli.waiting import Waiting
 from train_distributed.flower.aggregator_app import OCTETS, SUMMARY
 from train_distributed.flower.documents.document import safe
+from train_distributed.flower.proxies import client
 from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
@@ -41,6 +46,9 @@ class Aggregators:
         addresses: aggregator -> where it listens.
         tls: what their certificates are checked with, if they have some.
         patience: seconds after which an aggregator that is gone is an error.
+
+    Raises:
+        ValueError: the environment names a proxy that is none; nothing was signed.
     """
 
     def __init__(
@@ -50,25 +58,38 @@ class Aggregators:
         tls: ssl.SSLContext | None = None,
         patience: float = 600.0,
     ) -> None:
-        self._window, self._addresses, self._patience = window, dict(addresses), patience
-        self._scheme = "http" if tls is None else "https"
+        self._window, self._patience = window, patience
+        scheme = "http" if tls is None else "https"
         headers = {"content-type": OCTETS, "accept-encoding": "identity"}
-        self._http = httpx.Client(verify=tls or True, timeout=SECONDS, headers=headers)
+        self._http, self._called = dict[int, httpx.Client](), dict[int, str]()
+        for aggregator, (host, port) in addresses.items():
+            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            given = {"base_url": f"{scheme}://{at}", "timeout": SECONDS, "headers": headers}
+            self._http[aggregator], through = client(scheme, host, tls, **given)
+            self._called[aggregator] = f"aggregator {aggregator - LEADER} at {at}{through}"
 
     def __enter__(self) -> "Aggregators":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._http.close()
+        for http in self._http.values():
+            http.close()
 
-    def connect(self) -> None:
+    def called(self, aggregator: int) -> str:
+        """Name of an aggregator for people: its number, address, and the proxy on the way."""
+        return self._called[aggregator]
+
+    def connect(self, most: float = math.inf) -> None:
         """Has an answer of the leader, before anything is made that would be lost without it.
+
+        Args:
+            most: seconds after which an answer would be of no use.
 
         Raises:
             ConnectionError: it is gone for too long.
             Refused: it takes no reports any more, or not yet.
         """
-        self._ask(LEADER, "GET", self._task, b"")
+        self._ask(LEADER, "GET", self._task, b"", most=most)
 
     def report(self, user: int, report: bytes) -> None:
         """Delivers a report.
@@ -82,7 +103,7 @@ class Aggregators:
         try:
             check_acknowledgement(self._window, user, report, answer)
         except BadSignature as error:
-            raise Refused(f"{self._call(LEADER)}: {error}") from error
+            raise Refused(f"{self.called(LEADER)}: {error}") from error
 
     def job(self, message: bytes) -> bytes:
         """The helper's verdicts on a job.
@@ -140,32 +161,46 @@ class Aggregators:
         return f"/tasks/{self._window.digest.hex()}"
 
     def _ask(
-        self, aggregator: int, method: str, path: str, body: bytes, shown: bytes = b""
+        self,
+        aggregator: int,
+        method: str,
+        path: str,
+        body: bytes,
+        shown: bytes = b"",
+        most: float = math.inf,
     ) -> bytes:
-        """The answer, whatever happens on the way; `shown`: the summary of what was signed."""
-        host, port = self._addresses[aggregator]
-        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        start, tries = time.monotonic(), 0
-        while True:
-            try:
-                status, answer = self._sent(method, f"{self._scheme}://{at}{path}", body, shown)
-                if status < 300:
-                    return answer
-                why = safe(answer)
-                if status not in LATER:
-                    raise Refused(f"{self._call(aggregator)} refuses: {why}")
-            except httpx.TransportError as error:
-                why = str(error) or type(error).__name__
-            pause = PAUSES[min(tries, len(PAUSES) - 1)]
-            if time.monotonic() + pause > start + self._patience:
-                raise ConnectionError(f"{self._call(aggregator)} at {at} must answer: {why}")
-            time.sleep(pause)
-            tries += 1
+        """The answer, whatever happens on the way within `most` seconds and the patience.
 
-    def _sent(self, method: str, url: str, body: bytes, shown: bytes) -> tuple[int, bytes]:
+        `shown` is the summary of what was signed.
+        """
+        who, patience = self.called(aggregator), max(0.0, min(self._patience, most))
+        start, tries = time.monotonic(), 0
+        with Waiting(who, "no answer yet", most=patience) as waiting:
+            while True:
+                try:
+                    status, answer = self._sent(aggregator, method, path, body, shown)
+                    if status < 300:
+                        return answer
+                    why = safe(answer)
+                    if status not in LATER:
+                        raise Refused(f"{who} refuses: {why}")
+                except httpx.TransportError as error:
+                    why = reason(error)
+                    if mend := remedy(error):
+                        raise ConnectionError(f"{who} must answer: {why}; {mend}") from error
+                pause = PAUSES[min(tries, len(PAUSES) - 1)]
+                if time.monotonic() + pause > start + patience:
+                    raise ConnectionError(f"{who} must answer: {why}")
+                waiting.because(why)
+                time.sleep(pause)
+                tries += 1
+
+    def _sent(
+        self, aggregator: int, method: str, path: str, body: bytes, shown: bytes
+    ) -> tuple[int, bytes]:
         """Status and answer; of a refusal, its first words."""
         headers = {SUMMARY: base64.b64encode(shown).decode()} if shown else None
-        with self._http.stream(method, url, content=body, headers=headers) as response:
+        with self._http[aggregator].stream(method, path, content=body, headers=headers) as response:
             good = response.status_code < 300
             most, answer = MOST_ANSWER if good else MOST_WORDS, bytearray()
             for piece in response.iter_raw():
@@ -181,5 +216,24 @@ class Aggregators:
                 words = f"status {response.status_code}"
             return response.status_code, words.encode(errors="replace")
 
-    def _call(self, aggregator: int) -> str:
-        return f"aggregator {aggregator - LEADER}"
+
+def reason(error: Exception) -> str:
+    """Why there is no answer, in words, and what may mend it."""
+    words = str(error) or type(error).__name__
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        words += "; if it has TLS, ask for https and give ca"
+    return words
+
+
+def remedy(error: BaseException) -> str | None:
+    """What mends an error that comes again however often one tries; None for all others."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return "ca must hold the authority of its certificate, which must be for this address"
+        if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            return "it does not speak TLS: leave out ca, or https"
+        if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+            return "no host has this name, or no name server is reached"
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -5,11 +5,13 @@ idle one. Behind a proxy the proxy bounds them, and any ASGI server will do.
 """
 
 import asyncio
+import os
 import resource
 import socket
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -49,17 +51,14 @@ async def serve(
     Raises:
         OSError: the address is taken.
     """
-    loop = asyncio.get_running_loop()
     quiet = {"log_level": "critical"}  # what strangers send is not worth a line
     config = http_config(app, h11_max_incomplete_event_size=HEAD_BYTES, **quiet)
     state, places = ServerState(), Places(_most(MOST_LINES if tls is None else MOST_TLS_LINES))
     watch.connections.set_function(lambda: len(places))
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await _addresses(host, port)
     with ExitStack() as stack:
         listeners = [
-            stack.enter_context(
-                socket.create_server(address, family=family, backlog=1024, reuse_port=shared)
-            )
+            stack.enter_context(_listener(address, family, shared))
             for family, address in dict.fromkeys((each[0], each[4]) for each in found)
         ]
         async with app.router.lifespan_context(app):
@@ -78,6 +77,31 @@ async def serve(
                 for line in places:
                     line.leave("end")
                 await asyncio.gather(*tasks, return_exceptions=True)  # listeners close after them
+
+
+async def _addresses(host: str, port: int) -> list[Any]:
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(
+            f"listen must be an address of this machine, got {host}: {error}"
+        ) from error
+
+
+def _listener(address: tuple[Any, ...], family: int, shared: bool) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        OSError: the port is used, or the address is not this machine's.
+    """
+    try:
+        return socket.create_server(address, family=family, backlog=1024, reuse_port=shared)
+    except OSError as error:
+        at = "{}:{}".format(*address)
+        why = os.strerror(error.errno or 0)
+        words = f"listen must be a free port of this machine, got {at}: {why}"
+        raise OSError(words) from error
 
 
 class WatchedLine(Line):

@@ -8,6 +8,7 @@ nobody need trust the line: what is fetched must have the digest, or be signed w
 operator that the federation states.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -21,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from train_distributed.flower.aggregator_client import SECONDS
+from pretrain.cli.waiting import Waiting
+from train_distributed.flower.aggregator_client import SECONDS, reason, remedy
 from train_distributed.flower.documents.certificates import CA
 from train_distributed.flower.documents.document import LARGE, SMALL
 from train_distributed.flower.documents.federation import Federation
@@ -30,6 +32,7 @@ from train_distributed.flower.documents.party import KEY
 from train_distributed.flower.documents.place import PLACES, place_path, place_text
 from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
+from train_distributed.flower.proxies import client
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
@@ -78,26 +81,28 @@ def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | No
         ValueError: no such link, or a file that is not what the digest, or the operator, says.
         ConnectionError: the server is gone, or does not have it.
     """
-    if not (found := LINK.fullmatch(link)):
-        raise ValueError(f"link must be http://HOST:PORT/invitations/DIGEST, got {link[:300]!r}")
+    digest, scheme, host = _parts(link)
+    http, through = client(scheme, host, tls, timeout=SECONDS, follow_redirects=False)
     (folder / "invitations").mkdir(parents=True, exist_ok=True)
-    kept, key = folder / "invitations" / found[1][:16], keys.public.verifying
+    kept, key = folder / "invitations" / digest[:16], keys.public.verifying
     with tempfile.TemporaryDirectory(
         dir=folder / "invitations", ignore_cleanup_errors=True
     ) as made:
         partial, base = Path(made), link.rstrip("/")
-        with httpx.Client(verify=tls or True, timeout=SECONDS, follow_redirects=False) as http:
+        whom = f"{link.partition('/invitations/')[0]}{through}"
+        with http, Waiting(whom, "it has the invitation"):
+            get = functools.partial(_get, http, through)
             for name in (FEDERATION, OPERATOR, CA):
-                (partial / name).write_bytes(_get(http, f"{base}/{name}", LARGE))
+                (partial / name).write_bytes(get(f"{base}/{name}", LARGE))
             federation = Federation.load(partial / FEDERATION)
             agreed = agreed_file(federation.task)
-            (partial / agreed).write_bytes(_get(http, f"{base}/{agreed}", LARGE))
-            invitation = Invitation.read(partial, found[1], signed=True)
-            if place := _get(http, f"{base}/{PLACES}/{key.hex()}", SMALL, need=False):
+            (partial / agreed).write_bytes(get(f"{base}/{agreed}", LARGE))
+            invitation = Invitation.read(partial, digest, signed=True)
+            if place := get(f"{base}/{PLACES}/{key.hex()}", SMALL, need=False):
                 (partial / PLACES).mkdir()
                 place_path(partial / PLACES, key).write_bytes(place)
                 invitation.placed(keys)
-            if window := _get(http, f"{base}/{WINDOW}", LARGE, need=False):
+            if window := get(f"{base}/{WINDOW}", LARGE, need=False):
                 (partial / WINDOW).write_bytes(window)
                 WindowFile.load(partial / WINDOW, signed=True)
         shutil.rmtree(kept, ignore_errors=True)
@@ -105,7 +110,18 @@ def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | No
     return replace(invitation, folder=kept)
 
 
-def _get(http: httpx.Client, url: str, most: int, *, need: bool = True) -> bytes:
+def _parts(link: str) -> tuple[str, str, str]:
+    """Digest, scheme and host of a link."""
+    try:
+        if found := LINK.fullmatch(link):
+            url = httpx.URL(link)
+            return found[1], url.scheme, url.host
+    except httpx.InvalidURL:
+        pass
+    raise ValueError(f"link must be http://HOST:PORT/invitations/DIGEST, got {link[:300]!r}")
+
+
+def _get(http: httpx.Client, through: str, url: str, most: int, *, need: bool = True) -> bytes:
     """Up to `most` bytes; nothing where the server has no such file and none is needed."""
     content = bytearray()
     try:
@@ -113,11 +129,13 @@ def _get(http: httpx.Client, url: str, most: int, *, need: bool = True) -> bytes
             if response.status_code == 404 and not need:
                 return b""
             if response.status_code != 200:
-                raise ConnectionError(f"{url} must be there, got status {response.status_code}")
+                status = response.status_code
+                raise ConnectionError(f"{url}{through} must be there, got status {status}")
             for piece in response.iter_bytes():
                 content += piece
                 if len(content) > most:
                     raise ValueError(f"{url} must be at most {most} bytes, got more")
     except httpx.TransportError as error:
-        raise ConnectionError(f"{url} must answer: {error or type(error).__name__}") from error
+        mend = f"; {found}" if (found := remedy(error)) else ""
+        raise ConnectionError(f"{url}{through} must answer: {reason(error)}{mend}") from error
     return bytes(content)

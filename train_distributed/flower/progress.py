@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,11 +14,6 @@ from train_distributed.flower.documents.federation import name_of
 MOST_REFUSED = 200  # kept
 MOST_SHOWN = 5  # names and refusals in a line
 STATUS = "status.json"
-
-
-def to_terminal(line: str) -> None:
-    """Prints a line: the default place of a log."""
-    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass

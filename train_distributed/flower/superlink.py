@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pretrain.cli.waiting import to_terminal
 from train_distributed.flower.chain import Chain, Publish
 from train_distributed.flower.connections import Operator
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation, name_of
 from train_distributed.flower.orders import words
-from train_distributed.flower.progress import Log, to_terminal
+from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import open_relay
 from train_distributed.flower.round_endpoint import round_order

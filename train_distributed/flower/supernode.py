@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretrain.cli.waiting import to_terminal
 from train_distributed.flower.documents.document import safe
 from train_distributed.flower.documents.key_files import NODE_KEY
 from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.orders import REFUSED
-from train_distributed.flower.progress import to_terminal
 from train_distributed.flower.transport import frames
 from train_distributed.flower.transport.processes import Child, child
 from train_distributed.flower.transport.sandbox import hide_memory

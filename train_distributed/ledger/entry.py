@@ -113,6 +113,10 @@ class Entry:
         by = asked.noise_by if self.noise_by == NOT_STATED else self.noise_by
         return replace(self, kind=asked.kind, result=asked.result, noise_by=by) == asked
 
+    def same_rows(self, other: "Entry") -> bool:
+        """Whether both are of the same rows, or of the same images."""
+        return self.data == other.data or self.images == other.images != ""
+
     @property
     def gaussian(self) -> bool:
         """Whether its noise is known to be Gaussian, and so adds up as such."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pretrain.cli.waiting import lock
 from train_distributed.ledger.line import (
     GENESIS,
     START,
@@ -68,7 +69,7 @@ class LedgerFile:
 
             def append(kind: str, body: dict[str, Any]) -> Line:
                 previous = lines[-1].hash if lines else GENESIS
-                content = new_line(kind, body, previous)
+                content = new_line(kind, body, previous, os.fspath(self.path.resolve()))
                 store.append(content)
                 lines.extend(read_lines([content], str(self.path), previous))
                 return lines[-1]
@@ -99,7 +100,7 @@ class LedgerFile:
             raise _unwritten(error, self.path) from error
 
     @contextmanager
-    def _text(self, mode: str, lock: int) -> Iterator[list[bytes] | None]:
+    def _text(self, mode: str, kind: int) -> Iterator[list[bytes] | None]:
         """Lines of a file of text, locked; None: another process has put a store in its place.
 
         A store that was opened here stays open: closing it would release the locks that other
@@ -108,7 +109,7 @@ class LedgerFile:
         path = self.path.resolve()
         with ExitStack() as stack:
             file = stack.enter_context(path.open(mode))
-            fcntl.flock(file, lock)
+            lock(file.fileno(), kind, f"{path} in use")
             content = file.read()
             if content.startswith(SQLITE):
                 fcntl.flock(file, fcntl.LOCK_UN)
@@ -139,7 +140,7 @@ def locked_directories(directories: Iterable[Path]) -> Iterator[None]:
             try:
                 opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, opened)
-                fcntl.flock(opened, fcntl.LOCK_EX)
+                lock(opened, fcntl.LOCK_EX, f"the ledgers in {directory} in use")
             except OSError as error:
                 raise _unwritten(error, directory) from error
         yield

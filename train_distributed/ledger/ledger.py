@@ -5,18 +5,25 @@ parts of one split (see `state.Total`): a set that was embedded again, cut or co
 people, whatever its hash. What is reserved counts as spent from then on: a crash between here and
 the result loses an allowance, never an entry. Only who knows that no noise was drawn gives it back.
 
-A ledger sees only what is written to it. It does not know of copies of the rows in other places, of
-commands run with `--ledger none`, of simulations that say so, or of its own end being cut off.
+A copy of a ledger counts nothing while its original is there: two that both went on would each miss
+what the other one counts. Where two have gone on all the same, `merge` makes one of them.
+
+A ledger sees only what is written to it. It does not know of copies of the rows without it, or on
+other machines, of commands run with `--ledger none`, of simulations that say so, or of its own end
+being cut off.
 """
 
-from collections.abc import Iterable
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
 from train_distributed.ledger.file import Append, LedgerFile, is_ledger, locked_directories
 from train_distributed.ledger.line import Line
-from train_distributed.ledger.state import GIVE_BACK, LIMIT, RESERVE, SPEND, State, Total
+from train_distributed.ledger.state import GIVE_BACK, LIMIT, MERGED, RESERVE, SPEND, State, Total
 from train_distributed.privacy.promise import Unit
 
 __all__ = ["Entry", "Ledger", "Limit"]
@@ -57,6 +64,8 @@ class Ledger:
             ValueError: its chain is broken, or it is no ledger.
         """
         ledger = cls(Path(path), *near)
+        if not ledger.path.resolve().parent.is_dir():
+            raise ValueError(f"ledger must be in a folder that exists, got {path}")
         ledger.state()
         return ledger
 
@@ -68,10 +77,17 @@ class Ledger:
 
     @classmethod
     def chosen(cls, given: Path | None, embeddings: Path) -> "Ledger | None":
-        """Ledger that an option `--ledger` names: a file, "none", or left out: next to the set."""
-        if given is None:
-            return cls.beside(embeddings)
-        return None if str(given) == NONE else cls.open(given, Path(embeddings).resolve().parent)
+        """Ledger that an option `--ledger` names: a file, "none", or left out: next to the set.
+
+        Raises:
+            ValueError: as `open`, or it is a copy whose original counts.
+        """
+        if str(given) == NONE:
+            return None
+        near = Path(embeddings).resolve().parent
+        found = cls.beside(embeddings) if given is None else cls.open(given, near)
+        found.refuse_copy(found.state())
+        return found
 
     def state(self) -> State:
         """State after all lines; raises as `lines`."""
@@ -106,7 +122,7 @@ class Ledger:
             self._refuse_elsewhere(entry)
             if not self.path.exists():  # nothing is left behind where it is refused
                 self._afford(self._read([]), entry, at_most)
-            with self._file.locked() as (lines, append):
+            with self._writing() as (lines, append):
                 return self._reserved(self._read(lines), append, entry, at_most)
 
     def afford(self, entry: Entry) -> None:
@@ -134,7 +150,7 @@ class Ledger:
             ValueError: nothing is reserved under this id, or it was spent before.
         """
         self.state().record(id)
-        with self._file.locked() as (lines, append):
+        with self._writing() as (lines, append):
             if self._read(lines).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent yet, got {id!r}")
             append(SPEND, {"id": id})
@@ -158,7 +174,7 @@ class Ledger:
         Raises:
             ValueError: it allows more, and `raised` is off.
         """
-        with self._file.locked() as (lines, append):
+        with self._writing() as (lines, append):
             before = self._read(lines).limit
             looser = before is not None and not limit.within(before)
             if before is not None and looser and not raised:
@@ -168,6 +184,51 @@ class Ledger:
                     f"{limit.epsilon:g} at {limit.delta:g} for one {limit.unit}"
                 )
             append(LIMIT, {"limit": to_words(limit), "raised": looser})
+
+    def merge(self, other: "Ledger") -> int:
+        """Counts what another ledger counts and this one does not; the other one counts no more.
+
+        Limits do not matter: it has been spent. The other ledger's own limit is not taken over.
+
+        Returns:
+            Number of entries that were added.
+
+        Raises:
+            ValueError: it is the same file, or this one is a copy whose original counts.
+        """
+        state = other.state()
+        if not other.path.exists() or other.path.resolve() == self.path.resolve():
+            raise ValueError(f"other must be another ledger that exists, got {other.path}")
+        with locked_directories(self._near | other._near), self._writing() as (lines, append):
+            held = self._read(lines).origins
+            missing = [record for record in state.records if record.origin not in held]
+            for each in missing:
+                append(RESERVE, {"entry": to_words(each.entry), "origin": each.origin})
+            if not state.merged:
+                with other._file.locked() as (_, note):
+                    note(MERGED, {"into": os.fspath(self.path.resolve())})
+        return len(missing)
+
+    def counted_in(self, state: State) -> str:
+        """Path of the ledger that counts what this one holds, a copy; empty where it is itself.
+
+        A copy names the place where its original was written; one that was moved finds nothing
+        there, or a ledger of other rows.
+        """
+        place = state.merged or state.place
+        return place if place and (state.merged or self._is_copy_of(Path(place), state)) else ""
+
+    def refuse_copy(self, state: State) -> None:
+        """Refuses a ledger whose entries another one counts, which would miss its own.
+
+        Raises:
+            ValueError: naming the ledger to take.
+        """
+        if place := self.counted_in(state):
+            raise ValueError(
+                f"ledger must be {place}, which counts for all copies, got its copy {self.path}: "
+                f"--ledger {shlex.quote(place)}"
+            )
 
     def release_kind(self, data: str) -> Kind:
         """Kind of the next release of a set: a re-release where the ledger holds one already."""
@@ -222,15 +283,37 @@ class Ledger:
                     f"which {before:g} is spent"
                 )
 
+    @contextmanager
+    def _writing(self) -> Iterator[tuple[list[Line], Append]]:
+        """As `LedgerFile.locked`, of a ledger that counts."""
+        self.refuse_copy(self.state())  # before a text file is carried over
+        with self._file.locked() as (lines, append):
+            yield lines, append
+
+    def _is_copy_of(self, place: Path, state: State) -> bool:
+        try:
+            elsewhere = place.is_file() and not os.path.samefile(place, self.path)
+            return elsewhere and is_ledger(place) and Ledger(place).state().first == state.first
+        except OSError:  # what nobody here can read is not there
+            return False
+
     def _refuse_elsewhere(self, entry: Entry) -> None:
-        """Refuses rows, or images, that another ledger of the folder counts."""
-        own = self.path.resolve()
+        """Refuses rows, or images, that another ledger of the folder counts, and this one not."""
+        own, ours = self.path.resolve(), self.state().origins
         for path in sorted(p for near in self._near for p in near.glob(f"*{SUFFIX}")):
             if path.resolve() == own or not is_ledger(path):
                 continue
-            for record in Ledger(path).state().records:
-                same = record.entry.images == entry.images and entry.images
-                if record.entry.data == entry.data or same:
-                    raise ValueError(
-                        f"ledger must be {path}, which counts these rows already, got {self.path}"
-                    )
+            other = Ledger(path).state()
+            counted = (record.entry for record in other.records)
+            if other.origins <= ours or not any(map(entry.same_rows, counted)):
+                continue
+            if ours <= other.origins:
+                raise ValueError(
+                    f"ledger must be {path}, which counts these rows already, got {self.path}: "
+                    f"--ledger {shlex.quote(str(path))}"
+                )
+            raise ValueError(
+                f"ledger must count all of these rows, got {self.path} without what {path} counts: "
+                f"blind-averaging ledger merge --ledger {shlex.quote(str(self.path))} "
+                f"--other {shlex.quote(str(path))}"
+            )

@@ -1,10 +1,12 @@
 """A line of a ledger: JSON that names the line before it by its hash.
 
-    {"body": {...}, "kind": "reserve", "time": "...", "previous": <64 hex>, "salt": <32 hex>}
+    {"body": {...}, "kind": "reserve", "time": "...", "previous": <64 hex>, "salt": <32 hex>,
+     "place": "/..."}
 
 Its own hash is SHA-256 of the text without the closing brace. Reports name it, and a line says
 which rows were used, so every line has a salt from the operating system that never leaves the
-ledger: without it nobody can try which rows give the hash. Lines of older versions have none.
+ledger: without it nobody can try which rows give the hash. It also says where the ledger lay, so
+that a copy knows its original. Lines of older versions have neither.
 
 Ledgers of version 0.1 were files of text: a line, its hash, a line feed. Whoever was killed while
 writing left a torn line, without the line feed. The next writer ended it with CANCEL, which occurs
@@ -45,16 +47,22 @@ class Line:
     stated: dict[str, Any]  # all of it
 
     @property
+    def place(self) -> str:
+        """Path of the ledger that the line was written to; empty where it does not say."""
+        place = self.stated.get("place")
+        return place if isinstance(place, str) else ""
+
+    @property
     def id(self) -> str:
         """Id of the entry that it reserves."""
         return self.hash[:ID_DIGITS]
 
 
-def new_line(kind: str, body: dict[str, Any], previous: str) -> bytes:
+def new_line(kind: str, body: dict[str, Any], previous: str, place: str = "") -> bytes:
     """The text of a line that follows the one of this hash, at this moment."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     stated = {"body": body, "kind": kind, "time": now, "previous": previous}
-    stated |= {"salt": secrets.token_hex(SALT_BYTES)}
+    stated |= {"salt": secrets.token_hex(SALT_BYTES)} | ({"place": place} if place else {})
     return json.dumps(stated, allow_nan=False).encode()
 
 
@@ -117,6 +125,8 @@ def text_lines(content: bytes, name: str) -> list[bytes]:
             raise broken(number, name)
         lines.append(text)
         previous = line.hash
+    if not whole and torn[: len(START)] != START[: len(torn)]:
+        raise broken(1, name)  # nothing that a writer of text has begun, such as a damaged store
     if torn:
         entry, digest = torn_entry(torn), hashlib.sha256(torn).hexdigest()
         body = {"entry": None if entry is None else to_words(entry)}

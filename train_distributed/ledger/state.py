@@ -18,7 +18,8 @@ from train_distributed.ledger.line import GENESIS, TORN, Line
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
-RESERVE, SPEND, GIVE_BACK, LIMIT = "reserve", "spend", "give-back", "limit"  # kinds of lines
+RESERVE, SPEND, LIMIT, MERGED = "reserve", "spend", "limit", "merged"  # kinds of lines
+GIVE_BACK = "give-back"  # of an entry for which no noise was drawn
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Record:
     time: str  # of the reservation, UTC
     spent: bool = False  # whether its result was written; what it costs is the same
     torn: bool = False  # read from a line that was not written to its end
+    origin: str = ""  # hash of the line that counted it first, in this ledger or another
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ class State:
     given_back: int  # entries that were reserved, and no noise drawn for them
     head: str  # hash of all of it
     length: int  # lines
+    first: str = ""  # hash of its first line, which its copies have too
+    place: str = ""  # where it lay when it was written last; empty: unknown
+    merged: str = ""  # ledger that counts all of its entries since
 
     @classmethod
     def read(cls, lines: Sequence[Line], name: str) -> Self:
@@ -102,12 +107,14 @@ class State:
             ValueError: a line of another version, or one that says nonsense.
         """
         records: dict[str, Record] = {}
-        limit, raised, torn, given_back = None, 0, 0, 0
+        limit, raised, torn, given_back, merged = None, 0, 0, 0, ""
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
                     entry = read_fields(Entry, stored)
-                    records[line.id] = Record(line.id, entry, line.time, torn=line.kind == TORN)
+                    origin = str(line.body.get("origin", line.hash))
+                    kept = Record(line.id, entry, line.time, torn=line.kind == TORN, origin=origin)
+                    records[line.id] = kept
                 elif line.kind == SPEND:
                     id = line.body["id"]
                     records[id] = replace(records[id], spent=True)
@@ -117,14 +124,24 @@ class State:
                 elif line.kind == LIMIT:
                     limit = read_fields(Limit, line.body["limit"])
                     raised += line.body["raised"] is True
+                elif line.kind == MERGED:
+                    merged = str(line.body["into"])
                 elif line.kind != TORN:
                     raise ValueError(f"kind must be one of this version's, got {line.kind!r}")
             except (KeyError, ValueError) as error:
                 raise ValueError(f"ledger {name} cannot be read: {error}") from error
             torn += line.kind == TORN
         head = lines[-1].hash if lines else GENESIS
-        counted = tuple(records.values())
-        return cls(counted, limit, raised, torn, given_back, head, len(lines))
+        place = next((line.place for line in reversed(lines) if line.place), "")
+        known = tuple(records.values())
+        first = lines[0].hash if lines else ""
+        length = len(lines)
+        return cls(known, limit, raised, torn, given_back, head, length, first, place, merged)
+
+    @property
+    def origins(self) -> set[str]:
+        """What tells its entries from those of all other ledgers, but for copies of them."""
+        return {record.origin for record in self.records}
 
     def total(self, unit: Unit = "record") -> Total:
         """Cost of all entries, for one record or one user."""

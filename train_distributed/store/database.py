@@ -10,11 +10,12 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
 
 from pretrain.cli.output import sync_directory
+from pretrain.cli.waiting import Waiting
 
 LOCK_SECONDS = 120.0  # for which one writer waits for others
 _REASONS = {
@@ -62,7 +63,7 @@ class Database:
                 check_same_thread=False,
             )
         try:
-            with self.errors():
+            with self.errors(), self._turn():
                 run = self.connection.execute
                 run("PRAGMA synchronous=EXTRA")
                 if not self._alone:
@@ -76,6 +77,13 @@ class Database:
         except BaseException:
             self.close()
             raise
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """A block in which SQLite may wait for other commands; those that are alone never do."""
+        if self._alone:
+            return nullcontext()
+        whom = f"another command, which has {self.path} in use"
+        return Waiting(whom, "one at a time may write it", most=LOCK_SECONDS)
 
     def close(self) -> None:
         """Closes the file and releases its locks; what was not committed is undone."""
@@ -91,9 +99,11 @@ class Database:
         """
         with self.errors():
             try:
-                self.connection.execute("BEGIN IMMEDIATE")
+                with self._turn():
+                    self.connection.execute("BEGIN IMMEDIATE")
                 yield self.connection
-                self.connection.execute("COMMIT")
+                with self._turn():  # others may still read
+                    self.connection.execute("COMMIT")
             except BaseException:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")

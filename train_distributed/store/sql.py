@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pretrain import check
+from pretrain.cli.waiting import Waiting
 from train_distributed.store.database import Database, make_durable
 
 POSTGRESQL = "postgresql://"
@@ -100,7 +101,8 @@ class Postgresql(Sql):
         self._url, self._schema, self._own = url, schema, threading.local()
         with self.transaction() as run:
             for statement in self.alone:
-                run(statement)
+                with Waiting("others that make tables in the database", "one at a time may"):
+                    run(statement)
             run(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
 
     @contextmanager
@@ -154,9 +156,10 @@ class Postgresql(Sql):
     def _connection(self) -> Any:
         if getattr(self._own, "connection", None) is None:
             path = f"-c search_path={self._schema} -c synchronous_commit=on"
-            self._own.connection = self._driver.connect(
-                self._url, autocommit=True, connect_timeout=CONNECT_SECONDS, options=path
-            )
+            with Waiting("the database", "no connection yet", most=CONNECT_SECONDS):
+                self._own.connection = self._driver.connect(
+                    self._url, autocommit=True, connect_timeout=CONNECT_SECONDS, options=path
+                )
         return self._own.connection
 
 

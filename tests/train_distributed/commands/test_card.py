@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -75,6 +76,18 @@ def test_a_ledger_in_which_the_release_is_not_is_refused(call, model, tmp_path) 
     code, _, error = call("card", "--model", "model", "--ledger", "other.ledger")
     assert code == 2
     assert "ledger other.ledger must hold the 1 lines that a report has seen" in error
+    assert not list(model.glob("*card*"))
+
+
+def test_a_copy_of_a_ledger_that_may_lack_entries_is_refused(call, model, tmp_path) -> None:
+    ledger = Ledger.open(tmp_path / "other.ledger")
+    ledger.reserve(GAUSSIAN)
+    (tmp_path / "copy").mkdir()
+    shutil.copy(ledger.path, tmp_path / "copy")
+    ledger.reserve(GAUSSIAN)
+    code, _, error = call("card", "--model", "model", "--ledger", "copy/other.ledger")
+    assert code == 2
+    assert f"ledger must be {ledger.path}, which counts for all copies" in error
     assert not list(model.glob("*card*"))
 
 

@@ -191,7 +191,7 @@ def test_strangers_spend_their_own_credit_and_users_go_on(
         impostor = Service.report(hall.service, 1, vector(1))
         shown = bytearray(summary(impostor[:-HELPER_MESSAGE_BYTES]))
         shown[-1] ^= 1
-        status, words = client._sent("POST", hall.url("/reports"), impostor, bytes(shown))
+        status, words = client._sent(LEADER, "POST", hall.url("/reports"), impostor, bytes(shown))
         assert (status, words[:6]) == (429, b"NoRoom")
     watch = hall.watches[LEADER]
     count = watch.registry.get_sample_value
@@ -209,7 +209,7 @@ def test_a_user_who_floods_spends_its_own_credit(hall: Hall, vector, monkeypatch
     report = hall.service.report(0, vector(0))
     shown = summary(report[:-HELPER_MESSAGE_BYTES])
     with hall.client() as client:
-        sent = [client._sent("POST", hall.url("/reports"), report, shown) for _ in range(6)]
+        sent = [client._sent(LEADER, "POST", hall.url("/reports"), report, shown) for _ in range(6)]
         assert [status for status, _ in sent] == [201] * 4 + [429] * 2
         client.report(1, hall.service.report(1, vector(1)))
 

@@ -69,8 +69,8 @@ def test_what_was_altered_by_hand_is_noticed(ledger, statement: str) -> None:
 
 def test_lines_of_another_ledger_are_noticed_though_their_hashes_fit(ledger, tmp_path) -> None:
     ledger.reserve(GAUSSIAN)
+    (tmp_path / "other").mkdir()
     other = Ledger.open(tmp_path / "other" / "rows.ledger")
-    other.path.parent.mkdir()
     other.reserve(GAUSSIAN)
     ledger.reserve(GAUSSIAN)
     other.reserve(GAUSSIAN)
@@ -129,7 +129,18 @@ def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
         ledger.state()
 
 
-@pytest.mark.parametrize("content", [b"\0" * 99 + b"\n", b"\xff\xfe\n", b"{}\n", b"note\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\0" * 99 + b"\n",
+        b"\xff\xfe\n",
+        b"{}\n",
+        b"note\n",
+        b"note",
+        b"\0" * 99,
+        b"RQLite format 3\0",
+    ],
+)
 def test_a_file_that_is_no_ledger_is_refused(ledger, content: bytes) -> None:
     ledger.path.write_bytes(content)
     for use in (ledger.state, lambda: ledger.reserve(GAUSSIAN)):
@@ -147,7 +158,9 @@ def test_another_program_s_database_is_refused(ledger) -> None:
 
 def test_a_place_that_cannot_be_written_reserves_nothing(tmp_path) -> None:
     with pytest.raises(OSError, match="ledger cannot be written: No such file"):
-        Ledger.open(tmp_path / "missing" / "rows.ledger").reserve(GAUSSIAN)
+        Ledger(tmp_path / "missing" / "rows.ledger").reserve(GAUSSIAN)
+    with pytest.raises(ValueError, match=r"ledger must be in a folder that exists, got .*missing"):
+        Ledger.open(tmp_path / "missing" / "rows.ledger")
     (tmp_path / "directory.ledger").mkdir()
     with pytest.raises(ValueError, match="ledger must be a file"):
         Ledger.open(tmp_path / "directory.ledger")

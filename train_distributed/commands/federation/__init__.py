@@ -62,28 +62,34 @@ class Join:
         return out
 
     def _rows(self) -> int:
-        pictures = self.images.pictures
+        images, pictures = self.images, self.images.pictures
         given = {"rows": self.rows, "embeddings": self.embeddings}
         if self.server:
-            check.left_out("for a server", **given, pictures=pictures)
+            check.left_out("for a server", **given, **vars(images))
             return 0
         if pictures is None:
             check.exactly_one(**given)
-            unused = {name: getattr(self.images, name) for name in ("encoder", "weights", "resize")}
+            of_pictures = ("encoder", "weights", "resize", "bits", "skip_unreadable")
+            unused = {name: getattr(images, name) for name in of_pictures}
             check.left_out("without pictures", **unused)
         else:
             check.left_out("with pictures", **given, held_out=self.held_out)
         rows = self.rows
-        if rows is None:
+        if rows is not None:
+            agreed = {"class_names": images.class_names, "transform": images.transform}
+            check.left_out("with rows", **agreed)
+        else:
             from embed.store import EVALUATION, TRAIN, EmbeddingSet
 
             if self.embeddings is None:
                 own = embed_pictures(self.images, self.folder)
             else:
-                own = self.images.checked(EmbeddingSet.open(self.embeddings))
+                own = EmbeddingSet.open(self.embeddings)
             own.need_labels()
+            images.checked(own)
+            if own.declared_classes:
+                print(f"classes in this order: {', '.join(own.declared_classes)}")
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
-        assert rows is not None
         check.within(f"[1, {party.MOST_ROWS}]", rows=rows)
         return rows
 

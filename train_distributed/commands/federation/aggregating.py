@@ -5,11 +5,14 @@ import ssl
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
 
 from pretrain import check
 from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.flower.documents.certificates import SERVER, SERVER_KEY
+from train_distributed.flower.documents.document import read_file
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.place import with_roll
@@ -26,7 +29,7 @@ from train_distributed.secure_sum.aggregator import AGGREGATORS
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import LEADER
-from train_distributed.store.sql import open_sql
+from train_distributed.store.sql import POSTGRESQL, open_sql
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Aggregate:
         from train_distributed.flower.aggregator_watch import Watch, logged
         from train_distributed.flower.links import invitation_routes
 
+        _check_service(self)
         folder = self.folder.resolve()
         file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
         window, public = file.window, keys.public
@@ -80,7 +84,13 @@ class Aggregate:
         tls = None
         if self.tls is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(self.tls / "server.pem", self.tls / "server.key")
+            pair = self.tls / SERVER, self.tls / SERVER_KEY
+            for path in pair:
+                read_file(path)
+            try:
+                tls.load_cert_chain(pair[0], pair[1])
+            except ssl.SSLError as error:
+                raise ValueError(f"tls must hold a certificate and its key, got {error}") from error
         called = f"aggregator{number - LEADER}"
         state = party_state(window.digest, called, folder / "state")
         listen = file.addresses[number][1] if self.listen is None else self.listen
@@ -139,6 +149,19 @@ class Invite:
         with suppress(KeyboardInterrupt):
             ready = partial(_tell, invitation, self.listen)
             asyncio.run(serve(app, Watch(), host, port, None, ready))
+
+
+def _check_service(options: Aggregate) -> None:
+    """Refuses options that would be found wrong once it has begun, or never."""
+    if options.store is not None and not options.store.startswith(POSTGRESQL):
+        raise ValueError(f"store must begin with {POSTGRESQL}, got {options.store.split(':')[0]!r}")
+    if options.metrics is not None:
+        split_address(options.metrics)
+    for proxy in options.proxies:
+        try:
+            ip_network(proxy)
+        except ValueError as error:
+            raise ValueError(f"proxies must be addresses or networks: {error}") from error
 
 
 def _link(invitation: Invitation, scheme: str, address: Address) -> str:

@@ -5,9 +5,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain import check
-from pretrain.cli.output import new_directory
+from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.waiting import Waiting
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
 from train_distributed.flower.documents.federation import Federation
@@ -21,9 +23,13 @@ from train_distributed.flower.documents.window_file import (
     keep_window,
     split_address,
 )
-from train_distributed.secure_sum.keys import KEY_BYTES
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.reports import report_bytes
+from train_distributed.secure_sum.window import Window
+
+if TYPE_CHECKING:
+    from train_distributed.flower.aggregator_client import Aggregators
 
 LOOK_SECONDS = 1.0  # between looks for reports
 
@@ -102,6 +108,7 @@ class Collect:
             ValueError: files that do not fit, or fewer reports than the minimum.
             OSError: an aggregator is gone, or the model cannot be written.
         """
+        check.within("[0, inf)", patience=self.patience)
         check.installed("httpx", "to collect", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
@@ -113,22 +120,17 @@ class Collect:
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
-        with Aggregators(
-            window, file.addresses, authorities(self.ca), self.patience
-        ) as aggregators:
-            decided = -1
-            while self.wait and not self.status and time.time() < window.closes:
-                before, decided = decided, aggregators.decided(keys)
-                if decided != before:
-                    print(f"{decided} of {window.enrolled} users' reports decided", flush=True)
-                if decided == window.enrolled:
-                    break
-                time.sleep(LOOK_SECONDS)
+        tls, entry = authorities(self.ca), None
+        if not self.status:
+            refuse_existing(self.out, overwrite=None)
+            entry = NextSum.of(self.ledger, folder, task)
+        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
+            if self.wait and not self.status:
+                _wait(aggregators, window, keys)
             for aggregator, words in aggregators.status(keys).items():
                 print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
-            if self.status:
+            if entry is None:
                 return
-            entry = NextSum.of(self.ledger, folder, task)
             with new_directory(self.out) as partial:
                 entry.reserve()
                 opened = aggregators.open(keys)
@@ -142,3 +144,17 @@ class Collect:
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
         print(f"{len(opened.users)} of {window.enrolled} users in {self.out}")
+
+
+def _wait(aggregators: "Aggregators", window: Window, keys: PrivateKeys) -> None:
+    """Returns once all users' reports are decided, or the window's time is over."""
+    left, decided = window.closes - time.time(), aggregators.decided(keys)
+    with Waiting("users' reports", _of(decided, window), most=left) as waiting:
+        while decided < window.enrolled and time.time() < window.closes:
+            time.sleep(LOOK_SECONDS)
+            decided = aggregators.decided(keys)
+            waiting.because(_of(decided, window))
+
+
+def _of(decided: int, window: Window) -> str:
+    return f"{decided} of {window.enrolled} are decided"

@@ -22,6 +22,7 @@ def consent(
     user: int,
     account: Account,
     accept: str,
+    at: str,
 ) -> None:
     """Shows what a user takes part in, and returns if it is within its limits and accepted.
 
@@ -34,6 +35,7 @@ def consent(
         user: who is asked.
         account: what was given away, and the limits.
         accept: how the federation's digest begins; empty: not said.
+        at: where the vector is sent, and through which proxy.
 
     Raises:
         ValueError: above a limit, or not accepted. Nothing was sent or counted.
@@ -50,15 +52,18 @@ def consent(
             f"most_epsilon_alone must be >= {alone:g}, got {limits.most_epsilon_alone:g}"
         )
     account.check()
-    for line in terms(task, invitation, user, account):
+    for line in terms(task, invitation, user, account, at):
         print(line)
     if accept or accepted(account.folder, federation, user):
         return
     digest = federation.digest.hex()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ValueError(f"accept must be given where nobody can be asked: --accept {digest}")
+        raise ValueError(
+            "accept must be given where nobody can be asked, got none: --accept and the digest "
+            "that the operator told you by another way"
+        )
     print(
-        "Is this the digest that you were told, and do you take part? yes or no: ",
+        f"Is this the digest that you were told, and do you take part by {at}? yes or no: ",
         end="",
         flush=True,
     )
@@ -67,7 +72,11 @@ def consent(
 
 
 def terms(
-    task: "ModelTask | EvaluationTask", invitation: Invitation, user: int, account: Account
+    task: "ModelTask | EvaluationTask",
+    invitation: Invitation,
+    user: int,
+    account: Account,
+    at: str,
 ) -> Iterator[str]:
     """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
     from train_distributed.flower.documents.terms import file_hash
@@ -115,6 +124,7 @@ def terms(
         f"{limits.most_epsilon:g} at {limits.most_delta:g}"
     )
     yield f"  sums of {federation.certain} users and more; {SUMS[federation.protocol]}"
-    yield f"  servers: {', '.join(others)}, at {invitation.superlink}"
+    yield f"  servers: {', '.join(others)}"
+    yield f"  sent to {at}"
     yield f"  secret from {task.holds_against}"
     yield f"  {invitation.agreed.name}: SHA-256 {file_hash(invitation.agreed)}"

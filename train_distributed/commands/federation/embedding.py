@@ -19,10 +19,11 @@ class Pictures:
     pictures: Path | None = None
     """Folder of a user's pictures, CLASS/PICTURE, which are embedded into FOLDER/embeddings."""
     class_names: tuple[str, ...] = ()
-    """Agreed names of all classes in their order; required with --pictures."""
+    """Agreed names of all classes in their order; required with --pictures. An embedding set must
+    have the same."""
     transform: Path | None = None
     """Public transform of the operator. With --pictures it names encoder and preprocessing, the
-    pictures' size too; a set that is there is compared with it."""
+    pictures' size too; an embedding set must be of the same."""
     encoder: str | None = None
     """Encoder as for `embed run`, with --pictures (default: the one that --transform names)."""
     weights: str | None = None
@@ -31,14 +32,33 @@ class Pictures:
     """Pixels of the shorter side to which pictures are scaled before they are cut to a square
     (default: as --transform says, without it as they are stored)."""
 
-    def checked(self, own: "EmbeddingSet") -> "EmbeddingSet":
-        """A user's set; raises ValueError unless it is embedded as asked and as the transform's."""
-        if self.transform is not None:
-            from embed.encoding import refuse_other
-            from train_distributed.flower.documents.terms import read_transform
+    bits: int | None = None
+    """Bits in use, such as 12, of --pictures that have 16 per channel (default: all 16)."""
+    skip_unreadable: bool = False
+    """Leave out --pictures that cannot be read, and say how many."""
 
-            encoding = read_transform(self.transform).encoding
-            refuse_other(encoding, own.encoding, ("transform", "embeddings"))
+    def checked(self, own: "EmbeddingSet") -> "EmbeddingSet":
+        """A user's set, if it is as agreed: what would only be found when a vector is to be sent.
+
+        Raises:
+            ValueError: classes of other names or in another order, or rows of another encoder or
+                of pictures of another size.
+        """
+        from embed.encoding import refuse_other
+        from train_distributed.flower.documents.terms import read_transform
+
+        declared = own.declared_classes
+        if self.class_names and declared not in ((), self.class_names):
+            raise ValueError(
+                f"class_names must be those of the embedding set in their order, {declared}, "
+                f"got {self.class_names}"
+            )
+        if self.transform is not None:
+            transform = read_transform(self.transform)
+            refuse_other(transform.encoding, own.encoding, ("transform", "embeddings"))
+            names = declared or self.class_names
+            if transform.known is not None and names:
+                transform.known.check_classes(names, len(names))
         if self.resize is not None and own.encoding is not None:
             own.encoding.size_of_pictures(self.resize, "set that is there")
         return own
@@ -69,9 +89,9 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from train_distributed.released.encoder import named_encoder
 
     out, size = folder / EMBEDDINGS, given.resize
-    if out.exists():
-        return given.checked(EmbeddingSet.open(out))
     check.given(class_names=given.class_names or None)
+    if out.exists():
+        return EmbeddingSet.open(out)
     if given.transform is not None:
         encoding = read_transform(given.transform).encoding
         if encoding is None:
@@ -91,7 +111,11 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         name, weights = without_directory(given.encoder), origin(given.encoder, given.weights)
         preprocess = encoder.preprocess.of_pictures(given.resize)
     images = ImageOptions(
-        data=str(given.pictures), layout="class", class_names=given.class_names
+        data=str(given.pictures),
+        layout="class",
+        class_names=given.class_names,
+        bits=given.bits,
+        skip_unreadable=given.skip_unreadable,
     ).images(size)
     done = extract(
         images,
@@ -99,7 +123,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         out,
         encoder_name=name,
         preprocess=preprocess,
-        options=ExtractOptions(),
+        options=ExtractOptions(skip_unreadable=given.skip_unreadable),
         weights=weights,
     )
     assert done is not None

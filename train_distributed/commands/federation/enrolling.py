@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pretrain import check
+from pretrain.cli.waiting import Waiting
 from train_distributed.flower.documents.document import DIGITS, SIGNATURE, Document
 from train_distributed.flower.documents.federation import SERVERS
 from train_distributed.flower.documents.party import SUFFIX, Party
@@ -33,7 +34,8 @@ def parties_of(paths: Sequence[Path]) -> Iterator[tuple[Path, Party]]:
             for each in sorted(path.glob(f"*{SUFFIX}")):
                 yield each, Party.read(each)
         elif path == STANDARD_INPUT:
-            yield from _of_table(sys.stdin, Path("standard input"))
+            with Waiting("a table of parties on standard input", "its end has not come"):
+                yield from _of_table(sys.stdin, Path("standard input"))
         elif path.suffix == TABLE:
             with path.open(newline="", encoding="utf-8") as lines:
                 yield from _of_table(lines, path)

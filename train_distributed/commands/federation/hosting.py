@@ -57,6 +57,7 @@ def run_session(start: "Start") -> int:
         stated = read_document(folder / INVITATION / OPERATOR)
         port = int(stated.text("superlink", ADDRESS, "HOST:PORT").rpartition(":")[2])
     check.within("[1, 65535]", port=port)
+    check.within("[0, inf)", timeout=start.timeout)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
     from train_distributed.flower.evaluation_task import task_of

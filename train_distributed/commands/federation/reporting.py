@@ -1,5 +1,6 @@
 """`federation report`: everything is checked first, then one report is made, kept and sent."""
 
+import re
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -14,7 +15,12 @@ from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
 from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.sessions import remember, spend_session, state_of
+from train_distributed.flower.documents.sessions import (
+    check_session_left,
+    remember,
+    spend_session,
+    state_of,
+)
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
 from train_distributed.ledger.ledger import Ledger
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import SumTask
 
+LINKED = re.compile("/invitations/[0-9a-f]{64}")  # in what is meant as a link
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
 
 
@@ -46,7 +53,8 @@ class Report:
     embeddings: Path | None = None
     """The embedding set (default: FOLDER/embeddings, which `join --pictures` has made)."""
     window: Path | None = None
-    """The window.json that the operator handed out (default: the one behind the link)."""
+    """The window.json that the operator handed out, or its folder (default: the one behind the
+    link)."""
     accept: str = ""
     """The federation's digest, or its first characters, which you have received over another
     channel. Without it you are shown the terms and asked, once per federation."""
@@ -65,25 +73,27 @@ class Report:
             ValueError: a file or setting does not fit and nothing was made, or a refusal.
             OSError: an aggregator is gone; the same report can be sent again.
         """
+        check.within("[0, inf)", patience=self.patience)
         check.installed("httpx", "a report", extra="flower")
         from train_distributed.flower.aggregator_client import Aggregators
 
-        me = Participant.of(self, self.invitation, self.ca)
+        tls = authorities(self.ca)
+        file = None if self.window is None else _window(self.window)
+        me = Participant.of(self, self.invitation, tls)
         invitation, user, task = me.invitation, me.party, me.task
         federation = invitation.federation
-        beside = invitation.folder / WINDOW
-        if self.window is None and not beside.exists():
+        if file is None and not (invitation.folder / WINDOW).exists():
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
-        file = WindowFile.load(self.window or beside)
+        file = file or _window(invitation.folder)
         window = agreed(file.window, task)
         plain = DurableJournal(state_of(self.folder, federation, user))
         journal = BudgetedJournal(me.account, plain)
-        with Aggregators(
-            window, file.addresses, authorities(self.ca), self.patience
-        ) as aggregators:
+        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
-                consent(task, invitation, user, me.account, self.accept)
+                check_session_left(journal, federation, window.digest)
+                at = aggregators.called(FIRST_SERVER)
+                consent(task, invitation, user, me.account, self.accept, at)
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
@@ -96,6 +106,10 @@ class Report:
             aggregators.report(user, kept)
         name = federation.display_name(user)
         print(f"reported as {name}: {len(kept)} bytes, acknowledged by the operator's aggregator")
+
+
+def _window(path: Path) -> WindowFile:
+    return WindowFile.load(path / WINDOW if path.is_dir() else path)
 
 
 def agreed(window: Window, task: "SumTask") -> Window:
@@ -122,7 +136,11 @@ def _check_time(window: Window) -> None:
 
 
 def invited(
-    given: str | Path, folder: Path, keys: PrivateKeys, accept: str, ca: Path | None = None
+    given: str | Path,
+    folder: Path,
+    keys: PrivateKeys,
+    accept: str,
+    tls: ssl.SSLContext | None = None,
 ) -> Invitation:
     """Invitation in a folder or behind a link, with this party's place if it is a user's on a roll.
 
@@ -131,23 +149,31 @@ def invited(
         folder: the party's own; what a link names is kept there.
         keys: the party's own.
         accept: how the federation's digest must begin.
-        ca: certificates of the authorities of the link's server.
+        tls: what the link's server is checked with, if it is not the system's authorities.
 
     Raises:
         ValueError: a file that does not fit, or a place that is not proved.
         ConnectionError: the link's server is gone.
     """
-    if isinstance(given, str) and "://" in given:
+    if isinstance(given, str) and ("://" in given or LINKED.search(given)):
         check.installed("httpx", "a link", extra="flower")
         from train_distributed.flower.links import fetched
 
-        given = fetched(given, folder, keys, authorities(ca)).folder
+        given = fetched(given, folder, keys, tls).folder
     return Invitation.read(Path(given), accept).placed(keys)
 
 
 def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """TLS context that trusts these authorities; None without any."""
-    return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    """TLS context that trusts these authorities; None without any.
+
+    Raises:
+        ValueError: no such file, or no certificates in it.
+    """
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"ca must be a file of certificates in PEM, got {ca}: {why}") from error
 
 
 @dataclass(frozen=True)
@@ -163,26 +189,33 @@ class Participant:
     account: Account  # counts ε in the ledger next to the rows, unless another is named
 
     @classmethod
-    def of(cls, options: "Start | Report", invitation: str | Path, ca: Path | None = None) -> Self:
+    def of(
+        cls,
+        options: "Start | Report",
+        invitation: str | Path,
+        tls: ssl.SSLContext | None = None,
+    ) -> Self:
         """Reads and checks everything; nothing is sent.
 
         Args:
             options: of the command.
             invitation: its folder, or the link to it.
-            ca: certificates of the authorities of the link's server.
+            tls: what the link's server is checked with, if it is not the system's authorities.
 
         Raises:
             ValueError: a file or setting that does not fit, or a server, which has no rows.
             ConnectionError: the link's server is gone.
         """
         folder, keys = options.folder, read_private(options.folder)
-        found = invited(invitation, folder, keys, options.accept, ca)
+        found = invited(invitation, folder, keys, options.accept, tls)
         federation, party = found.federation, found.identify(keys, folder)
         who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)
         if party >= FIRST_SERVER:
             raise ValueError(f"folder must be a user's, is of {who}: a server is an aggregator")
         if embeddings is None:
             raise ValueError(f"embeddings must be given for {who}, got none")
+        if not embeddings.is_dir():  # found before the libraries are loaded
+            raise ValueError(f"embeddings must be an existing directory, got {embeddings}")
         from embed import EmbeddingSet
         from embed.encoding import refuse_other
         from train_distributed.flower.evaluation_task import task_of

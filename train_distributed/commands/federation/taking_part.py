@@ -10,7 +10,12 @@ from train_distributed.commands.federation.reporting import Participant
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal
 from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import remember, sessions_used
+from train_distributed.flower.documents.sessions import (
+    check_session_left,
+    remember,
+    sessions_used,
+)
+from train_distributed.flower.documents.window_file import split_address
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
@@ -34,21 +39,24 @@ def take_part(start: "Start") -> int:
     assert start.invitation is not None
     check.left_out("with an invitation", out=start.out, port=start.port)
     check.within("(0, inf]", patience=start.patience)
+    if start.superlink is not None:
+        split_address(start.superlink)
     user = Participant.of(start, start.invitation)
     invitation, party = user.invitation, user.party
     federation = invitation.federation
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
-    consent(user.task, invitation, party, user.account, start.accept)
+    address = start.superlink or invitation.superlink
+    consent(user.task, invitation, party, user.account, start.accept, f"the operator at {address}")
     state = remember(start.folder, federation, party)
     journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()
+    check_session_left(journal, federation)
     log = RunLog.begin(start.folder, "start")
     with log.told():
         endpoint = _endpoint(user, journal)
         log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
-        address = start.superlink or invitation.superlink
         carrier, patience = log.directory / CARRIER_LOG, start.patience
         node = Node(endpoint, address, invitation.ca, start.folder, patience, carrier, log.say)
         code = serve(node)

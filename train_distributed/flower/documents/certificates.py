@@ -3,6 +3,7 @@
 import datetime
 import errno
 import ipaddress
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 VALID = datetime.timedelta(days=365)  # the server's certificate
 AUTHORITY_VALID = 10 * VALID
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
+HOST = re.compile(r"(\*\.)?[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*\.?")
 T = TypeVar("T")
 
 
@@ -188,10 +190,9 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError as error:
-        raise ValueError(f"hosts must be names or addresses, got {host!r}") from error
+    if not HOST.fullmatch(host):
+        raise ValueError(f"hosts must be names or addresses without a port, got {host[:300]!r}")
+    return x509.DNSName(host)
 
 
 def _certificate(path: Path) -> x509.Certificate:

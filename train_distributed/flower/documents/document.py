@@ -24,6 +24,14 @@ ANY_TEXT = re.compile(r".{1,200}")
 T = TypeVar("T")
 SIGNATURE = "signature"  # of files of one party that others carry
 _SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
+MADE_BY = {  # file of a folder that may be the wrong one -> what makes the right one
+    "private.json": "a party's `federation join`, or the operator's `federation init`,",
+    "federation.json": "the operator's `federation init`",
+    "operator.json": "the operator's `federation init`, in the folder `invitation` of its own,",
+    "window.json": "the operator's `federation window`, in a folder of its own,",
+    "server.pem": "the operator's `federation init`, in the folder `tls` of its own,",
+    "roll": "the operator's `federation window`, beside window.json,",
+}
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,9 @@ def read_file(path: Path, largest: int = SMALL) -> bytes:
     try:
         if not path.is_file():
             kind = "something else" if path.exists() else "nothing there"
-            raise ValueError(f"{path} must be a file, got {kind}")
+            made = MADE_BY.get(path.name)
+            remedy = f"; {made} makes it" if made and kind == "nothing there" else ""
+            raise ValueError(f"{path} must be a file, got {kind}{remedy}")
         with path.open("rb") as file:
             content = file.read(largest + 1)
     except OSError as error:

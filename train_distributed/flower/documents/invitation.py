@@ -81,10 +81,10 @@ class Invitation:
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
         for what, expected in {f"{OPERATOR} says": told, "you were told": digest.lower()}.items():
-            if not found.startswith(expected):
+            if not found.startswith(expected):  # its own is not shown: it must not be copied
                 raise ValueError(
                     f"{folder / FEDERATION} must have the digest that {what}, {expected}, "
-                    f"got {found}: it is a copy of another federation"
+                    "has another: ask the operator for the invitation of that federation"
                 )
         read_authority(folder / CA)
         if SIGNATURE in document.values:

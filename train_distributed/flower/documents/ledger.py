@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from pretrain.cli.waiting import lock
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import SESSION, STATE, read_ledger
 from train_distributed.ledger.entry import Entry
@@ -216,5 +217,5 @@ class BudgetedJournal:
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time spends what a folder may give away."""
     with (folder / STATE / "lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), fcntl.LOCK_EX, f"{folder} in use")
         yield

@@ -55,9 +55,32 @@ def spend_session(
     raise no_session_left(federation)
 
 
+def check_session_left(journal: Journal, federation: Federation, detail: bytes = b"") -> None:
+    """Finds out, before anybody is asked or waited for, that all agreed sessions are used up.
+
+    Args:
+        journal: of the user.
+        federation: that agreed on the sessions. One of further rounds is let through: whoever has
+            paid for a chain may answer its rounds.
+        detail: a session that was spent on this is one that is left.
+
+    Raises:
+        AlreadyOpened: none is left.
+    """
+    spent = {
+        journal.detail(federation.digest, f"{SESSION}{place}")
+        for place in range(federation.sessions)
+    }
+    if not federation.rounds and not spent & {None, detail or None}:
+        raise no_session_left(federation)
+
+
 def no_session_left(federation: Federation) -> AlreadyOpened:
     """Refusal of a session more than was agreed."""
-    return AlreadyOpened(f"sessions must be <= {federation.sessions}, got one more")
+    return AlreadyOpened(
+        f"sessions must be <= {federation.sessions}, got one more: all that were agreed are used "
+        "up, so the operator would have to make another federation"
+    )
 
 
 def sessions_used(state: Path, federation: Federation) -> int:

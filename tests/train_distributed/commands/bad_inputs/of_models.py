@@ -182,6 +182,6 @@ CASES = table(
     (f"{RUN} broken/broken.ledger", r"broken\.ledger"),
     (f"{RUN} limited.ledger", r"limit of ledger limited\.ledger must be"),
     (f"{RUN} pictures", r"pictures"),
-    (f"{RUN} no/where.ledger", r"no/where\.ledger: ledger cannot be written: No such file"),
+    (f"{RUN} no/where.ledger", r"ledger must be in a folder that exists, got no/where\.ledger"),
     (f"{RUN} model/report.json", r"report\.json"),
 )

@@ -222,7 +222,7 @@ CASES = table(
     (f"{INIT} a --port 0", r"port must be in \[1, 65535\], got 0"),
     (
         "federation init --folder old --hosts localhost --parties a",
-        r"output directory must not exist .* got old",
+        r"output directory must not exist, got old",
     ),
     ("federation init --folder fed --parties a", r"hosts must be given, got none"),
     ("federation status --folder private", r"must|private"),

@@ -82,3 +82,36 @@ def test_pictures_without_classes_or_encoder_are_refused(
         with pytest.raises(ValueError, match=words):
             Join(tmp_path / "me", "me", images=Pictures(**images), **more).run()  # pyright: ignore[reportArgumentType]
         assert not (tmp_path / "me" / "me.party.json").exists()
+
+
+def test_another_order_of_the_classes_is_found_when_one_joins(
+    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a set, of one that was embedded before, and against the guesses of the transform."""
+    draw = np.random.default_rng(0)
+    rows, labels = draw.normal(size=(12, 6)).astype(np.float32), np.arange(12) % 3
+    for names in (("a", "b", "c"), ("b", "a", "c")):
+        meta = {"class_names": list(names)}
+        place = tmp_path / names[0] / "embeddings"
+        EmbeddingSet(embeddings=rows, labels=labels, meta=meta).save(place)
+        Join(tmp_path / names[0], "me", embeddings=place).run()
+        assert f"classes in this order: {', '.join(names)}\n" in capsys.readouterr().out
+    good, other = tmp_path / "a" / "embeddings", tmp_path / "b"
+    kept = other / "embeddings"
+    for images, more, words in (
+        ({"class_names": ("a", "b", "c")}, {"embeddings": kept}, r"class_names must be .*'b', 'a'"),
+        ({"class_names": ("b", "a")}, {"embeddings": kept}, r"class_names must be .*'b', 'a', 'c'"),
+        ({"class_names": ("A", "B", "C")}, {"embeddings": good}, r"class_names must be .*'a', 'b'"),
+        ({"transform": knowing}, {"embeddings": kept}, r"names must be those .* guesses of"),
+        (
+            {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"},
+            {},
+            r"class_names must be .*'b', 'a'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words) as refused:
+            Join(other, "again", images=Pictures(**images), **more).run()  # pyright: ignore[reportArgumentType]
+        assert "\n" not in str(refused.value)
+        assert not (other / "again.party.json").exists()
+    known = Pictures(class_names=("a", "b", "c"), transform=knowing)
+    Join(tmp_path / "a", "again", embeddings=good, images=known).run()

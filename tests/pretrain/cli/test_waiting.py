@@ -1,0 +1,101 @@
+"""Whoever waits says for whom and why: soon, when that changes, again and again, and at the end."""
+
+import fcntl
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pretrain.cli import waiting
+from pretrain.cli.waiting import Waiting, lock
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_wait_that_ends_soon_is_silent() -> None:
+    said = list[str]()
+    with Waiting("the server", "no answer yet", say=said.append) as wait:
+        wait.because("refused")
+    assert said == []
+
+
+def test_the_first_line_comes_within_two_seconds() -> None:
+    said = list[str]()
+    with Waiting("the server", "no answer yet", most=600.0, say=said.append):
+        start = time.monotonic()
+        until(lambda: bool(said))
+        assert time.monotonic() - start < 2
+        assert said == ["waiting for the server (1 s of at most 600 s): no answer yet"]
+    assert said[1:] == ["no longer waiting for the server, after 1 s"]
+
+
+def test_a_reason_that_changes_is_said_at_once_and_one_that_stays_now_and_then(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "FIRST", 0.0)
+    said = list[str]()
+    with Waiting("it", "a", say=said.append) as wait:
+        until(lambda: len(said) == 1)
+        wait.because("a")
+        wait.because("b")
+        until(lambda: len(said) == 2)
+        time.sleep(0.1)
+        assert [line.rpartition(": ")[2] for line in said] == ["a", "b"]
+        monkeypatch.setattr(waiting, "EVERY", 0.0)
+        wait.because("c")  # from here on it is due at once
+        until(lambda: len(said) > 9)
+    assert waiting.EVERY == 0.0
+    assert said[-2].endswith("): c")
+
+
+def test_a_wait_in_vain_ends_with_the_error_alone(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "FIRST", 0.0)
+    said = list[str]()
+
+    def in_vain() -> None:
+        with Waiting("it", "a", say=said.append):
+            until(lambda: bool(said))
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        in_vain()
+    assert said == ["waiting for it (0 s): a"]
+
+
+def test_nobody_who_has_stopped_to_read_disturbs(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "FIRST", 0.0)
+    for closed in (True, False):
+        read, write = os.pipe()
+        with os.fdopen(write, "w") as pipe:
+            os.close(read)
+            if closed:
+                pipe.close()
+            monkeypatch.setattr(sys, "stderr", pipe)
+            with Waiting("it", "a"):
+                time.sleep(0.1)
+        monkeypatch.undo()
+
+
+def test_a_lock_that_another_command_has_is_waited_for_aloud(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "file"
+    with path.open("w") as first, path.open() as second:
+        lock(first.fileno(), fcntl.LOCK_EX, "the file in use")
+        assert capsys.readouterr().err == ""
+        release = threading.Timer(1.5, fcntl.flock, (first, fcntl.LOCK_UN))
+        release.start()
+        lock(second.fileno(), fcntl.LOCK_EX, "the file in use")
+        release.join()
+    who = "another command, which has the file in use"
+    assert re.fullmatch(
+        rf"waiting for {who} \(1 s\): one at a time may use it\n"
+        rf"no longer waiting for {who}, after \d s\n",
+        capsys.readouterr().err,
+    )

@@ -177,7 +177,10 @@ def no_nan(**values: Iterable[Any]) -> None:
     """No name among them is NaN, or the word for it: a table's missing value."""
     for name, found in values.items():
         if missing := [each for each in found if str(each).lower() == "nan"]:
-            raise ValueError(f"{name} must not hold a missing value, got {missing[0]!r}")
+            raise ValueError(
+                f"{name} must not hold a missing value, got {missing[0]!r} (if it is a class, "
+                "give it another name)"
+            )
 
 
 def byte_length(length: int, **values: bytes) -> None:

@@ -127,12 +127,12 @@ class ImageSet:
 
 
 def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
-    """One set with the rows of all parts in order; users and names only if every part has them.
+    """One set with the rows of all parts in order; names only if every part has them.
 
     Users with names are renumbered in the order of all names.
 
     Raises:
-        ValueError: only some parts have labels, or names of users.
+        ValueError: only some parts have labels, users, or names of users.
     """
     if len({part.labelled for part in parts}) > 1:
         raise ValueError(f"{parts[0].name}: every split must have labels, or none, got some")
@@ -174,8 +174,10 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
 def _together(parts: Sequence[ImageSet]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(N,) users of all parts, and their names."""
     users = [part.users for part in parts if part.users is not None]
-    if len(users) < len(parts):
+    if not users:
         return None, ()
+    if len(users) < len(parts):
+        raise ValueError(f"{parts[0].name}: every split must have users, or none, got some")
     if len({bool(part.user_names) for part in parts}) > 1:
         raise ValueError(f"{parts[0].name}: users must be names in every split, or numbers")
     names = sorted({name for part in parts for name in part.user_names})

@@ -99,7 +99,7 @@ class Report:
                 encoded = task.encoded(user, me.rows)
                 norm_bound = task.norm_bounds[federation.known[user].rows]
                 made = make_report(window, user, me.keys, encoded.view(np.int64), norm_bound)
-                aggregators.connect()
+                aggregators.connect(window.closes - time.time())
                 spend_session(journal, federation, window.digest, resume=True)
                 journal.claim(window.digest, KEPT, made)
             kept = journal.detail(window.digest, KEPT) or b""

@@ -24,6 +24,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.parties import FIRST_SERVER
 
 FEDERATION, OPERATOR = "federation.json", "operator.json"
+LEAST_TOLD = 16  # characters of a digest: nobody finds another federation that begins with 64 bits
 ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
 
 
@@ -80,6 +81,10 @@ class Invitation:
         told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
+        if digest and len(digest) < LEAST_TOLD:
+            raise ValueError(
+                f"accept must be {LEAST_TOLD} characters of the digest or more, got {len(digest)}"
+            )
         for what, expected in {f"{OPERATOR} says": told, "you were told": digest.lower()}.items():
             if not found.startswith(expected):  # its own is not shown: it must not be copied
                 raise ValueError(

@@ -88,7 +88,12 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         ({}, {"limits": Limits(most_delta=9e-6)}, "most_delta must be >= 1e-05, got 9e-06"),
         ({}, {"limits": Limits(least_users=3)}, r"least_users must be <= 2, .* got 3"),
         ({}, {"limits": Limits(most_epsilon_alone=4.9)}, r"most_epsilon_alone must be >= .*4\.9"),
-        ({}, {"accept": "x"}, "must have the digest that you were told, x, has another: ask"),
+        (
+            {},
+            {"accept": 16 * "x"},
+            "must have the digest that you were told, x{16}, has another: ask",
+        ),
+        ({}, {"accept": "x"}, "accept must be 16 characters of the digest or more, got 1"),
         (
             {},
             {"accept": ""},
@@ -128,7 +133,7 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
         Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
     )
     capsys.readouterr()
-    assert _options(Start, home, accept=digest_of(home)[:8]).run() == 0
+    assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
     said = capsys.readouterr().out
     for words in (
         f"user 0 (hospital-0) of federation {digest_of(home)}",

@@ -1,5 +1,7 @@
 """Partition of rows among users: every row belongs to exactly one user, every user has a row."""
 
+import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.draws import drawn_keys
+from embed.draws import random_keys
 from pretrain import check
 
 SCHEMES = ("iid", "one-class", "dirichlet", "by-writer")
@@ -100,6 +102,24 @@ class Partition:
             first = self.offsets[users[start:stop]]
             yield Bucket(users[start:stop], self.order[first[:, None] + inside], counts)
             start = stop
+
+
+def drawn_keys(shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    """Independent uniform int64 keys of this shape, by a generator; None: by `random_keys`."""
+    if generator is not None:
+        return torch.randint(2**62, shape, generator=generator)
+    return torch.from_numpy(random_keys(math.prod(shape)).view(np.int64)).view(shape)
+
+
+def apart(generator: torch.Generator | None) -> torch.Generator | None:
+    """Generator that follows from another one's state, and leaves it as it is; None of None.
+
+    What is drawn from either does not depend on how much is drawn from the other.
+    """
+    if generator is None:
+        return None
+    state = hashlib.sha256(generator.get_state().numpy().tobytes()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(state[:8]) >> 1)
 
 
 def split(

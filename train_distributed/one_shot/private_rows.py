@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.draws import apart
 from embed.store import TRAIN
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
 from train_distributed.one_shot.validation import (
@@ -17,7 +16,7 @@ from train_distributed.one_shot.validation import (
     validate,
     validate_stream,
 )
-from train_distributed.partition import Partition
+from train_distributed.partition import Partition, apart
 from train_distributed.privacy.promise import Privacy
 
 

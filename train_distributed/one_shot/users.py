@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.draws import drawn_keys
 from embed.store import TRAIN
 from heads.rows import SLACK, check_rows, row_norms
-from train_distributed.partition import Partition, split
+from train_distributed.partition import Partition, drawn_keys, split
 from train_distributed.privacy.fixed_point import is_power_of_two
 
 CHUNK = 1 << 25  # numbers of embeddings in one chunk

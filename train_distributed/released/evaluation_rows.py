@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
-from embed.draws import apart
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
 from embed.store import EVALUATION, TRAIN
 from pretrain import check
 from train_distributed.one_shot.model import Release
-from train_distributed.partition import Partition
+from train_distributed.partition import Partition, apart
 from train_distributed.released.evaluation import Evaluation
 
 Overlap = Literal["refuse", "add"]

@@ -9,9 +9,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.draws import apart
 from embed.store import TRAIN
-from train_distributed.partition import Partition
+from train_distributed.partition import Partition, apart
 from train_distributed.privacy.promise import Privacy
 
 

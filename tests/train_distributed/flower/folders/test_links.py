@@ -148,7 +148,7 @@ def test_nothing_that_was_changed_on_the_line_is_believed(
         *("places", WINDOW),
     }
     with pytest.raises(ValueError, match="must have the digest that you were told, x"):
-        invited(link, folder, keys, "x")
+        invited(link, folder, keys, 16 * "x")
 
 
 def test_a_server_that_sends_without_end_is_left(

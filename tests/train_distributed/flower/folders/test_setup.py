@@ -67,7 +67,7 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     home = initiated()
     fed = home / "fed"
     federation = Federation.load(fed / "federation.json")
-    invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:12])
+    invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:16])
     assert invitation.federation == federation
     assert invitation.superlink == "127.0.0.1:9092"
     assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
@@ -220,7 +220,7 @@ def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> 
     with pytest.raises(ValueError, match="is the operator's: leave out invitation"):
         invitation.identify(read_private(home / "fed"), home / "fed")
     with pytest.raises(ValueError, match="must have the digest that you were told, 00ff"):
-        Invitation.read(folder, "00ff")
+        Invitation.read(folder, 4 * "00ff")
     changed = json.loads((folder / "federation.json").read_text()) | {"minimum": 2}
     (folder / "federation.json").write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"digest that operator.json says"):

@@ -30,7 +30,7 @@ NONE = "must be a file, got nothing there; "
 
 CASES = table(
     # report
-    (f"{HERE} --accept abcd", "must have the digest that you were told, abcd, has another: ask"),
+    (f"{HERE} --accept abcdabcdabcdabcd", "must have the digest that you were told, abcd"),
     (REPORT, "window must be given where a/fed/invitation holds none, got none"),
     (f"{REPORT} --window nowhere", f"^error: nowhere {NONE}".removesuffix("; ")),
     (f"{REPORT} --window b/window", "window must be of federation [0-9a-f]{64}, is not"),

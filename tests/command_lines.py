@@ -19,6 +19,7 @@ def typed(
 ) -> Iterator[Callable[..., Said]]:
     """Yields what runs a program's `main` with the words that follow its name."""
     before = {stop: signal.getsignal(stop) for stop in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup, around the tests, ignores
 
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", [program, *arguments])

@@ -1,6 +1,7 @@
 """Options shared by all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import pretrain  # noqa: F401  (before torchvision, whose operators may be missi
 # Tests are small and run side by side, a process per core: more threads would only wait.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Lets tests, and what they start, be interrupted: a job in the background ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -15,8 +15,9 @@ from pretrain.cli.interrupts import STOPS, after, held, listen
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Puts back what was there."""
+    """Those of a program in a terminal, whatever the tests were started by; then what was there."""
     before = {stop: signal.getsignal(stop) for stop in STOPS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for stop, handler in before.items():
         signal.signal(stop, handler)

@@ -158,7 +158,6 @@ def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, nu
         os.kill(os.getpid(), number)
 
     monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", stop)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     code, _, error = call(
         "run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "made")
     )

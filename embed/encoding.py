@@ -44,7 +44,7 @@ class Encoding:
         return made.of_pictures(meta.get("image_shape"))
 
     def of_pictures(self, shape: Any) -> "Encoding":
-        """The same for pictures of this shape, (3, h, w), as a set's `image_shape`; None: unknown.
+        """Encoding that is for pictures of this shape, (3, h, w); None: of an unknown one.
 
         Raises:
             ValueError: something else, or it is for pictures of another size.

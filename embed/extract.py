@@ -81,17 +81,8 @@ def extract(
     compiled = options.compiled
     if compiled is None:
         compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
-    if options.skip_unreadable:
-        refuse_lost_formats(images)
-    ends = _ends(images, skip=options.skip_unreadable)
-    data_hash, side = _data_hash(images, ends), preprocess.side
-    if preprocess.pictures is not None:
-        preprocess.of_pictures(ends.shape[2:])
-    elif side is not None and min(ends.shape[2:]) >= side:  # one way to scale, as with --resize
-        images = resized(images, side)
-        ends = _ends(images, skip=options.skip_unreadable)
-    refuse_dark(images)
-    meta = _described(images, ends.shape) | {
+    images, shape, data_hash = _looked_at(images, preprocess, skip=options.skip_unreadable)
+    meta = _described(images, shape) | {
         "data_hash": data_hash,
         "encoder": encoder_name,
         "encoder_hash": digest,
@@ -115,7 +106,7 @@ def extract(
     engine = choose(
         encoder,
         device,
-        lambda: preprocess(trial_pictures(batch_size, *ends.shape[2:]).to(device)),
+        lambda: preprocess(trial_pictures(batch_size, *shape[2:]).to(device)),
         rows=len(images),
         batch_size=batch_size,
         engine=meta["engine"],
@@ -133,6 +124,27 @@ def extract(
         _fill(partial, shards, images, run, options)
         refuse_dark(images)
         return partial.finish()
+
+
+def _looked_at(
+    images: ImageSet, preprocess: Preprocess, *, skip: bool
+) -> tuple[ImageSet, tuple[int, ...], str]:
+    """The images of the size that they are read at, the shape of some, and their hash.
+
+    Raises:
+        ValueError: as `extract`, for all that the first and last image show.
+    """
+    if skip:
+        refuse_lost_formats(images)
+    ends = _ends(images, skip=skip)
+    data_hash, side = _data_hash(images, ends), preprocess.side
+    if preprocess.pictures is not None:
+        preprocess.of_pictures(ends.shape[2:])
+    elif side is not None and min(ends.shape[2:]) >= side:  # one way to scale, as with --resize
+        images = resized(images, side)
+        ends = _ends(images, skip=skip)
+    refuse_dark(images)
+    return images, ends.shape, data_hash
 
 
 def _fill(

@@ -16,7 +16,7 @@ UNLABELLED = -1  # label of every image of an unlabelled set
 
 @dataclass
 class Seen:
-    """What decoding of a source's pictures has met so far."""
+    """Sizes, modes and bits of the pictures that were decoded so far."""
 
     modes: set[str] = field(default_factory=set)  # Pillow's words for their channels
     smallest: tuple[int, int] | None = None  # width and height, of the fewest pixels

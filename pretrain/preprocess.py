@@ -118,7 +118,7 @@ class Preprocess:
         return x
 
     def of_pictures(self, size: Size | None) -> "Preprocess":
-        """The same for pictures of this size; None: unknown.
+        """Preprocessing that is for pictures of this size; None: of an unknown one.
 
         Raises:
             ValueError: it is for another.
@@ -149,7 +149,7 @@ class Preprocess:
         return self.image_size if simple and isinstance(self.image_size, int) else None
 
     def steps(self, height: int, width: int) -> list[Step]:
-        """What is done to pictures of this size, in order; nothing that changes nothing."""
+        """Operations on pictures of this size, in order, without those that change nothing."""
         return (self._cropped if self.fit == "crop" else self._fitted)(height, width)
 
     def _cropped(self, height: int, width: int) -> list[Step]:

@@ -72,7 +72,7 @@ def kind_of(head: bytes) -> str:
 
 
 def remedy(kind: str) -> str:
-    """What makes a format readable; "" where it is."""
+    """Command or conversion that makes a format readable; "" where it is."""
     if kind not in EXTRAS:
         return "" if kind not in OTHERS else "convert to PNG or JPEG"
     if importlib.util.find_spec(EXTRAS[kind]) is not None:

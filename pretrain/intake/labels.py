@@ -251,7 +251,7 @@ def _findings(
 def _written(
     cells: Cells, what: str, known: Sequence[str], *, alone: bool
 ) -> tuple[Held, list[str]] | None:
-    """The same of text: `a|b`, `a; b`, lists in brackets; other signs where each part is a label.
+    """Findings of cells of text: `a|b`, `a; b`, lists in brackets; at other signs, known parts.
 
     A label that is the only one, `alone`, is a name whatever signs it has.
     """

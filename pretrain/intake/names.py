@@ -38,7 +38,7 @@ class Skipped(NamedTuple):
 
 
 def counted(skipped: Iterable[tuple[str, str]]) -> list[str]:
-    """What was skipped, by suffix and reason with counts, the most first.
+    """Lines that count skipped files and folders by suffix and reason, the most first.
 
     Examples:
         >>> counted([("a.txt", "no picture"), ("b.TXT", "no picture"), ("c/", "hidden")])

@@ -15,7 +15,7 @@ PARTS = ("path", "label", "user", "split")  # of a table's row
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadableOption:
-    """What becomes of images that cannot be read."""
+    """Option to leave out images that cannot be read."""
 
     skip_unreadable: bool = False
     """Leave out images that cannot be read, and name them in the output, instead of stopping at the

@@ -226,7 +226,7 @@ def reason(error: Exception) -> str:
 
 
 def remedy(error: BaseException) -> str | None:
-    """What mends an error that comes again however often one tries; None for all others."""
+    """Remedy of an error that no further try mends; None for all others."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -285,7 +285,7 @@ class Ledger:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[list[Line], Append]]:
-        """As `LedgerFile.locked`, of a ledger that counts."""
+        """Locks the file of a ledger that is no copy; yields its lines and how to append one."""
         self.refuse_copy(self.state())  # before a text file is carried over
         with self._file.locked() as (lines, append):
             yield lines, append

@@ -140,7 +140,7 @@ class State:
 
     @property
     def origins(self) -> set[str]:
-        """What tells its entries from those of all other ledgers, but for copies of them."""
+        """Ids of entries by their first ledger, which copies of an entry share."""
         return {record.origin for record in self.records}
 
     def total(self, unit: Unit = "record") -> Total:

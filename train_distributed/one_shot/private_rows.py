@@ -104,6 +104,9 @@ class PrivateRows:
                 _check_rows(chunk, self.num_classes)
                 chunk = chunk.shuffled(self.generator)
             yield chunk
+        if not seen.all():
+            missing = int((~seen).nonzero()[0])
+            raise ValueError(f"users must stream in as their sizes say, got none for {missing}")
 
 
 def _check_rows(chunk: Chunk, num_classes: int) -> None:

@@ -196,6 +196,33 @@ def test_rows_that_stream_in_are_refused_before(method: str, bad: float, noise: 
     assert not seen
 
 
+class Short(EmbeddingUsers):
+    """A stream that leaves its last user out."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in super().chunks():
+            yield chunk.select(chunk.users < len(self.sizes) - 1)
+
+
+@pytest.mark.parametrize("least", [None, 3])
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_users_that_do_not_stream_in_are_missed_before(noise: Any, least: int | None) -> None:
+    """Their rows would be counted, and their noise."""
+    data = rows_of(4, 5)
+    stream = Short(data, PublicTransform.identity(3), own_partition(data))
+    with events() as seen, pytest.raises(ValueError, match="got none for 3"):
+        release(
+            stream,
+            "class-sums",
+            Privacy(1.0, 1e-5),
+            num_classes=4,
+            noise=noise,
+            min_survivors=least,
+            reserve=lambda _: seen.append("reserve"),
+        )
+    assert not seen
+
+
 @pytest.mark.parametrize("stop", [ArithmeticError, MemoryError, KeyboardInterrupt])
 def test_a_user_that_cannot_be_trained_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, stop: type[BaseException]

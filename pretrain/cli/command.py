@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import select
 import sys
 from collections.abc import Callable
 from typing import Protocol
@@ -47,14 +48,15 @@ def run_command(parse: Callable[[], Command]) -> int:
         if stop.code != USAGE_ERROR:
             raise
         return _fail(_one_line(box.getvalue()))
-    except BrokenPipeError:  # `head` has stopped reading the help; the rest is discarded
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return 0 if _unread() else USAGE_ERROR
     print(box.getvalue(), end="", file=sys.stderr)  # former names that were typed
     try:
         done = command.run()
         return done if isinstance(done, int) else getattr(done, "code", 0)
     except (ValueError, OSError, ArithmeticError) as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return 0
         return _fail(_said(_message(error), error))
     except MemoryError as error:
         return _fail(_said(f"memory must suffice, got: {error or 'none left'}", error))
@@ -62,6 +64,16 @@ def run_command(parse: Callable[[], Command]) -> int:
         kept = " ".join(map(str, stop.args)) or "nothing was written"
         print(_said(f"interrupted; {kept}", stop), file=sys.stderr)
         return INTERRUPTED
+
+
+def _unread() -> bool:
+    """Whether nobody reads the output any more, as after `| head`; the rest of it is discarded."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # a pipe without a reader is an error
+    if not output.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def wait_asleep() -> None:

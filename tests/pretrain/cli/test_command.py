@@ -64,9 +64,13 @@ def test_openmp_is_told_before_it_is_loaded(room: str, tmp_path) -> None:
     assert set(told) == {"3000"}
 
 
-def test_help_may_be_left_unread() -> None:
+ACCOUNT = "account --epsilon 1 --delta 1e-5"
+
+
+@pytest.mark.parametrize("typed", ["run --help", ACCOUNT])
+def test_an_output_may_be_left_unread(typed: str) -> None:
     """As by `| head -2`: without a word of what became of the rest."""
-    command = [sys.executable, "-m", "train_distributed", "run", "--help"]
+    command = [sys.executable, "-u", "-m", "train_distributed", *typed.split()]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096
     ) as helped:

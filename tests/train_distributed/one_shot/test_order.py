@@ -152,7 +152,7 @@ def test_rows_of_a_stream_are_held_to_their_bound_whenever_they_are_read(method:
     y = torch.tensor([[0, 0, 1], [0, 1, 0]])
     held = Swollen(Chunk(torch.arange(2), x, y, torch.tensor([3, 3])), torch.tensor([3, 3]), 3)
     with pytest.raises(ValueError, match=r"norm <="):
-        release(held, method, Privacy(5.0, 1e-3, 1.0), num_classes=2, centre="private")
+        release(held, method, Privacy(5.0, 1e-3), num_classes=2, centre="private")
     assert len(held.passes) == 2
 
 

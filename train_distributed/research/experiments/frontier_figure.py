@@ -63,9 +63,11 @@ def draw_frontier(
     for axis, (words, drawn) in zip(axes, panels.items(), strict=False):
         for name, line in drawn.items():
             _draw_line(axis, line, colours[name], name)
-        for words_of, level in _levels(rows, chance).items():
+        levels = _levels(rows, chance)
+        for words_of, level in levels.items():
             axis.axhline(100 * level, color="grey", linewidth=1)
-            beside = {"transform": axis.get_yaxis_transform(), "va": "bottom", "fontsize": 8}
+            side = "bottom" if level == max(levels.values()) else "top"  # two may lie close by
+            beside = {"transform": axis.get_yaxis_transform(), "va": side, "fontsize": 8}
             axis.text(0.01, 100 * level, words_of, color="dimgrey", **beside)
         axis.set(xscale="log", xlabel=AXES[x], title=words)
         axis.set_xticks(places, [f"{place:g}" for place in places])

@@ -9,9 +9,9 @@ from embed.centre import length_about
 from embed.transform import PublicTransform
 from pretrain import check
 
-# Shares of the public rows' squared length in the directions that are taken. Their root divides
-# rows about a centre, and anybody may have made the moments that say it: float32 resolves a row to
-# 2⁻²⁴, which a share above the least one makes 2⁻⁹ of it at most.
+# Bounds of the share of the public rows' squared length in the directions that are taken, since
+# anybody may have made the moments that say it. The least one makes a length of 2⁻¹⁸ or more
+# (`length_about`), of which float32's rounding of a row, 2⁻²⁴, is 2⁻⁶ at most.
 LEAST_SHARE, LARGEST_SHARE = 2.0**-30, 2.0**20
 
 

@@ -13,9 +13,8 @@ from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.project import in_blocks, project
 from pretrain import check
 
-# What divides features, by whoever made a transform. Normal float32 numbers; and for rows about a
-# centre, whose features are at most r long and which float32 resolves to 2⁻²⁴, no more than leaves
-# them four digits.
+# Bounds of what divides features, as anybody may have made a transform: normal float32 numbers; and
+# about a centre lengths of which float32's rounding of a row, 2⁻²⁴, is a sixteenth at most.
 SCALES = "[2^-126, 2^127]"
 LENGTHS = "[2^-20, 2^20]"
 

@@ -97,7 +97,8 @@ class Course:
         weights = published.view_as(self.method.gradient.weights)
         if not (weights.abs() <= PUBLISHED).all():  # also true for NaN
             raise ValueError(
-                f"published weights must be finite and at most {PUBLISHED:g}, got others"
+                f"published weights must be finite and at most {PUBLISHED:g}, "
+                f"got {float(weights.abs().max()):g}"
             )
         return replace(self, asked=replace(self.method.gradient, weights=weights))
 

@@ -30,7 +30,10 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
         found = "none" if weights is None else f"{weights.dtype} {tuple(weights.shape)}"
         raise ValueError(f"{model}: weights must be a float (d, K), got {found}")
     if not (weights.abs() <= LARGEST_WEIGHT).all():  # also true for NaN
-        raise ValueError(f"{model}: weights must be finite and at most {LARGEST_WEIGHT:g}")
+        largest = float(weights.abs().max())
+        raise ValueError(
+            f"{model}: weights must be finite and at most {LARGEST_WEIGHT:g}, got {largest:g}"
+        )
     if unknown := sorted(name for name in tensors if not name.startswith(PREFIX)):
         raise ValueError(f"{model} must hold weights and a transform, got {unknown} too")
     transform = _transform(model, {k.removeprefix(PREFIX): v for k, v in tensors.items()})

@@ -17,7 +17,7 @@ from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 TIE = 0.002  # of accuracy
 NEAR = 0.015  # of accuracy on public tasks, by which what suits other kinds may be behind
-SUBMITTED = ("moments", "class_code", "centre")  # options that say which sums there are
+SUBMITTED = ("moments", "centre")  # options that say which sums there are
 TOGETHER = ("clip", "noise")  # options of descents that are trained at once
 
 
@@ -193,9 +193,9 @@ def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:
     Examples:
         >>> def cell(method: str, accuracy: float) -> Result:
         ...     return Result(method, method, "iid", 1.0, 0, accuracy, {}, "default")
-        >>> best = ranking([cell("softmax", 0.5), cell("class-sums", 0.6), cell("softmax", 0.8)])
+        >>> best = ranking([cell("softmax", 0.5), cell("svm", 0.6), cell("softmax", 0.8)])
         >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
-        [('softmax', 0.65), ('class-sums', 0.6)]
+        [('softmax', 0.65), ('svm', 0.6)]
     """
     values: dict[float | None, dict[Place, tuple[MethodConfig, list[float]]]] = {}
     for cell in cells:

@@ -143,7 +143,7 @@ class Protect:
     def _federation(self) -> "FederatedTraining":
         from embed import EmbeddingSet
         from embed.fit import refuse_leak
-        from embed.transform_options import TransformOptions
+        from embed import PublicTransform
         from pretrain.sources import open_images
         from train_distributed.research.protection.training import (
             FederationOptions,
@@ -172,7 +172,7 @@ class Protect:
             private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
             refuse_leak(public, private)
         components = min(widest, public.dim) if self.components is None else self.components
-        transform = TransformOptions(components=components).fit(public)
+        transform = PublicTransform.fit(public, components=components)
         return head_federation(private, public, transform, options)
 
     def _write(

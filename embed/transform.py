@@ -130,9 +130,7 @@ class PublicTransform:
 
         def mapped(block: Tensor, _: int) -> Tensor:
             features = (product(block[:, 1:].double(), directions) - centre) / self.length
-            return add_constant_and_clip(
-                features, self.clip_norm, self.constant, dtype=rows.dtype
-            )
+            return add_constant_and_clip(features, self.clip_norm, self.constant, dtype=rows.dtype)
 
         return in_blocks(rows, mapped, rows.new_empty(len(rows), self.dim))
 
@@ -193,7 +191,9 @@ class PublicTransform:
             replace(
                 each,
                 means=(self.directions.T @ each.means.double() - self.centre[:, None]) / typical,
-                covariance=self.directions.T @ each.covariance.double() @ self.directions
+                covariance=self.directions.T
+                @ each.covariance.double()
+                @ self.directions
                 / typical**2,
             )
             for each in found

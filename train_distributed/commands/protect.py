@@ -141,9 +141,8 @@ class Protect:
         return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
 
     def _federation(self) -> "FederatedTraining":
-        from embed import EmbeddingSet
+        from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
-        from embed import PublicTransform
         from pretrain.sources import open_images
         from train_distributed.research.protection.training import (
             FederationOptions,

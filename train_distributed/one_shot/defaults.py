@@ -19,9 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.centre import Centre
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
-from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.first_sum import FIRST_SHARE
 from train_distributed.one_shot.further_rounds import OWN_SHARE
@@ -136,7 +134,7 @@ class PublicFacts:
     def against_liars(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a method with a users' clip of c √n, unless one is given.
 
-        c is the rows' clip norm, √1.25. The class sums of n rows of different classes are about c √n
+        c is the rows' clip norm, √1.25. Class sums of n rows of different classes are about c √n
         long, without what public rows would add; a liar's could be c n long. Nine users in ten have
         n rows or fewer, so a tenth of the users cannot lengthen the clip by saying that they have
         more. Fewer than 100 users, who know each other, keep all of their vectors. Heads, which

@@ -42,7 +42,7 @@ class MethodOptions:
     the rows' clip norm where users have n rows. With it, discriminant sends class sums alone."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after those of discriminant, where one
-    owner holds all rows (default: 16 where noise is small), or all sums of gradient-perturbation."""
+    owner holds all rows (default: 16 where noise is small), or all of gradient-perturbation."""
     learning_rate: float | None = None
     """Learning rate of dp-fl."""
     eps_frac: float | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SURE = 0.0066  # t up to which second moments weigh more than is free
 
+
 @dataclass(frozen=True)
 class Rule:
     """How a method's settings follow from t, the noise in a class mean; see `defaults`."""

@@ -35,7 +35,7 @@ from train_distributed.research.audit.pipeline.neighbours import COMPUTED, Pipel
 from train_distributed.research.audit.pipeline.records import Record, as_png
 from train_distributed.research.audit.pipeline.sources import SOURCES
 
-METHODS = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
+METHODS = ("discriminant", "discriminant", "discriminant", "softmax", "svm", "logistic")
 TRAINED = METHODS[3:]
 
 

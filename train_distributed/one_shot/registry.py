@@ -117,9 +117,9 @@ def build_method(
     """The method of this name, with clip norm and constant from the transform of its rows.
 
     Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
-    `UserClip`, with which a discriminant sends no second moments, `centre`, "private" for a sum before of where the rows lie, and then `keep` and
-    `descent_above`, see `centring`. A `prior` may be a list of shares. Raises ValueError for an
-    unknown name or option, or a value out of range.
+    `UserClip`, with which a discriminant sends no second moments, `centre`, "private" for a sum
+    before of where the rows lie, and then `keep` and `descent_above`, see `centring`. A `prior` may
+    be a list of shares. Raises ValueError for an unknown name or option, or a value out of range.
     """
     from embed.recentred import first
     from train_distributed.one_shot.centring import FeatureSum

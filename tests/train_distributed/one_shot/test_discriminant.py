@@ -103,7 +103,7 @@ def test_a_transform_without_labels_serves_with_what_it_has() -> None:
 
 
 def test_an_unknown_prior_is_refused(transform: PublicTransform) -> None:
-    with pytest.raises(ValueError, match="prior must be one of .*flat"):
+    with pytest.raises(ValueError, match=r"prior must be one of .*flat"):
         made("discriminant", transform, K, {"prior": "flat"})
 
 

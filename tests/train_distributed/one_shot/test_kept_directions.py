@@ -45,7 +45,7 @@ from train_distributed.one_shot.defaults import (
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 
-SUMS = ["discriminant", "discriminant", "discriminant"]
+SUMS = ["discriminant"]
 ALL: dict[str, Any] = {"centre": "private"}
 DESCENDS: dict[str, Any] = {"descent_above": 0.3}
 

@@ -92,10 +92,12 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
     assert 1 - 4 / math.sqrt(2 * observed.size) < spread < 1 + 4 / math.sqrt(2 * observed.size)
 
 
-@pytest.mark.parametrize("method", ["discriminant", "discriminant"])
-def test_statistics_do_not_see_the_partition(method: str):
+@pytest.mark.parametrize("moments", [True, False])
+def test_statistics_do_not_see_the_partition(moments: bool):
     found = [
-        learned(method, partition=partition(users, scheme)).weights
+        learned(
+            "discriminant", moments=moments, centre="public", partition=partition(users, scheme)
+        ).weights
         for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
     ]
     for other in found[1:]:

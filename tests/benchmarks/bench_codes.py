@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from train_distributed.one_shot.class_sums import ClassSums
 
 from embed import EmbeddingSet, PublicTransform
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy
-from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split

@@ -35,8 +35,8 @@ from train_distributed.research.audit.pipeline.neighbours import COMPUTED, Pipel
 from train_distributed.research.audit.pipeline.records import Record, as_png
 from train_distributed.research.audit.pipeline.sources import SOURCES
 
-METHODS = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
-TRAINED = METHODS[3:]
+METHODS = ("discriminant", "softmax", "svm", "logistic")
+TRAINED = METHODS[1:]
 
 
 @dataclass

@@ -120,7 +120,7 @@ def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path,
     sweep(sets, tmp_path / "out", "accuracy").run()
     found = {}
     for cell in cells(tmp_path / "out"):
-        if cell["method"] in ("class-sums", "least-squares"):
+        if cell["method"] == "discriminant":
             key = (cell["method"], cell["epsilon"], cell["seed"])
             found.setdefault(key, set()).add(cell["accuracy"])
     assert len(found) == 8

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from train_distributed.one_shot.class_sums import ClassSums
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
-from train_distributed.one_shot.class_sums import ClassSums
 from train_distributed.simulation.clip_candidates import CONSTANT, clipped, lengths
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes
@@ -54,7 +54,7 @@ def test_a_discriminant_is_offered_without_moments(public: EmbeddingSet) -> None
         MethodConfig("a", "discriminant", "q=4"),
         MethodConfig("a", "discriminant", "q=4", {"rounds": 3}),
         MethodConfig("a", "discriminant", "q=4", {"alpha": 1.0}),
-        MethodConfig("a", "least-squares", "q=4", {"alpha": 1.0}),
+        MethodConfig("a", "discriminant", "q=4", {"alpha": 1.0}),
     ]
     found = clipped(Candidates(tuple(settings), GRID), public, sizes(), quantiles=(0.5,)).settings
     none, heavy = clips(Candidates(found, GRID))

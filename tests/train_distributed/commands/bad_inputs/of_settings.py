@@ -11,7 +11,7 @@ RUN = "run --embeddings private --public public"
 IID = f"{RUN} --scheme iid --users"
 SELECT = "select --public public --users 4 --rows-per-user 12 --num-classes 2"
 SWEEP = "sweep accuracy --embeddings private --public public"
-AUDIT = "audit --method class-sums"
+AUDIT = "audit --method discriminant"
 CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
 FIT = "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm"
@@ -53,8 +53,6 @@ CASES = table(
     (f"{RUN} --epochs 3", r"options must fit method 'discriminant'"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
-    (f"{RUN} --method least-squares --ridge nan", r"ridge must be .* got nan"),
-    (f"{RUN} --method least-squares --ridge inf", r"ridge must be .* got inf"),
     (f"{RUN} --method non-private-svm", r"epsilon must be inf for 'non-private-svm', got 1"),
     (f"{RUN} --method amp --noise discrete", r"noise must be 'float' for 'amp'"),
     (f"{RUN} --method admm-dual --iterations 0", r"iterations must be >= 1, got 0"),
@@ -74,7 +72,7 @@ CASES = table(
         put("p.json", '{"blue": 0.2, "green": 0.3, "red": 0.5}'),
     ),
     (f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
-    (f"{RUN} --method class-sums --user-clip 0", r"user_clip must be finite and > 0, got 0"),
+    (f"{RUN} --user-clip 0", r"user_clip must be finite and > 0, got 0"),
     (f"{RUN} --method softmax --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     (f"{RUN} --config table.csv", r"table\.csv"),
     *(

@@ -131,8 +131,8 @@ def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None
 def test_a_sensitivity_of_half_is_found(
     pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "METHODS", (("class-sums", {}),))
-    monkeypatch.setattr("heads.class_codes.ClassCode.sensitivity", lambda *_: 1.0)
+    monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"centre": "public"}),))
+    monkeypatch.setattr("heads.statistics._farthest", lambda *_: 1.0)
     found = [check for check in checks(pipeline) if check.command == "run"]
     assert any(check.broken for check in found)
 

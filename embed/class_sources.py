@@ -1,4 +1,4 @@
-"""Guesses of class means from public sources: names, examples, classes that look alike.
+"""Guesses of class means from public sources: names and examples of the classes.
 
 All in the q features of a transform, whose labelled public rows give the means of public classes,
 their scatter B_pub about each other and W_pub within them.
@@ -20,8 +20,6 @@ WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)  # of the kernel, on the
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 TINY = 1e-300
 ELSEWHERE = 0.05  # of B_pub: public and private pictures of one class differ
-ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
-TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # h
 SHOWN = 2  # trust in examples, beside that in names
 ALIKE_NAMES = 0.1  # of the scatter that the rule expects of classes: less says nothing
@@ -172,22 +170,6 @@ def spread_of(public: ClassMeans | None, scatter: PublicScatter) -> tuple[Tensor
     return scatter.centre + math.sqrt(1 - share) * apart, share * scatter.between
 
 
-def from_alike(
-    alike: Sequence[Sequence[int]], public: ClassMeans, scatter: PublicScatter
-) -> ClassGuess:
-    """Mean of the public classes that look like each private one, moved towards that of all.
-
-    A class for which none is named keeps the mean of all.
-    """
-    means = scatter.centre[:, None].repeat(1, len(alike))
-    for k, labels in enumerate(alike):
-        if labels:
-            own = public.means[list(labels)].mean(0)
-            means[:, k] = (1 - TOWARDS_ALL) * own + TOWARDS_ALL * scatter.centre
-    named = len({label for labels in alike for label in labels})
-    return ClassGuess(f"likeness to {named} public classes", means, ALIKE * scatter.between)
-
-
 @dataclass(frozen=True)
 class NameRule:
     """Kernel ridge regression from vectors of names to class means."""
@@ -199,7 +181,7 @@ class NameRule:
     explained: float  # R² by leave-one-out, at most 1, below 0 where names say nothing
 
     @classmethod
-    def learned(cls, vectors: Tensor, means: Tensor, measured: int) -> "NameRule":
+    def learned(cls, vectors: Tensor, means: Tensor, measured: int | None = None) -> "NameRule":
         """The rule whose width and ridge predict the first `measured` class means best.
 
         The error of predicting class i by a rule of all others is in closed form e_i/(1 − H_ii),
@@ -208,7 +190,7 @@ class NameRule:
         Args:
             vectors: (L, e) of length 1.
             means: (L, q) class means, the first `measured` of real ones.
-            measured: L' <= L that count.
+            measured: L' <= L that count; None: all.
         """
         centre = means[:measured].mean(0)
         targets = means - centre
@@ -258,15 +240,13 @@ def from_names(
     return ClassGuess(words, means, (1 - rule.explained) * scatter.between)
 
 
-def of_classifier(
-    directions: Tensor, matched: Mapping[int, int], public: ClassMeans
-) -> tuple[Tensor, float]:
-    """(C, q) class means that a classifier's weights imply, and the R² of those it shares.
+def of_classifier(directions: Tensor, matched: Mapping[int, int], public: ClassMeans) -> Tensor:
+    """(C, q) class means that a classifier's weights imply.
 
     Under linear discriminant analysis with all classes alike w_c = W⁻¹(μ_c − μ), so μ_c lies along
     C_x w_c. The factor is fitted on classes that are public ones too, and then, by ridge regression
-    of what it leaves, a matrix beside it, as classes are not alike. The ridge, and R², are by
-    leaving one class out.
+    of what it leaves, a matrix beside it, as classes are not alike. The ridge is by leaving
+    one class out.
 
     Args:
         directions: (C, q) C_x w_c in features.
@@ -287,8 +267,8 @@ def of_classifier(
         missed = wanted - apart @ (factor * one + matrix)
         missed = missed / (1 - 1 / len(apart) - (apart * solved.mT).sum(1))[:, None]
         found.append((float(missed.square().sum()), ridge, factor * one + matrix))
-    error, _, matrix = min(found, key=lambda each: each[:2])
-    return centre + (directions - shift) @ matrix, 1 - error / float(wanted.square().sum())
+    _, _, matrix = min(found, key=lambda each: each[:2])
+    return centre + (directions - shift) @ matrix
 
 
 def _kernel(left: Tensor, right: Tensor, width: float) -> Tensor:

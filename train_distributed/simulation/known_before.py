@@ -20,8 +20,7 @@ class KnownBefore:
     """Sources of a run, for tasks whose classes are groups of public ones.
 
     A task's class has the names of its public classes, which the rule from names to class means
-    does not know, and examples that are held back from its rows. Likeness is not played through:
-    nobody says which public classes look like others.
+    does not know, and examples that are held back from its rows.
     """
 
     sources: Sources
@@ -33,7 +32,6 @@ class KnownBefore:
 
         Raises ValueError for options that do not serve.
         """
-        knowledge.validate()
         number = 0
         if knowledge.examples not in (None, NONE):
             shown = EmbeddingSet.open(knowledge.examples)

@@ -67,7 +67,7 @@ def added_to(
     found = None if shown is None else means_by_name(shown, transform, names)
     rule, words = sources.rule(transform, means)
     groups = sources.vectors(knowledge.names or names)
-    transform = knowing(transform, names, rule, words, groups, found, means)
+    transform = knowing(transform, names, rule, words, groups, found)
     if rule is not None:
         said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
         if transform.known is None or words not in transform.known.words:
@@ -109,14 +109,9 @@ class Sources:
         if held is None or held[1].shape[1] != public.dim:
             return cls(classes, knowledge.text_encoder, vectors)
         ids, weights = held
-        place = {plain(name): label for label, name in enumerate(named)}
-        place |= {plain(words_of(name)): label for label, name in enumerate(named)}
-        matched = tuple(
-            (number, place[key])
-            for number, name in enumerate(ids)
-            for key in [plain(words_of(name))]
-            if key in place
-        )
+        place = {plain(words_of(name)): label for label, name in enumerate(named)}
+        keys = [plain(words_of(name)) for name in ids]
+        matched = tuple((number, place[key]) for number, key in enumerate(keys) if key in place)
         own = name_vectors(ids, knowledge.text_encoder)
         directions = covariance_with(public, weights)
         return cls(classes, knowledge.text_encoder, vectors, own, directions, matched)
@@ -174,37 +169,30 @@ def knowing(
     words: str,
     groups: Sequence[Tensor],
     examples: ClassMeans | None,
-    public: ClassMeans | None = None,
 ) -> PublicTransform:
     """The transform with guesses of names, of examples, and of examples after names.
 
-    Its covariance within classes is that of public rows and examples. `public` are the public class
-    means, near which examples may lie.
+    Its covariance within classes is that of public rows and examples.
     """
     scatter = PublicScatter.of(transform)
     said = None if rule is None else from_names(rule, groups, scatter, words)
     guesses = [] if said is None else [said]
     if examples is not None:
         transform = replace(transform, within_class=scatter_within(examples, scatter))
-        guesses += [from_examples(examples, scatter, each, public) for each in (None, *guesses)]
+        guesses += [from_examples(examples, scatter, each) for each in (None, *guesses)]
     return replace(transform, known=KnownClasses(tuple(names), tuple(guesses)) if guesses else None)
 
 
 def covariance_with(public: EmbeddingSet, weights: Tensor) -> Tensor:
     """(C, p) covariance of (C, p) scores' weights with embeddings: C_x w_c, over public rows."""
     narrow = (weights - weights.mean(0)).float()
-    count, rows, scores = 0, torch.zeros(narrow.shape[1]), torch.zeros(len(narrow))
-    both = torch.zeros(narrow.shape, dtype=torch.float64)
+    rows, both = torch.zeros(narrow.shape[1]).double(), torch.zeros(narrow.shape).double()
     for block in public.blocks():
         x = torch.from_numpy(np.array(block)).float()
-        said = x @ narrow.mT
-        both += (said.mT @ x).double()
-        rows, scores, count = (
-            rows + x.double().sum(0),
-            scores + said.double().sum(0),
-            count + len(x),
-        )
-    return both / count - torch.outer(scores / count, rows / count)
+        rows += x.double().sum(0)
+        both += ((x @ narrow.mT).mT @ x).double()
+    mean = rows / len(public)
+    return both / len(public) - torch.outer(narrow.double() @ mean, mean)
 
 
 def examples_of(public: EmbeddingSet, names: Sequence[str]) -> EmbeddingSet | None:

@@ -99,7 +99,7 @@ class Stage:
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        return knowing(transform, self.names, rule, words, groups, examples, public=means)
+        return knowing(transform, self.names, rule, words, groups, examples)
 
     def method(
         self, source: str, facts: PublicFacts, shown: EmbeddingSet | None

@@ -1,10 +1,9 @@
 """Knowledge of private classes before a run, played through on public classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
@@ -76,5 +75,4 @@ class KnownBefore:
         own, found = range(len(groups)), None
         if shown is not None:
             found = ClassMeans.of(shown, transform, len(own), own)
-        others = replace(means, counts=means.counts.index_fill(0, torch.tensor(asked), 0))
-        return knowing(transform, [*map(str, own)], rule, words, named, found, public=others)
+        return knowing(transform, [*map(str, own)], rule, words, named, found)

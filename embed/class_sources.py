@@ -40,29 +40,28 @@ class ClassMeans:
         rows: EmbeddingSet,
         transform: PublicTransform,
         classes: int,
-        scattered: Sequence[int] = (),
+        labels: np.ndarray | None = None,
+        *,
+        scattered: bool = False,
     ) -> "ClassMeans":
-        """Means of classes 0 to `classes` − 1, and the scatter within those that are named."""
+        """Means of classes 0 to `classes` − 1, and the scatter within them where asked for.
+
+        `labels` (n,) replace those of the rows; −1 leaves a row out.
+        """
+        numbers = torch.from_numpy(np.array(rows.labels if labels is None else labels, np.int64))
         sums = torch.zeros(classes, transform.dim - 1, dtype=torch.float64)
         squares = torch.zeros(len(sums.mT), len(sums.mT), dtype=torch.float64)
-        counted = torch.zeros(classes, dtype=torch.bool)
-        counted[list(scattered)] = True
-        labels = torch.from_numpy(np.array(rows.labels, np.int64))
         start = 0
         for block in rows.blocks():
-            features = transform(torch.from_numpy(np.array(block)))[:, 1:].double()
-            own = labels[start : start + len(block)]
-            sums.index_add_(0, own, features)
+            own = numbers[start : start + len(block)]
+            features = transform(torch.from_numpy(np.array(block)))[own >= 0, 1:].double()
+            sums.index_add_(0, own[own >= 0], features)
             if scattered:
-                features = features[counted[own]]
                 squares += features.mT @ features
             start += len(block)
-        counts = torch.bincount(labels, minlength=classes).double()
+        counts = torch.bincount(numbers[numbers >= 0], minlength=classes).double()
         means = sums / counts[:, None]
-        if not scattered:
-            return cls(means, counts)
-        kept = counted & (counts > 0)
-        return cls(means, counts, squares - means[kept].mT @ sums[kept])
+        return cls(means, counts, squares - means.nan_to_num().mT @ sums if scattered else None)
 
 
 @dataclass(frozen=True)

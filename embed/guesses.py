@@ -215,18 +215,13 @@ def means_by_name(
     Raises:
         ValueError: no class of the examples has one of the names.
     """
-    theirs = {plain(str(name)): k for k, name in enumerate(shown.meta.get("class_names", ()))}
-    place = [theirs.get(plain(name)) for name in names]
-    if all(label is None for label in place):
-        raise ValueError(f"examples must have classes named as the private ones, got {[*theirs]}")
-    own = [label for label in place if label is not None]
-    found = ClassMeans.of(shown, transform, len(theirs), own)
-    means = torch.zeros(len(names), transform.dim - 1, dtype=torch.float64)
-    counts = torch.zeros(len(names), dtype=torch.float64)
-    for k, label in enumerate(place):
-        if label is not None and found.counts[label]:
-            means[k], counts[k] = found.means[label], found.counts[label]
-    return ClassMeans(means, counts, found.scatter)
+    shown_names = [plain(str(name)) for name in shown.meta.get("class_names", ())]
+    place = {plain(name): k for k, name in enumerate(names)}
+    numbers = np.array([place.get(name, -1) for name in shown_names], np.int64)
+    if not (numbers >= 0).any():
+        raise ValueError(f"examples must have classes named as the private ones, got {shown_names}")
+    labels = numbers[shown.labels]
+    return ClassMeans.of(shown, transform, len(names), labels, scattered=True)
 
 
 def plain(name: str) -> str:

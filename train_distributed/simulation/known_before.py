@@ -74,5 +74,5 @@ class KnownBefore:
         named = [] if vectors is None else [vectors[list(group)] for group in groups]
         own, found = range(len(groups)), None
         if shown is not None:
-            found = ClassMeans.of(shown, transform, len(own), own)
+            found = ClassMeans.of(shown, transform, len(own), scattered=True)
         return knowing(transform, [*map(str, own)], rule, words, named, found)

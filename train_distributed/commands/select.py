@@ -88,7 +88,6 @@ class Select:
             self.public,
             self.balance,
             self.knowledge.examples,
-            self.knowledge.alike,
             self.like,
             *self.shifted,
         )

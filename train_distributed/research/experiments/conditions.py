@@ -49,8 +49,6 @@ class Conditions:
     """Methods to compare, where the experiment leaves them open."""
     text_encoder: str | None = None
     """users: also what the names of the classes are worth, as in `run`."""
-    classifier: str | None = None
-    """users: with --text-encoder, the encoder's own classifier, as in `run`."""
     examples: str | None = None
     """users: also what this public embedding set of the private classes is worth, as in `run`."""
     components: tuple[int, ...] = (32, 128)

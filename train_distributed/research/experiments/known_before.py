@@ -77,7 +77,7 @@ def sources_of(conditions: Conditions) -> dict[str, Knowledge]:
     """Nothing, each source that is given, and all of them, by name; empty if none is given."""
     named: dict[str, Knowledge] = {}
     nothing = Knowledge(examples=NONE)
-    names = replace(nothing, text_encoder=conditions.text_encoder, classifier=conditions.classifier)
+    names = replace(nothing, text_encoder=conditions.text_encoder)
     if conditions.text_encoder:
         named["names"] = names
     if conditions.examples:

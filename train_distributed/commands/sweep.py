@@ -181,11 +181,9 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     for path in journal.others():
         of = "other options, or of another version"
         print(f"kept: an unfinished sweep with {of}, {path}", file=sys.stderr)
-    fresh, total = work.jobs(done), len(work.keys)
+    bar = {"total": len(work.keys), "initial": len(done), "unit": "job", "disable": None}
     try:
-        for key, rows in tqdm(
-            fresh, total=len(work.keys), initial=len(done), unit="job", disable=None
-        ):
+        for key, rows in tqdm(work.jobs(done), **bar):
             journal.append(key, rows)
             done[key] = json.loads(json.dumps(rows))
     except KeyboardInterrupt as stop:

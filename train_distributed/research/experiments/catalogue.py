@@ -9,7 +9,7 @@ from train_distributed.research.experiments.conditions import Conditions, Experi
 from train_distributed.research.experiments.convergence import convergence_work
 from train_distributed.research.experiments.rivals import rival_work
 from train_distributed.research.experiments.trials import Line, trials
-from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.scenario import Scenario, held_out
 
 MORE_DATA = 67  # Table 2 of the paper
 OURS = {"ours": "discriminant", "ours, softmax heads": "softmax"}
@@ -49,22 +49,14 @@ def compared(partitions: Iterable[Scenario]) -> list[Line]:
 
 def frontier(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """Accuracy against ε: the default of `run`, and the paper's two at their best per cell."""
-    train = int((private.split == 0).sum())
-    partitions = [
-        Scenario(users=w, scheme=scheme, rows_per_user=conditions.rows_per_user or train // w)
-        for w, scheme in product(conditions.users, conditions.schemes)
-    ]
-    return trials(compared(partitions), conditions, private, public)
+    lines = compared(_placed(conditions, conditions.rows_per_user))
+    return trials(lines, conditions, private, public)
 
 
 def users(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """Accuracy against w with equal local sizes (Fig. 5), federated DP-SGD too (Opacus)."""
-    train = int((private.split == 0).sum())
-    rows = conditions.rows_per_user or train // max(conditions.users)
-    partitions = [
-        Scenario(users=w, scheme=scheme, rows_per_user=rows)
-        for w, scheme in product(conditions.users, conditions.schemes)
-    ]
+    rows = conditions.rows_per_user or _each(conditions, private)
+    partitions = _placed(conditions, rows)
     federated = [Line(label="DP-FL", method="dp-fl", partition=where) for where in partitions]
     return trials([*compared(partitions), *federated], conditions, private, public)
 
@@ -72,7 +64,7 @@ def users(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -
 def non_iid(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """From IID to one class per user, with more data too, and by writer where users are named."""
     w = max(conditions.users)
-    more = (MORE_DATA * w, int((private.split == 0).sum()) // w)
+    more = (MORE_DATA * w, _each(conditions, private))
     partitions = [
         Scenario(users=w),
         Scenario(users=w, scheme="dirichlet", concentration=1.0),
@@ -83,6 +75,20 @@ def non_iid(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet)
     if private.users is not None:
         partitions.append(Scenario(users=None, scheme="by-writer"))
     return trials(compared(partitions), conditions, private, public)
+
+
+def _placed(conditions: Conditions, rows: int | None) -> list[Scenario]:
+    """A partition for each number of users and scheme, of so many rows a user."""
+    return [
+        Scenario(users=w, scheme=scheme, rows_per_user=rows)
+        for w, scheme in product(conditions.users, conditions.schemes)
+    ]
+
+
+def _each(conditions: Conditions, private: EmbeddingSet) -> int:
+    """Training rows for each of the largest number of users."""
+    train, _ = held_out(private.labels, private.split, conditions.folds, 0)
+    return len(train) // max(conditions.users)
 
 
 EXPERIMENTS: dict[ExperimentName, Callable[..., Work]] = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from pretrain.federated import CLASSES, SIDE
 from pretrain.intake.decode import decode
-from train_distributed.research.audit.pipeline.records import Record
+from tests.train_distributed.research.audit.pipeline.records import Record
 
 RESIZE = 32
 ARRAYS = ("npz", "leaf")  # hold pixels, so that no picture of theirs is unreadable

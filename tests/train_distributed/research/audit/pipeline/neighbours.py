@@ -20,12 +20,7 @@ from embed.fit import exclude
 from embed.hold_out import By, hold_out
 from embed.recentred import recentred
 from embed.run import Run
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import release
-from train_distributed.privacy.promise import Privacy
-from train_distributed.released.evaluate import summed
-from train_distributed.research.audit.pipeline.records import (
+from tests.train_distributed.research.audit.pipeline.records import (
     Record,
     aligned,
     differing,
@@ -34,12 +29,17 @@ from train_distributed.research.audit.pipeline.records import (
     users_of,
     with_users,
 )
-from train_distributed.research.audit.pipeline.sources import (
+from tests.train_distributed.research.audit.pipeline.sources import (
     ARRAYS,
     RESIZE,
     SOURCES,
     write_source,
 )
+from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import release
+from train_distributed.privacy.promise import Privacy
+from train_distributed.released.evaluate import summed
 
 PROMISE = Privacy(1.0, 1e-5)
 COMPUTED = (("torch", "float32"), ("torch", "bfloat16"), ("openvino", "float32"))

@@ -7,8 +7,9 @@ standard deviation of the noise in a class mean of rows of norm 1, were classes 
 
 2 the sensitivity of a record, A records that change together, h the share of μ² that the sum gets,
 m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
-it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. `embed.water_filling` makes of it directions
-and lengths, `registry.Rule` the rest. No number here comes from a private row of a user.
+it, 1 where all rows lie in one place; C parts of what is sent are moved by a record.
+`embed.water_filling` makes of it directions and lengths, `registry.Rule` the rest. No number here
+comes from a private row of a user.
 """
 
 import math
@@ -152,7 +153,7 @@ def components_of(rule: Rule, transform: PublicTransform, noise: float) -> int:
     if transform.known is not None:
         return min(MOST, transform.dim - 1)
     channel = Channel.of(transform.public, PLANNED_SHARE)
-    return channel.count(rule.heard * noise, rule.information)
+    return channel.count(noise, rule.information)
 
 
 def rule_of(method: str) -> Rule:

@@ -28,7 +28,7 @@ class MethodOptions:
     softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
     well; `empirical` for all other methods."""
     sums: Literal[1, 2] | None = None
-    """Number of secure sums. 2: a first one finds where the private rows lie, for 5 % of the
+    """Number of secure sums. 2: a first one finds where the private rows lie, for 10 % of the
     privacy budget (of μ²), and so along which directions the second one shows most of their
     classes; 1: about the public mean. Default in `run`: 2, but 1 with --user-clip or --unit user
     without a clip of the first sum, and for methods that we compare with."""

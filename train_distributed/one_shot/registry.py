@@ -25,8 +25,7 @@ SURE = 0.0066  # t up to which second moments weigh more than is free
 class Rule:
     """How a method's settings follow from t, the noise in a class mean; see `defaults`."""
 
-    heard: float = 1.0  # c_t: directions are those of noise c_t t
-    information: float = 1.0  # of all that they hold, in as few directions as hold it
+    information: float = 1.0  # of all that directions hold, in as few of them as hold it
     l2_reg: float | None = None  # Λ/t; None: the method has no Λ that a rule could help
     one_vs_rest: bool = False  # C = K parts of what is sent instead of 1, in t
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
@@ -59,7 +58,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores / temperature: the posterior of Gaussian classes with "
         "what the sum leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(heard=0.5, information=0.8),
+        rule=Rule(information=0.9),
         sums_rows=True,
     ),
     "softmax": MethodEntry(
@@ -138,6 +137,8 @@ def build_method(
     components = own.pop("components", None)
     check.one_of((1, 2), sums=sums)
     first_clip, clip = clips(own.pop("user_clip", None))
+    if noise is not None:
+        check.within("[0, inf)", noise=noise)
     if "prior" in own:
         own["prior"] = checked_prior(own["prior"], num_classes)
     if name == "discriminant":
@@ -149,16 +150,14 @@ def build_method(
         check.left_out("without noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
         return on(transform)
-    check.within("[0, inf)", noise=noise)
-    heard = METHODS[name].rule.heard * noise
     most = min(MOST, transform.dim - 1) if components is None else components
-    planned = transform.mapped(heard, most, Centre.public(transform.public, PLANNED_SHARE))
+    planned = transform.mapped(noise, most, Centre.public(transform.public, PLANNED_SHARE))
     most = planned.dim - 1
     if sums == 1:
         check.left_out("of a first sum, without one", user_clip=first_clip)
-        return on(transform.mapped(heard, most))
+        return on(transform.mapped(noise, most))
     first = FeatureSum(transform=transform)
-    about = partial(_about, on, transform, heard, most)
+    about = partial(_about, on, transform, noise, most)
     method = replace(on(planned), first=_clipped(first, first_clip), on=about)
     method.validate()
     return method

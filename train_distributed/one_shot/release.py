@@ -224,7 +224,7 @@ def release(
 ) -> Release:
     """One private model from all users' rows, by one sum or more.
 
-    With a transform fitted on public rows a first sum finds where the rows lie, with a twentieth of
+    With a transform fitted on public rows a first sum finds where the rows lie, with a tenth of
     the promise; see `first_sum`. `sums=1` does without.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the

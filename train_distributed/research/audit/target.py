@@ -171,7 +171,7 @@ def standing() -> tuple[Target, ...]:
         Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
         Target(
-            "discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float", ONE
+            "discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"
         ),
         Target("svm", WorstCase(4, 3, 1, 2, by_user), "float", SVM),
         Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
@@ -186,7 +186,7 @@ def standing() -> tuple[Target, ...]:
         # small and large ε, and several releases of the same data
         Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
         Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
-        Target("discriminant", WorstCase(2, 1, 1, 2, tight), "float", ONE, releases=3),
+        Target("discriminant", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
         # the evaluation of a model, with its bins and without, at the claims of a small ε too
         *(Target("evaluation", case) for case in _answers()),
         Target("evaluation", AnswersCase(2, 3, 1, 2, tight), "float"),

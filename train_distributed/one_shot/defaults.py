@@ -72,15 +72,15 @@ class PublicFacts:
             quiet = 0 < self.noise(rule, sums=found.get("sums", 1)) <= QUIET
             if len(self.sizes) == 1 and quiet:
                 found["rounds"] = ROUNDS
-        if "noise" not in found:
+        if "class_noise" not in found:
             share = found.get("sums", 1), found.get("rounds", 0)
             noise = self.noise(rule, clip if rule.l2_reg is None else None, *share)
             if not transform.is_identity:
-                found |= {"noise": noise}
+                found |= {"class_noise": noise}
             if rule.l2_reg is not None:
                 found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
-        if "noise" in found and "components" not in found:
-            found["components"] = components_of(rule, transform, found["noise"])
+        if "class_noise" in found and "components" not in found:
+            found["components"] = components_of(rule, transform, found["class_noise"])
         return found
 
     def noise(

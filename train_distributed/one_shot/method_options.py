@@ -79,5 +79,5 @@ class MethodOptions:
 class SettledOptions(MethodOptions):
     """Settings with those that a public rule fills in and nobody types."""
 
-    noise: float | None = None
+    class_noise: float | None = None
     """Noise in a class mean, for which directions and their lengths are chosen; see `defaults`."""

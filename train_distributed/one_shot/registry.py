@@ -115,9 +115,9 @@ def build_method(
 
     Options are keywords of the entry's `build`, and for any method
 
-    * `noise`, t, for which the rows are mapped; without it they are raw coordinates;
-    * `components`, q, with `noise`: the most directions;
-    * `sums`, 2 for a first one that finds the centre, which needs `noise`; 1 is the default;
+    * `class_noise`, t, for which the rows are mapped; without it they are raw coordinates;
+    * `components`, q, with `class_noise`: the most directions;
+    * `sums`, 2 for a first one that finds the centre, which needs `class_noise`; 1 is the default;
     * `user_clip`, the norm of `UserClip`, or a pair for the first sum and the other. With one a
       discriminant sends no second moments: those of n rows are about α n long, class sums of mixed
       classes √n, so that a clip that spares both would need √n times the noise.
@@ -133,12 +133,12 @@ def build_method(
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
     own = dict(options)
-    sums, noise = own.pop("sums", 1), own.pop("noise", None)
+    sums, noise = own.pop("sums", 1), own.pop("class_noise", None)
     components = own.pop("components", None)
     check.one_of((1, 2), sums=sums)
     first_clip, clip = clips(own.pop("user_clip", None))
     if noise is not None:
-        check.within("[0, inf)", noise=noise)
+        check.within("[0, inf)", class_noise=noise)
     if "prior" in own:
         own["prior"] = checked_prior(own["prior"], num_classes)
     if name == "discriminant":
@@ -147,7 +147,7 @@ def build_method(
             own["alpha"] = moment_weight(noise)
     on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
     if noise is None:
-        check.left_out("without noise", components=components, first_clip=first_clip)
+        check.left_out("without class_noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
         return on(transform)
     most = min(MOST, transform.dim - 1) if components is None else components

@@ -25,7 +25,7 @@ from train_distributed.one_shot.users import Chunk
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
 PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
-TWO: dict[str, Any] = {"sums": 2, "noise": 0.1, "components": 4}
+TWO: dict[str, Any] = {"sums": 2, "class_noise": 0.1, "components": 4}
 
 
 def rows_at(shift: float, seed: int = 0) -> EmbeddingSet:
@@ -177,14 +177,14 @@ def test_users_that_drop_out_are_in_neither_sum() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"sums": 3, "noise": 0.1}, "sums must be one of"),
+        ({"sums": 3, "class_noise": 0.1}, "sums must be one of"),
         ({"sums": 2}, "sums must be 1, got 2"),
-        ({"sums": 1, "noise": 0.1, "user_clip": (1.0, 2.0)}, "user_clip must be left out of a"),
-        ({"noise": 0.1, "user_clip": (1.0, 2.0, 3.0)}, "user_clip must be one number, or one of"),
-        ({"components": 3}, "components must be left out without noise"),
-        ({"noise": -1.0}, r"noise must be in \[0, inf\)"),
-        ({"noise": math.nan}, r"noise must be in \[0, inf\)"),
-        ({"noise": 0.1, "components": 99}, r"components must be in \[1, 8\], got 99"),
+        ({"sums": 1, "class_noise": 0.1, "user_clip": (1.0, 2.0)}, "user_clip must be left out of a"),
+        ({"class_noise": 0.1, "user_clip": (1.0, 2.0, 3.0)}, "user_clip must be one number, or one of"),
+        ({"components": 3}, "components must be left out without class_noise"),
+        ({"class_noise": -1.0}, r"class_noise must be in \[0, inf\)"),
+        ({"class_noise": math.nan}, r"class_noise must be in \[0, inf\)"),
+        ({"class_noise": 0.1, "components": 99}, r"components must be in \[1, 8\], got 99"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given: dict, message: str) -> None:

@@ -147,7 +147,7 @@ def test_rows_of_a_stream_are_held_to_their_bound_whenever_they_are_read() -> No
     y = torch.tensor([[0, 0, 1], [0, 1, 0]])
     held = Swollen(Chunk(torch.arange(2), x, y, torch.tensor([3, 3])), torch.tensor([3, 3]), 3)
     with pytest.raises(ValueError, match=r"norm <="):
-        release(held, "discriminant", Privacy(5.0, 1e-3), num_classes=2, sums=2, noise=0.1)
+        release(held, "discriminant", Privacy(5.0, 1e-3), num_classes=2, sums=2, class_noise=0.1)
     assert len(held.passes) == 2
 
 

@@ -120,7 +120,7 @@ class Claim:
 
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
-TWO = {"sums": 2, "noise": 0.3}  # a first one before, about whose noised mean rows are mapped
+TWO = {"sums": 2, "class_noise": 0.3}  # a first one before, about whose noised mean rows are mapped
 EVERY = (
     ("discriminant", {}),
     ("softmax", {}),

@@ -208,7 +208,6 @@ def test_simulations_take_the_course_that_a_release_takes() -> None:
 @pytest.mark.parametrize(
     ("method", "given"),
     [
-        ("discriminant", ALWAYS),
         ("softmax", ALWAYS),
         ("discriminant", {**ALWAYS, "prior": "equal"}),
         ("discriminant", {**ALWAYS, "prior": [0.5, 0.3, 0.2]}),

@@ -314,7 +314,7 @@ def test_the_number_of_discriminants_grows_with_the_classes_and_ends_where_noise
     assert facts(0.7).discriminants("discriminant", 512) is None
     assert facts(0.9).discriminants("discriminant", 512) == SEPARATING
     assert facts(0.9).discriminants("discriminant", 100) == 100
-    assert facts(0.9).discriminants("discriminant", 512) is None
+    assert facts(0.9).discriminants("softmax", 512) is None
     two = facts(num_classes=2).discriminants("discriminant", 512)
     assert two == round(SEPARATING * math.sqrt(0.2))
     assert facts(10.0, num_classes=60).discriminants("discriminant", 512) == COMPONENTS[1]

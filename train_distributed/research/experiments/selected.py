@@ -102,7 +102,7 @@ def few_directions(dim: int) -> Candidates:
     settings = [
         MethodConfig("discriminant", "discriminant", name, {"moments": moments})
         for name in grid
-        for moments in ("all", "none")
+        for moments in (True, False)
     ]
     return Candidates(tuple(settings), grid)
 

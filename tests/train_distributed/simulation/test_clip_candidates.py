@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from train_distributed.one_shot.class_moments import ClassMoments
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
+from train_distributed.one_shot.class_moments import ClassMoments
 from train_distributed.simulation.clip_candidates import CONSTANT, clipped, lengths
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes

@@ -86,7 +86,6 @@ class Select:
             self.public,
             self.balance,
             self.knowledge.examples,
-            self.knowledge.alike,
             self.like,
             *self.shifted,
         )

@@ -1,10 +1,9 @@
 """Knowledge of private classes before a run, played through on public classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans
@@ -20,8 +19,7 @@ class KnownBefore:
     """Sources of a run, for tasks whose classes are groups of public ones.
 
     A task's class has the names of its public classes, which the rule from names to class means
-    does not know, and examples that are held back from its rows. Likeness is not played through:
-    nobody says which public classes look like others.
+    does not know, and examples that are held back from its rows.
     """
 
     sources: Sources
@@ -33,7 +31,6 @@ class KnownBefore:
 
         Raises ValueError for options that do not serve.
         """
-        knowledge.validate()
         number = 0
         if knowledge.examples not in (None, NONE):
             shown = EmbeddingSet.open(knowledge.examples)
@@ -77,6 +74,5 @@ class KnownBefore:
         named = [] if vectors is None else [vectors[list(group)] for group in groups]
         own, found = range(len(groups)), None
         if shown is not None:
-            found = ClassMeans.of(shown, transform, len(own), own)
-        others = replace(means, counts=means.counts.index_fill(0, torch.tensor(asked), 0))
-        return knowing(transform, [*map(str, own)], rule, words, named, found, public=others)
+            found = ClassMeans.of(shown, transform, len(own), scattered=True)
+        return knowing(transform, [*map(str, own)], rule, words, named, found)

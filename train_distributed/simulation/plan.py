@@ -17,7 +17,7 @@ from train_distributed.simulation.shared_training import CLIP, TRAINED
 
 TIE = 0.002  # of accuracy
 NEAR = 0.015  # of accuracy on public tasks, by which what suits other kinds may be behind
-SUBMITTED = ("moments", "centre")  # options that say which sums there are
+SUBMITTED = ("sums", "components", "noise")  # options that say which sums there are
 TOGETHER = ("clip", "noise")  # options of descents that are trained at once
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
@@ -87,5 +86,3 @@ def test_options_are_read(tmp_path: Path) -> None:
     same = KnownBefore.of(Knowledge(names=("thing 1", "thing 2"), examples=None), public)
     assert same is not None
     assert same.examples > EACH
-    with pytest.raises(ValueError, match="text_encoder must be given"):
-        KnownBefore.of(Knowledge(classifier="package"), public)

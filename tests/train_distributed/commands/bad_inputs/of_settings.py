@@ -10,7 +10,7 @@ from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, t
 RUN = "run --embeddings private --public public"
 IID = f"{RUN} --scheme iid --users"
 SELECT = "select --public public --users 4 --rows-per-user 12 --num-classes 2"
-SWEEP = "sweep accuracy --embeddings private --public public"
+SWEEP = "sweep frontier --embeddings private --public public"
 AUDIT = "audit --method discriminant"
 CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
@@ -120,7 +120,7 @@ CASES = table(
     ),
     (f"{SELECT} --out old", r"output directory must not exist .* got old"),
     ("sweep everything", r"everything"),
-    ("sweep accuracy", r"embeddings must be given for accuracy, got None"),
+    ("sweep frontier", r"embeddings must be given for frontier, got None"),
     (f"{SWEEP} --users 1000", r"users must be in \[1, 48\]"),
     (f"{SWEEP} --epsilons 0", r"epsilons? must be > 0, got .*0"),
     (f"{SWEEP} --seeds 0", r"seeds must be >= 1, got 0"),
@@ -135,7 +135,7 @@ CASES = table(
         put("r.json.gz", b"\x1f\x8b\0"),
     ),
     ("plot r.json", r"results must be the JSON of a sweep", put("r.json", DEEP)),
-    ("plot r.json", r"results must", put("r.json", '{"experiment": "accuracy"}')),
+    ("plot r.json", r"results must", put("r.json", '{"experiment": "frontier"}')),
     ("plot r.json", r"results must be", put("r.json", '{"experiment": []}')),
     # audit, protect, account
     (f"{AUDIT} --trials 0", r"trials must be >= .* got 0"),

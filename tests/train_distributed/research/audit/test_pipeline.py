@@ -14,8 +14,8 @@ from embed.engines.trial import trial_pictures
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
-from train_distributed.research.audit.pipeline import neighbours
-from train_distributed.research.audit.pipeline.neighbours import (
+from tests.train_distributed.research.audit.pipeline import neighbours
+from tests.train_distributed.research.audit.pipeline.neighbours import (
     COMPUTED,
     METHODS,
     PipelineAudit,
@@ -25,8 +25,8 @@ from train_distributed.research.audit.pipeline.neighbours import (
     of_draws,
     of_rows,
 )
-from train_distributed.research.audit.pipeline.records import Record, records_of, replacements
-from train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
+from tests.train_distributed.research.audit.pipeline.records import Record, records_of, replacements
+from tests.train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
 
 CLASSES = ("cat", "dog", "owl")
 KINDS = 8

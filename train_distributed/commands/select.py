@@ -46,8 +46,6 @@ class Select:
     """Expected partition of the rows among users."""
     concentration: float | None = None
     """Concentration of the dirichlet partition: small values give users few classes."""
-    moments: Literal["all", "none"] = "all"
-    """`all`: also try methods that send second moments; `none`: class sums alone, fewer bytes."""
     centre: Literal["private", "public"] | None = None
     """Mean that `run` will subtract from all rows; `public` where users take part in one sum only
     (default: `private`, but `public` with `--unit user` or knowledge of the classes)."""
@@ -121,7 +119,6 @@ class Select:
             self.privacy,
             public.dim,
             centre=self.centre or ("public" if apart else "private"),
-            moments=self.moments,
             rounds=self.rounds,
             known=known is not None,
         )

@@ -32,7 +32,7 @@ def clipped(
     These are users like the federation's, of a task that public classes are grouped into. Nothing
     private is looked at, so a clip may be as the rehearsal likes it best: noise grows with it, and
     from the shortest submission down the signal shrinks as much. Candidates' constants become
-    `CONSTANT`, and a discriminant sends no moments unless the candidate says so.
+    `CONSTANT`.
     """
     grid = {
         name: replace(options, constant=CONSTANT) for name, options in candidates.transforms.items()
@@ -56,7 +56,13 @@ def clipped(
         for setting in (each for each in offered if each.transform == name):
             key = setting.training, *map(setting.options.get, ("radius", "alpha"))
             if key not in known:
-                made = setting.method, transform, federation.num_classes, setting.options
+                sent = {"moments": False} if setting.method == "discriminant" else {}
+                made = (
+                    setting.method,
+                    transform,
+                    federation.num_classes,
+                    {**setting.options, **sent},
+                )
                 found = lengths(users, build_method(*made).statistic).numpy() * missing
                 known[key] = np.quantile(found, quantiles).tolist()
             settings += [
@@ -67,14 +73,9 @@ def clipped(
 
 
 def _sums_alone(candidates: Candidates) -> list[MethodConfig]:
-    """Discriminants without moments, which lengthen what is sent, unless they say; no rounds."""
-    alone = []
-    for setting in candidates.settings:
-        if setting.method != "discriminant" or "moments" in setting.options:
-            alone.append(setting)
-        elif setting.options.keys().isdisjoint(("alpha", "rounds")):
-            alone.append(replace(setting, options={**setting.options, "moments": "none"}))
-    return alone
+    """Settings but those of a weight of moments, which no clipped user sends, or of rounds."""
+    apart = ("alpha", "rounds")
+    return [each for each in candidates.settings if each.options.keys().isdisjoint(apart)]
 
 
 def lengths(users: RowsInMemory, statistic: Statistic) -> Tensor:

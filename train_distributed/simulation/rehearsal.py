@@ -14,7 +14,6 @@ from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
-from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.fits import Fits
@@ -73,9 +72,9 @@ class Sizes:
         """The second of these numbers where it is one of discriminants; None where it is not."""
         return self._facts(privacy).discriminants("discriminant", width)
 
-    def moment_weight(self, privacy: Privacy, moments: Moments) -> float | None:
+    def moment_weight(self, privacy: Privacy) -> float | None:
         """Weight α that the public rule gives to second moments; None: one that adds no noise."""
-        return self._facts(privacy).moment_weight("discriminant", {"moments": moments})
+        return self._facts(privacy).moment_weight("discriminant", {})
 
     def _facts(self, privacy: Privacy) -> PublicFacts:
         sizes = torch.full((self.users,), self.rows_per_user)
@@ -110,7 +109,6 @@ class Candidates:
         cls,
         dim: int,
         *,
-        moments: Moments = "all",
         rounds: int = 0,
         centre: Centre = "public",
         others: tuple[int, int] | None = None,
@@ -128,9 +126,8 @@ class Candidates:
         first directions are faint; one candidate has as many `leading` ones as the public rule
         says.
         """
-        base: dict[str, Any] = {} if moments == "all" else {"moments": moments}
         weighed = check.present(alpha=moment_weight)
-        alone = base if centre == "public" else {**base, "centre": centre}
+        alone: dict[str, Any] = {} if centre == "public" else {"centre": centre}
         others = None if centre == "public" else others
         directions: tuple[Directions, ...] = KINDS if others else (*KINDS, "mixed")
         kinds = product(sorted({min(q, dim) for q in COMPONENTS}), directions)
@@ -155,8 +152,7 @@ class Candidates:
             settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
             if q < MANY:
                 continue
-            lighter = moments == "all" and (moment_weight or 0) < HEAVY
-            more = [{**own, "alpha": HEAVY}] if lighter else []
+            more = [{**own, "alpha": HEAVY}] if (moment_weight or 0) < HEAVY else []
             more += [{**own, "rounds": rounds}] if rounds else []
             settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
         return cls(tuple(settings), transforms)

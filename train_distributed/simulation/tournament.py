@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from embed import EmbeddingSet
-from train_distributed.one_shot.discriminant import Moments
 from train_distributed.one_shot.registry import Centre
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.fits import Fits
@@ -25,7 +24,6 @@ def candidates_of(
     dim: int,
     *,
     centre: Centre,
-    moments: Moments = "all",
     rounds: int = 0,
     known: bool = False,
 ) -> Candidates:
@@ -35,13 +33,12 @@ def candidates_of(
     """
     return Candidates.default(
         dim,
-        moments=moments,
         rounds=rounds,
         centre=centre,
         others=sizes.kept_of_others(privacy, dim),
         discriminants=sizes.discriminants(privacy, dim),
         leading=sizes.leading(privacy, dim) if known else None,
-        moment_weight=None if known else sizes.moment_weight(privacy, moments),
+        moment_weight=None if known else sizes.moment_weight(privacy),
     ).for_equal_classes()
 
 

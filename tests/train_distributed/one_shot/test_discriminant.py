@@ -69,6 +69,23 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
     assert np.mean(ours) >= np.mean(nearest) - 0.01
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 2.0, math.inf])
+def test_the_model_is_a_function_of_what_was_opened(
+    transform: PublicTransform, epsilon: float
+) -> None:
+    data, draw = rows_of(400, K, 7), torch.Generator().manual_seed(1)
+    promise, given = Privacy(epsilon, 1e-5), {"noise": "float", "centre": "public", "alpha": 0.5}
+    released = release(data, "discriminant", promise, transform=transform, generator=draw, **given)
+    assert released.opened is not None
+    method = made("discriminant", transform, K, {"alpha": 0.5})
+    std = 0.0 if math.isinf(epsilon) else released.report["local_noise_std"]  # of the one user
+    found = method.fit(method.opened(released.opened, 300, std))
+    assert torch.equal(found.weights, released.weights)
+    assert found.temperature == released.temperature
+    assert 0 < released.temperature <= 1
+    assert released.predict_proba(data.embeddings).isfinite().all()
+
+
 @pytest.mark.parametrize("std", [0.0, 1.0, 1e9])
 @pytest.mark.parametrize("moments", [True, False])
 def test_any_noise_gives_finite_weights(

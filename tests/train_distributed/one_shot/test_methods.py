@@ -86,7 +86,7 @@ def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     released = release(rows(), build_method("discriminant", transform, K, {}), PROMISE)
     assert released.transform is transform
     with pytest.raises(ValueError, match="method must be made for rows of norm"):
-        release(rows(), methods_of(transform)[2], PROMISE)  # which knows a norm alone
+        release(rows(), methods_of(transform)[1], PROMISE)  # which knows a norm alone
 
 
 def test_a_method_for_other_columns_or_classes_is_refused() -> None:

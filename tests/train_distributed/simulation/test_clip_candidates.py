@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from train_distributed.one_shot.class_sums import ClassSums
 
 from embed import EmbeddingSet
 from embed.transform_options import TransformOptions
+from train_distributed.one_shot.class_moments import ClassMoments
 from train_distributed.simulation.clip_candidates import CONSTANT, clipped, lengths
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.rehearsal import Candidates, Sizes
@@ -16,7 +16,7 @@ GRID = {"q=4": TransformOptions(components=4), "q=8": TransformOptions(component
 SETTINGS = tuple(
     MethodConfig("a", method, name, options)
     for name in GRID
-    for method, options in (("discriminant", {"moments": "none"}), ("softmax", {"l2_reg": 0.1}))
+    for method, options in (("discriminant", {}), ("softmax", {"l2_reg": 0.1}))
 )
 
 
@@ -49,20 +49,15 @@ def test_every_candidate_has_clips_at_rising_quantiles(public: EmbeddingSet) -> 
 
 
 def test_a_discriminant_is_offered_without_moments(public: EmbeddingSet) -> None:
-    """Rounds clip records, not users, and moments of any weight lengthen what is sent."""
+    """Rounds clip records, not users; a weight is one of moments, which lengthen what is sent."""
     settings = [
         MethodConfig("a", "discriminant", "q=4"),
         MethodConfig("a", "discriminant", "q=4", {"rounds": 3}),
         MethodConfig("a", "discriminant", "q=4", {"alpha": 1.0}),
-        MethodConfig("a", "discriminant", "q=4", {"alpha": 1.0}),
     ]
     found = clipped(Candidates(tuple(settings), GRID), public, sizes(), quantiles=(0.5,)).settings
-    none, heavy = clips(Candidates(found, GRID))
-    assert [dict(each.options) for each in found] == [
-        {"moments": "none", "user_clip": none},
-        {"alpha": 1.0, "user_clip": heavy},
-    ]
-    assert none < heavy
+    (clip,) = clips(Candidates(found, GRID))
+    assert [dict(each.options) for each in found] == [{"user_clip": clip}]
 
 
 def test_users_of_one_class_submit_longer_sums(public: EmbeddingSet) -> None:
@@ -89,7 +84,7 @@ def test_lengths_are_those_of_scaled_submissions() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]])
     labels = torch.tensor([0, 1, 0, 0])
     users = RowsInMemory(transform(x), labels, split(labels, 2, "one-class"))
-    found = lengths(users, ClassSums(num_classes=2, transform=transform))
+    found = lengths(users, ClassMoments(num_classes=2, transform=transform, moments=False))
     for chunk, length in zip(users.chunks(), found, strict=False):
-        sums = ClassSums(num_classes=2, transform=transform).submit(chunk)
+        sums = ClassMoments(num_classes=2, transform=transform, moments=False).submit(chunk)
         assert float(length) == pytest.approx(float(sums[0].norm()))

@@ -185,7 +185,6 @@ def test_candidates_name_only_transforms_that_exist():
     more = Candidates.default(1280, rounds=8).settings
     assert len(more) <= 36
     assert {s.options.get("rounds") for s in more} == {None, 8}
-    assert not any(s.options.get("alpha") for s in Candidates.default(40, moments="none").settings)
     weighed = Candidates.default(1280, rounds=8, moment_weight=0.8).settings
     assert len(weighed) == len(more)
     assert {(s.options.get("rounds"), s.options.get("alpha")) for s in weighed} == {

@@ -162,7 +162,7 @@ class ClassSumsEstimator(Estimator):
     """Estimator whose sum holds class sums."""
 
     statistic: ClassSums
-    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
+    prior: ClassPrior = "equal"  # π of the classes
 
     def validate(self) -> None:
         """Checks the prior."""
@@ -215,7 +215,7 @@ def build(
     *,
     shrinkage: float = 0.1,
     class_code: float = 1.0,
-    prior: ClassPrior = "empirical",
+    prior: ClassPrior = "equal",
 ) -> Method:
     """Method `class-sums`."""
     statistic = ClassSums(num_classes=num_classes, transform=transform, shared=class_code)

@@ -133,14 +133,17 @@ class Course:
     def prior_report(self, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights; gradients alone count no classes."""
         if self.about is not None:
-            return {"prior": "empirical"}
+            return {"prior": "private"}
         return self.method.prior_report(self.noised, class_names)
 
     def fitted(self) -> Fitted:
         """Weights of all sums."""
         if self.descent is not None:
             released = self.descent.released
-            return Fitted(self.about.weights_as_given(released) if self.about else released)
+            if self.about is not None:
+                return Fitted(self.about.weights_as_given(released), prior="private")
+            first = self.method.fit(self.noised)
+            return Fitted(released, class_shares=first.class_shares, prior=first.prior)
         return self.method.fit(self.noised)
 
     @property

@@ -139,7 +139,7 @@ class PublicFacts:
 
     def _descent_above(self, rule: Rule, given: Mapping[str, Any]) -> float | None:
         """Share in common from which gradients alone are summed; they count no classes."""
-        noise, counted = self.noise(rule), given.get("prior", "empirical") == "empirical"
+        noise, counted = self.noise(rule), given.get("prior") == "private"
         if not self._often(rule) or "rounds" in given or not counted or noise < FAINT:
             return None
         return OTHER if noise <= LOUD else WRITTEN
@@ -231,7 +231,7 @@ class PublicFacts:
         summed = method == "discriminant" and options.get("moments") != "none"
         if summed or method == "least-squares":
             numbers += components * (components + 1) // 2
-        if rule_of(method).l2_reg is not None and options.get("prior", "empirical") != "empirical":
+        if rule_of(method).l2_reg is not None and options.get("prior", "private") != "private":
             numbers += components
         return NUMBER * numbers
 

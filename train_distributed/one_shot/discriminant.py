@@ -25,12 +25,12 @@ from train_distributed.one_shot.class_posterior import (
     scales_about_one,
     scales_from,
 )
-from train_distributed.one_shot.class_prior import ClassPrior, shares_of
+from train_distributed.one_shot.class_prior import ClassPrior, shares_of, tempered
 from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
 from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
 from train_distributed.one_shot.least_squares import ClassMoments
 from train_distributed.one_shot.method import Fitted, Method
-from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered, tempered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
 from train_distributed.one_shot.statistic import NoisedSum
 
 Moments = Literal["all", "none"]
@@ -72,7 +72,8 @@ class Discriminant(ClassSumsEstimator):
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
         found, scatter = self._estimated(noised)
         ratio = 1.0 if scatter is None else scatter.ratio(found)
-        return Scattered(self._weights(found, ratio), ratio)
+        weights = self._weights(found, ratio)
+        return Scattered(weights, ratio, class_shares=found.shares, prior=self.prior)
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
@@ -86,7 +87,7 @@ class Discriminant(ClassSumsEstimator):
         return Descent.of(start, offset, found, *bounds, rounds)
 
     def _weights(self, found: Gaussians, ratio: float = 1.0) -> Tensor:
-        shares = tempered(shares_of(self.prior, found.shares), ratio)
+        shares = tempered(shares_of(self.prior, found.shares), math.sqrt(ratio))
         return found.weights(shares, self.statistic.transform.constant)
 
     def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
@@ -146,7 +147,7 @@ def build(
     moments: Moments = "all",
     alpha: float | None = None,
     class_code: float = 1.0,
-    prior: ClassPrior = "empirical",
+    prior: ClassPrior = "equal",
     rounds: int = 0,
 ) -> Method:
     """Method `discriminant`; `moments` "none" where bytes are dear, `rounds` further sums.

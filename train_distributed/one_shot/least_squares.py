@@ -180,7 +180,7 @@ def build(
     class_code: float = 1.0,
     ridge: float | None = None,
     public_share: float = 0.0,
-    prior: ClassPrior = "empirical",
+    prior: ClassPrior = "equal",
 ) -> Method:
     """Method `least-squares`."""
     statistic = ClassMoments(

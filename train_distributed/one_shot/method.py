@@ -5,7 +5,7 @@ What an estimator does is post-processing and costs no privacy.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from embed import PublicTransform
 from embed.recentred import first
 from pretrain import check
 from train_distributed.one_shot.centring import FeatureSum
+from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient, Descent
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 
@@ -23,6 +24,9 @@ class Fitted:
     """Weights of a linear classifier."""
 
     weights: Tensor  # (d, K) float64
+    # (K,) float64 of the private rows, noised, where scores can be moved from prior to prior
+    class_shares: Tensor | None = field(default=None, kw_only=True)
+    prior: ClassPrior | None = field(default=None, kw_only=True)  # of the weights; None: unknown
 
     @property
     def temperature(self) -> float:

@@ -37,11 +37,11 @@ class MethodOptions:
     """Share of the public covariance in least squares."""
     moments: Literal["all", "none"] | None = None
     """discriminant: send second moments in addition to class sums; `none` saves bytes."""
-    prior: Literal["empirical", "equal"] | Path | None = None
-    """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
-    of class and share (not for svm). `equal` maximises balanced accuracy. Default: `equal` for
-    softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
-    well; `empirical` for all other methods."""
+    prior: Literal["equal", "private"] | Path | None = None
+    """Class frequencies where the model will be used, for which its answers are: equal, as in the
+    private rows, or a JSON file of class and share (not for svm). Default: `equal`, which maximises
+    balanced accuracy; `private` for softmax, svm and logistic with --user-clip. A model of
+    `discriminant` can be had for any other later (`predict --prior`)."""
     shrinkage: float | None = None
     """class-sums: shrinkage of the public covariance."""
     centre: Literal["private", "public"] | None = None
@@ -57,9 +57,9 @@ class MethodOptions:
     is left out; otherwise all."""
     descent_above: float | None = None
     """discriminant with `--centre private`: share in [0, 1]. Where rows have that much of their
-    squared length in common, gradients are summed in place of class sums. Default in `run`: by a
-    public rule where one server is trusted with all rows, unless --rounds or another --prior than
-    `empirical` is given; otherwise never."""
+    squared length in common, gradients are summed in place of class sums. Default in `run` with
+    `--prior private`: by a public rule where one server is trusted with all rows, unless --rounds
+    is given; otherwise never."""
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after subtracting what as many public
     rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned

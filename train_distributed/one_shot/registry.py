@@ -156,11 +156,11 @@ def build_method(
         raise ValueError(f"keep must be left out without a private centre of sums, got {keep}")
     itself = partial(build_method, name, num_classes=num_classes, options=dict(options))
     norm = options.pop("user_clip", None)
-    counted = options.get("prior", "empirical") == "empirical"
+    counted = options.get("prior") == "private"
     if descent_above is not None and (centre == "public" or name != "discriminant" or not counted):
         raise ValueError(
             "descent_above must be left out but for discriminant with a private centre and prior "
-            f"'empirical', got {descent_above}"
+            f"'private', got {descent_above}"
         )
     if "prior" in options:
         options["prior"] = checked_prior(options["prior"], num_classes)

@@ -71,6 +71,11 @@ def prior_shift(new: ClassPrior, old: ClassPrior, counted: Tensor, temperature: 
     return after.log() - before.log()
 
 
+def with_shift(weights: Tensor, shift: Tensor, constant: float) -> Tensor:
+    """(d, K) weights of rows with this constant first, whose scores have (K,) `shift` more."""
+    return torch.cat([(weights[0] + shift / constant)[None], weights[1:]])
+
+
 def reported_prior(
     prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
 ) -> dict[str, Any]:

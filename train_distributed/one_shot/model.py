@@ -21,6 +21,7 @@ from train_distributed.one_shot.class_prior import (
     checked_prior,
     prior_shift,
     reported_prior,
+    with_shift,
 )
 from train_distributed.one_shot.files import (
     MODEL,
@@ -39,7 +40,7 @@ BY_GRADIENTS = (
     "disturbed by noise; not calibrated"
 )
 INSIDE = (
-    "none: what it learned from carries the prior of its rows inside, so only a new `run --prior` "
+    "what it learned from carries the prior of its rows inside, so that only a new `run --prior` "
     "gives another"
 )
 UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
@@ -109,10 +110,8 @@ class Release:
         if new == self.prior:
             return torch.zeros(len(self.class_names), dtype=torch.float64)
         if self.class_shares is None or self.prior is None:
-            known = "unknown" if self.prior is None else repr(self.prior)
-            raise ValueError(
-                f"prior must be the model's own, {known} (others: {INSIDE}), got {prior!r}"
-            )
+            own = "unknown" if self.prior is None else repr(self.prior)
+            raise ValueError(f"prior must be the model's own, {own} ({INSIDE}), got {prior!r}")
         return prior_shift(new, self.prior, self.class_shares, self.temperature)
 
     def with_prior(self, prior: ClassPrior) -> Self:
@@ -130,8 +129,7 @@ class Release:
         shift, new = self.prior_shift(prior), checked_prior(prior, len(self.class_names))
         if new == self.prior:
             return self
-        weights = self.weights.clone()
-        weights[0] += shift / self.transform.constant
+        weights = with_shift(self.weights, shift, self.transform.constant)
         told = self.report.without(*MEASURED) | reported_prior(
             new, self.class_shares, self.class_names
         )

@@ -46,7 +46,7 @@ def reported(
     read = reading(facts.get("method"), facts.get("descent_rounds"))
     report |= {"encoding": made and made.to_json(), "probabilities": read}
     if released.class_shares is None:
-        report |= {"other_priors": INSIDE}
+        report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():

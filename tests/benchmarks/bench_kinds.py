@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rule-alone", action="store_true", help="no search beside the rule")
     parser.add_argument("--centre", choices=("private", "public"), help="not the rule's own")
-    parser.add_argument("--prior", choices=("empirical", "equal"), help="not the rule's own")
+    parser.add_argument("--prior", choices=("equal", "private"), help="not the rule's own")
     parser.add_argument("--alpha", type=float, help="not the rule's own")
     parser.add_argument("--classes", nargs="+", type=int, default=(), help="no other private rows")
     parser.add_argument("--write", type=Path)

@@ -76,11 +76,16 @@ def with_shift(weights: Tensor, shift: Tensor, constant: float) -> Tensor:
     return torch.cat([(weights[0] + shift / constant)[None], weights[1:]])
 
 
+def word_of(prior: ClassPrior | None) -> str | None:
+    """Word of a prior, for a report; None where it is unknown."""
+    return prior if prior is None or isinstance(prior, str) else "given"
+
+
 def reported_prior(
     prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Word of a prior, and its shares as far as (K,) shares of the users' rows are known."""
-    report: dict[str, Any] = {"prior": prior if isinstance(prior, str) else "given"}
+    report: dict[str, Any] = {"prior": word_of(prior)}
     if counted is None:
         return report
     shares = shares_of(prior, counted).tolist()

@@ -12,7 +12,7 @@ from embed.store import EVALUATION
 from pretrain import check
 from pretrain.cli.provenance import versions
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
-from train_distributed.one_shot.class_prior import ClassPrior, Word
+from train_distributed.one_shot.class_prior import ClassPrior, Word, word_of
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability
@@ -115,13 +115,14 @@ def evaluate(
         each.as_dict(model.class_names, model.report.learned_shares)
         for model, each in zip(found.releases, estimates, strict=True)
     ]
-    priors = [each.prior for each in found.releases]
+    priors: list[ClassPrior | None] = [each.prior for each in found.releases]
     own = priors.index(release.prior) if release.prior in priors else 0
-    read, prior = estimates[own], found.releases[own].report.prior
-    told = {"sampling": sampling} | check.present(prior=prior) | under[own]
+    told = {"sampling": sampling} | check.present(prior=word_of(priors[own])) | under[own]
     if len(priors) > 1:
         told |= {"by_prior": dict(zip(map(str, priors), under, strict=True))}
-    return Evaluated(found.report | told | {"versions": versions(*MADE_WITH)}, read, found.opened)
+    return Evaluated(
+        found.report | told | {"versions": versions(*MADE_WITH)}, estimates[own], found.opened
+    )
 
 
 def summed(

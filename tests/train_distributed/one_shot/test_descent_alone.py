@@ -50,7 +50,8 @@ from train_distributed.released.card.page import card
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 BARE = Privacy(math.inf, 1e-5)
-ALWAYS: dict[str, Any] = {"centre": "private", "descent_above": 0.0}
+COUNTED: dict[str, Any] = {"centre": "private", "prior": "private"}
+ALWAYS = {**COUNTED, "descent_above": 0.0}
 SIZES = torch.full((USERS,), EACH)
 
 
@@ -109,7 +110,7 @@ def test_the_model_is_that_of_gradients_about_the_mean_of_all_rows() -> None:
 
 def test_the_sums_keep_one_promise_and_the_report_says_what_they_were(tmp_path) -> None:
     private, fields = rows_at(8.0), {}
-    given: dict[str, Any] = {"centre": "private", "descent_above": 0.5}
+    given = {**COUNTED, "descent_above": 0.5}
     found = release(
         private, "discriminant", PROMISE, transform=fitted(), reserve=fields.update, **given
     )
@@ -121,7 +122,7 @@ def test_the_sums_keep_one_promise_and_the_report_says_what_they_were(tmp_path) 
     assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     assert spent(fields) <= 1 + 1e-9
     assert report["common_share"] > 0.7
-    assert report["prior"] == "empirical"
+    assert report["prior"] == "private"
     assert "class_prior" not in report
     assert report["probabilities"] == BY_GRADIENTS == reading("discriminant", ALONE)
     assert found.opened is not None
@@ -144,7 +145,7 @@ def test_rows_like_the_public_ones_are_summed_as_without_it() -> None:
             transform=transform,
             noise="float",
             generator=torch.Generator().manual_seed(0),
-            centre="private",
+            **COUNTED,
             **options,
         )
         for options in either
@@ -191,7 +192,7 @@ def test_a_ledger_is_charged_with_the_dearer_course() -> None:
 
 def test_simulations_take_the_course_that_a_release_takes() -> None:
     transform = fitted()
-    method = build_method("discriminant", transform, K, {"centre": "private", "descent_above": 0.5})
+    method = build_method("discriminant", transform, K, {**COUNTED, "descent_above": 0.5})
     for shift, descends in ((8.0, True), (0.0, False)):
         private = rows_at(shift)
         x, y = transform(private.embeddings), torch.from_numpy(private.labels)
@@ -199,7 +200,7 @@ def test_simulations_take_the_course_that_a_release_takes() -> None:
         draw = torch.Generator().manual_seed(0)
         (course,) = simulate(RowsInMemory(x, y, partition), method, [BARE], draw)
         assert (course.about is not None) == descends
-        given = {"centre": "private", "descent_above": 0.5}
+        given = {**COUNTED, "descent_above": 0.5}
         found = release(private, "discriminant", BARE, transform=transform, **given)
         scores = course.moved(x).double() @ course.fitted().weights
         torch.testing.assert_close(scores, found.scores(private.embeddings), rtol=1e-5, atol=1e-5)
@@ -212,7 +213,7 @@ def test_simulations_take_the_course_that_a_release_takes() -> None:
         ("softmax", ALWAYS),
         ("discriminant", {**ALWAYS, "prior": "equal"}),
         ("discriminant", {**ALWAYS, "prior": [0.5, 0.3, 0.2]}),
-        ("discriminant", {"descent_above": 0.5}),
+        ("discriminant", {"descent_above": 0.5, "prior": "private"}),
         ("discriminant", {**ALWAYS, "descent_above": 1.5}),
         ("discriminant", {**ALWAYS, "descent_above": math.nan}),
     ],

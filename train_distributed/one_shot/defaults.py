@@ -79,6 +79,8 @@ class PublicFacts:
                 found |= {"class_noise": noise}
             if rule.l2_reg is not None:
                 found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
+        if rule.l2_reg is not None and clip is None:  # which would shorten features with the head
+            found = {"prior": "equal", **found}
         if "class_noise" in found and "components" not in found:
             found["components"] = components_of(rule, transform, found["class_noise"])
         return found

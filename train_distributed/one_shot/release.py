@@ -175,6 +175,8 @@ class ReleaseRequest:
             names,
             opened=torch.cat(opened),
             temperature=temperature,
+            class_shares=None if self.faults else fitted.class_shares,  # go with T
+            prior=fitted.prior,
         )
         return reported(released, facts, verdict, source.embeddings)
 

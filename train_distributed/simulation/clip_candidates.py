@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from embed.compress import Compression
 from torch import Tensor
 
 from embed import EmbeddingSet
-from embed.compress import Compression
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.simulation.plan import MethodConfig

@@ -69,6 +69,8 @@ class Result:
     delta: float | None = None
     balanced: float | None = None  # mean accuracy of the classes; None: not measured
     majority: float | None = None  # share of the largest class of the test rows; None: likewise
+    # "equal" and "private", each with accuracy and balanced_accuracy; None: it has one prior alone
+    by_prior: Mapping[str, Mapping[str, float]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from embed.directions import RESTRICTED, Directions
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet
-from embed.directions import RESTRICTED, Directions
 from embed.store import TEST, TRAIN
-from embed.transform_options import TransformOptions
 from pretrain import check
 from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
 from train_distributed.one_shot.registry import Centre

@@ -179,8 +179,14 @@ def test_users_that_drop_out_are_in_neither_sum() -> None:
     [
         ({"sums": 3, "class_noise": 0.1}, "sums must be one of"),
         ({"sums": 2}, "sums must be 1, got 2"),
-        ({"sums": 1, "class_noise": 0.1, "user_clip": (1.0, 2.0)}, "user_clip must be left out of a"),
-        ({"class_noise": 0.1, "user_clip": (1.0, 2.0, 3.0)}, "user_clip must be one number, or one of"),
+        (
+            {"sums": 1, "class_noise": 0.1, "user_clip": (1.0, 2.0)},
+            "user_clip must be left out of a",
+        ),
+        (
+            {"class_noise": 0.1, "user_clip": (1.0, 2.0, 3.0)},
+            "user_clip must be one number, or one of",
+        ),
         ({"components": 3}, "components must be left out without class_noise"),
         ({"class_noise": -1.0}, r"class_noise must be in \[0, inf\)"),
         ({"class_noise": math.nan}, r"class_noise must be in \[0, inf\)"),

@@ -195,7 +195,7 @@ def test_no_model_makes_an_evaluation_depend_on_a_row_s_place(p: int, size: floa
     for replaced in (False, True):
         x, y = by_class(p, replaced)
         data = EmbeddingSet(embeddings=x, labels=y, users=0 * y, split=np.full(99, 2, np.uint8))
-        given = method, model, data, np.arange(99), own_partition(data, 2), FINEST_GRID
+        given = method, [model], data, np.arange(99), own_partition(data, 2), FINEST_GRID
         with ByPlace():
             ((_, own),) = evaluation_rows.submissions(*given)
         sent.append(own[0])

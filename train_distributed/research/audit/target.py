@@ -170,9 +170,7 @@ def standing() -> tuple[Target, ...]:
         Target("discriminant", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float"),
         Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
-        Target(
-            "discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"
-        ),
+        Target("discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
         Target("svm", WorstCase(4, 3, 1, 2, by_user), "float", SVM),
         Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
         # users whose submissions are clipped, and groups of them

@@ -158,10 +158,8 @@ class Exclude:
 
     public: tuple[Path, ...]
     """Public embedding sets."""
-    embeddings: Path | None = None
+    embeddings: Path
     """Private embedding set to write without public rows."""
-    private: tuple[Path, ...] = ()
-    """No longer accepted: earlier versions removed private rows from the public set."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -171,12 +169,6 @@ class Exclude:
         """Writes the remaining rows; prints the number of rows in both sets."""
         from embed.fit import exclude
 
-        if self.private or self.embeddings is None:
-            given = f"--private {self.private[0]}" if self.private else "none"
-            raise ValueError(
-                "embeddings must be the private set, of which exclude writes the rows that are not "
-                f"public (private rows may not shape the public set), got {given}"
-            )
         inputs = (self.embeddings, *self.public)
         out = output_directory(self.out, "exclude", *inputs, overwrite=self.overwrite)
         kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)

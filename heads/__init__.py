@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from heads.class_codes import ClassCode
     from heads.exact import Solution, default_tolerance, fit_exact
     from heads.head import Head
     from heads.huber_svm import HuberSVMHead
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "ClassCode",
     "Head",
     "HuberSVMHead",
     "LeastSquaresStatistics",
@@ -53,7 +51,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ClassCode": "class_codes",
     "Head": "head",
     "HuberSVMHead": "huber_svm",
     "LogisticHead": "logistic",

@@ -1,4 +1,22 @@
-"""Sums over a user's rows that a classifier can be built from, exact under any partition."""
+"""Sums over a user's rows that a classifier can be built from, exact under any partition.
+
+A record (u, y), ‖u‖ ≤ r, adds u e_yᵀ to the class sums and c₀ e_y to the counts; with second
+moments of weight α also α uuᵀ.
+
+**Theorem.** When one record is replaced, the sum moves by at most √max(S, D) in L2, where
+
+    S = 4 r² if α²r² ≤ 1/2, else 2 (α r² + 1/(2α))²,
+    D = 2 r² + 2 c₀² + 2 α²r⁴,
+
+and for two features or more some pair of records moves it so far.
+
+**Proof.** Let t = ⟨u, v⟩ for records (u, y), (v, z). The squared distance is ‖u‖² + ‖v‖² −
+2 [y = z] t + 2 c₀² [y ≠ z] + α² (‖u‖⁴ + ‖v‖⁴ − 2t²). At a given t it grows with both lengths, and
+|t| ≤ ‖u‖‖v‖ ≤ r² leaves any t possible at full length, so let both be r. For y = z it is then
+2 (r² − t) + 2 α² (r⁴ − t²), a concave parabola on [−r², r²], or a line where α = 0, largest at
+t = −1/(2α²), or at −r² if that lies below: S. For y ≠ z it is 2 r² + 2 c₀² + 2 α² (r⁴ − t²),
+largest at t = 0: D. ∎
+"""
 
 import math
 from typing import NamedTuple
@@ -6,11 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heads.class_codes import ClassCode
 from heads.head import one_hot, require_scale
 from heads.rows import check_counts, check_labels
-
-PLAIN = ClassCode(2)  # bounds of a plain code are the same for any K
 
 
 class LeastSquaresStatistics(NamedTuple):
@@ -120,12 +135,12 @@ def class_sums_sensitivity(clip_norm: float, constant: float) -> float:
     """L2 sensitivity of class sums when one record [a, x], ‖x‖² ≤ c² − a², is replaced.
 
     max(2√(c² − a²), √2·c): same label and x' = −x, or another label and any x, x' of full
-    length; both are attained. `ClassCode` has the theorem.
+    length; both are attained. The theorem above, without moments.
 
     Raises:
         ValueError: constant outside (0, clip_norm), or a clip norm out of scale.
     """
-    return PLAIN.sensitivity(_reach(clip_norm, constant), constant)
+    return _farthest(_reach(clip_norm, constant), constant, 0.0)
 
 
 def least_squares_sensitivity(
@@ -135,15 +150,15 @@ def least_squares_sensitivity(
 
     With `constant` a: class sums of rows [a, u] and moments of the features u alone, ‖u‖ ≤ r,
     r² = c² − a² (the moments' constant row would repeat what the class sums say). With
-    a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone; `ClassCode` has the
-    theorem. Without: moments of whole rows ‖x‖ ≤ c, where r = c and nothing is counted.
+    a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone, by the theorem above.
+    Without: moments of whole rows ‖x‖ ≤ c, where r = c and nothing is counted.
 
     Raises:
         ValueError: alpha or clip_norm out of scale, or a constant outside (0, clip_norm).
     """
     require_scale("alpha", alpha)
     reach = _reach(clip_norm, constant)
-    return PLAIN.sensitivity(reach, constant or 0.0, alpha)
+    return _farthest(reach, constant or 0.0, alpha)
 
 
 def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float:
@@ -156,7 +171,16 @@ def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float
         ValueError: as `least_squares_sensitivity`.
     """
     require_scale("alpha", alpha)
-    return PLAIN.norm(_reach(clip_norm, constant), constant, alpha)
+    reach = _reach(clip_norm, constant)
+    return math.hypot(reach, constant, alpha * reach**2)
+
+
+def _farthest(reach: float, constant: float, alpha: float) -> float:
+    """√max(S, D) of the theorem above."""
+    same = 2 * reach
+    if alpha * reach > math.sqrt(0.5):
+        same = math.sqrt(2) * (alpha * reach**2 + 1 / (2 * alpha))
+    return max(same, math.sqrt(2) * math.hypot(reach, constant, alpha * reach**2))
 
 
 def _reach(clip_norm: float, constant: float | None) -> float:

@@ -30,7 +30,6 @@ FEDERATION = Menu(
         Entry("report", f"{_FOLDER}.federation.reporting:Report"),
         Entry("collect", f"{_FOLDER}.federation.collecting:Collect"),
     ),
-    old={"adder": "aggregator", "--adders": "--aggregators"},
 )
 LEDGER = Menu(
     name="ledger",

@@ -50,7 +50,7 @@ def run_command(parse: Callable[[], Command]) -> int:
         return _fail(_one_line(box.getvalue()))
     except BrokenPipeError:
         return 0 if _unread() else USAGE_ERROR
-    print(box.getvalue(), end="", file=sys.stderr)  # former names that were typed
+    print(box.getvalue(), end="", file=sys.stderr)
     try:
         done = command.run()
         return done if isinstance(done, int) else getattr(done, "code", 0)

@@ -1,9 +1,8 @@
 """Commands by name; the module of a command is imported only when it is typed."""
 
 import importlib
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from inspect import get_annotations
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
@@ -11,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 import tyro
 
 from pretrain.cli.command import Command
+from pretrain.cli.retired import refuse_retired
 
 OMIT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 
@@ -70,7 +70,6 @@ class Menu:
     words: str
     entries: tuple["Entry | Menu", ...]
     default: Entry | None = None  # runs if no command is typed
-    old: Mapping[str, str] = field(default_factory=dict)  # former command or option -> its name
     markers: tuple[Any, ...] = OMIT  # tyro's configuration
 
     def parse(self, arguments: list[str], prog: str) -> Command:
@@ -83,7 +82,8 @@ class Menu:
         Raises:
             SystemExit: after help (0), or for a wrong command or option (2).
         """
-        arguments = [self._current(word, first=not at) for at, word in enumerate(arguments)]
+        own = self.default is not None  # the program's own menu, whose name nobody types
+        refuse_retired(" ".join((() if own else (self.name,)) + (*arguments[:1],)), arguments[1:])
         for entry in self.entries:
             if arguments[:1] == [entry.name]:
                 rest, called = arguments[1:], f"{prog} {entry.name}"
@@ -98,14 +98,6 @@ class Menu:
         for entry in self.entries:
             for name, words in entry.lines():
                 yield name if isinstance(entry, Entry) else f"{entry.name} {name}", words
-
-    def _current(self, word: str, *, first: bool) -> str:
-        """The name of a command or an option that is typed by its former name, which is said."""
-        name, equals, value = word.partition("=")
-        if name not in self.old or not (first or name.startswith("--")):
-            return word
-        print(f"{name} is now called {self.old[name]}", file=sys.stderr)
-        return self.old[name] + equals + value
 
     def union(self) -> Any:
         """Union of all entries for tyro, which lists them and corrects a misspelt name."""

@@ -11,7 +11,7 @@ from embed.encoding import Encoding
 from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.json_text import parsed
-from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.method_options import SettledOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
@@ -55,7 +55,7 @@ class RunConfig:
                 for name, value in dict(fields.pop("options")).items()
             }
             transform_options = dict(fields.pop("transform_options"))
-            _check_types(MethodOptions, options)
+            _check_types(SettledOptions, options)
             _check_types(TransformOptions, transform_options)
             return cls(
                 method=str(fields.pop("method")),

@@ -24,8 +24,6 @@ SCHEMES = ("iid", "one-class")
 SIMCLR, PIXELS = "SimCLR", "pixels"
 METHODS = {
     "discriminant": "discriminant",
-    "class sums": "class-sums",
-    "least squares": "least-squares",
     "softmax, blind averaging": "softmax",
     "SVM, blind averaging": "svm",
 }

@@ -40,7 +40,7 @@ class Ledger:
         >>> from pathlib import Path
         >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "rows.ledger")
         >>> entry = Entry(
-        ...     kind="release", data="rows", method="least-squares", noise="discrete",
+        ...     kind="release", data="rows", method="softmax", noise="discrete",
         ...     unit="record", epsilon=1.0, delta=1e-5, sigma=3.7307, sensitivity=1.0,
         ... )
         >>> ledger.spend(ledger.reserve(entry))

@@ -2,14 +2,13 @@
 
 In each of q features, class k of n_k rows has a noised mean d_k, and a public guess m_k:
 
-    d_k ~ N(μ_k + τ_k h, τ_k²),   τ_k = σ/n_k,   h ~ N(0, c)
+    d_k ~ N(μ_k, τ_k²),           τ_k = σ/n_k
     μ_k = m_k + g + e_k,          e_k ~ N(0, t V),   g ~ N(0, γ C)
 
 V says how wrong the guess is, t is its scale; g is a shift that all classes share, as private
-pictures are darker or blurrier than public ones, C the public covariance; c is what the noise of
-all classes has in common (0: nothing). Guesses, t and γ are weighed by their evidence: a
-guess that the sum contradicts is dropped. Where the sum says little, a wrong guess stays and does
-harm. All of it is post-processing of a private sum.
+pictures are darker or blurrier than public ones, C the public covariance. Guesses, t and γ are
+weighed by their evidence: a guess that the sum contradicts is dropped. Where the sum says little, a
+wrong guess stays and does harm. All of it is post-processing of a private sum.
 """
 
 import math
@@ -68,7 +67,6 @@ class NoisyMeans:
     means: Tensor  # (q, K) d
     noise: Tensor  # (K,) τ
     shares: Tensor  # (K,) n_k/N
-    common: float = 0.0  # c
 
 
 @dataclass(frozen=True)
@@ -113,12 +111,11 @@ def believed(
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     """Posterior under one guess, over its scales t and the shifts' γ.
 
-    In an eigendirection of V with eigenvalue v, r_k = d_k − m_k and s_k = t v + τ_k²; g^ and h^ are
-    the generalised least squares estimates of g, under a flat prior, and of h:
+    In an eigendirection of V with eigenvalue v, r_k = d_k − m_k and s_k = t v + τ_k²; g^ is the
+    weighted mean of r that estimates g under a flat prior, a its variance:
 
-        r ~ N(g 1, diag(s) + c ττᵀ),    g^ ~ N(g, a),    g ~ N(0, G),  G = γ times C's variance
-        μ_k = m_k + g° + κ(g^ − g°) + keep_k (r_k − g^ − τ_k h^),  keep_k = t v/s_k
-        g° = G/(G + a) g^
+        r_k ~ N(g, s_k),    g^ ~ N(g, a),    g ~ N(0, G),  G = γ times C's variance
+        μ_k = m_k + g° + κ(g^ − g°) + keep_k (r_k − g^),  keep_k = t v/s_k,  g° = G/(G + a) g^
 
     t is weighed by the density of contrasts between classes, in which g does not occur, and γ by
     that of g^ given t. With κ = Σ (n_k/N) keep_k this is the joint posterior where all τ_k are
@@ -131,19 +128,14 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     shift = ((vectors.mT @ covariance) * vectors.mT).sum(1).clamp(min=float(floor))  # (q,)
     prior = vectors.mT @ guess.means.double()
     residual = vectors.mT @ noisy.means - prior  # (q, K)
-    tau, c = noisy.noise, noisy.common
+    tau = noisy.noise
     s = guess.scales.values[:, None, None] * values[:, None] + tau.square()  # (T, q, K)
     inverse = 1 / s
     keep = 1 - tau.square() * inverse
-    ones, both, own = ((inverse * tau**power).sum(2) for power in (0, 1, 2))  # (T, q)
-    gram = (ones * own - both.square()).clamp(min=0)
-    by_ones, by_tau = (inverse * residual).sum(2), (inverse * tau * residual).sum(2)
-    total = ones + c * gram
-    centre = ((1 + c * own) * by_ones - c * both * by_tau) / total  # g^
-    common = c * (ones * by_tau - both * by_ones) / total  # h^
-    unsure = (1 + c * own) / total  # a
+    total = inverse.sum(2)  # (T, q)
+    centre, unsure = (inverse * residual).sum(2) / total, 1 / total  # g^, a
     rest = residual - centre[..., None]
-    fit = (rest.square() * inverse).sum(2) - common * (by_tau - both * centre)
+    fit = (rest.square() * inverse).sum(2)
     contrasts = guess.scales.log_prior - 0.5 * (s.log().sum(2) + fit + total.log()).sum(1)  # (T,)
     gamma = torch.tensor(guess.shifts, dtype=torch.float64)
     wide = gamma[:, None, None] * shift  # (Γ, 1, q) G
@@ -153,10 +145,8 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     shared = (odds * kept).sum(0) * centre  # g°
     open_shift = (odds * (kept * unsure + (kept * centre).square())).sum(0) - shared.square()
     pulled = shared + (keep @ noisy.shares) * (centre - shared)
-    means = pulled[..., None] + keep * (rest - tau * common[..., None])  # (T, q, K)
-    noise = c * ones / total
+    means = pulled[..., None] + keep * rest  # (T, q, K)
     left = keep * tau.square() + (1 - keep).square() * open_shift[..., None]
-    left = left + (keep * tau).square() * noise[..., None]
     weights = torch.softmax(contrasts, 0)[:, None, None]
     mean = (weights * means).sum(0)
     left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares

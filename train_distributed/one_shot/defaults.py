@@ -36,7 +36,7 @@ L2_REGS = (0.003, 1.0)  # Λ that were tried
 KNOWING = 256  # q where guesses of the class means are at hand, all but `leading` faint
 NUMBER = 8  # bytes of a number that a user sends
 CLIP_QUANTILE = 0.1  # .02 to .3 are within half a point of each other
-LENGTHENED, MANY_USERS = ("discriminant", "class-sums"), 100  # by liars, n rows for √n
+MANY_USERS = 100  # of whom some may lie, and lengthen class sums of n rows by √n
 KEEP = (1.0, 0.5, 1.5)  # of q, where private rows have little, some, and much in common
 ROUNDS, QUIET = 16, 0.0025  # further sums for one trusted server, and t up to which they pay
 # t from which gradients alone serve it better, for rows with more than `OTHER` in common up to
@@ -148,10 +148,10 @@ class PublicFacts:
         """α = (`SURE`/t)^¼ of second moments, up to `HEAVY`; None for `FREE`, the method's own.
 
         The less noise the class means have, the more of the remaining error is the covariance's.
-        It was not tried with class codes, clipped users or further rounds.
+        It was not tried with further rounds.
         """
-        rule, apart = rule_of(method), {"alpha", "class_code", "user_clip"} & set(given)
-        sent = method == "discriminant" and given.get("moments", "all") == "all"
+        rule, apart = rule_of(method), {"alpha", "user_clip"} & set(given)
+        sent = method == "discriminant" and given.get("moments", True)
         if not sent or apart or given.get("rounds") or self.privacy.unit == "user":
             return None
         noise = self.noise(rule)
@@ -228,8 +228,7 @@ class PublicFacts:
     def bytes_per_user(self, method: str, components: int, options: Mapping[str, Any]) -> int:
         """Bytes of a submission of a method of one sum, before it is encrypted."""
         numbers = (components + 1) * self.num_classes
-        summed = method == "discriminant" and options.get("moments") != "none"
-        if summed or method == "least-squares":
+        if method == "discriminant" and "user_clip" not in options and options.get("moments", True):
             numbers += components * (components + 1) // 2
         if rule_of(method).l2_reg is not None and options.get("prior", "empirical") != "empirical":
             numbers += components
@@ -281,7 +280,7 @@ class PublicFacts:
     def against_liars(
         self, method: str, given: Mapping[str, Any], clip_norm: float
     ) -> dict[str, Any]:
-        """Options of a method with a users' clip of c √n, unless one is given; no second moments.
+        """Options of a method with a users' clip of c √n, unless one is given.
 
         c is the rows' clip norm. The class sums of n rows of different classes are about c √n long,
         without what public rows would add; a liar's could be c n long. Nine users in ten have n
@@ -291,11 +290,10 @@ class PublicFacts:
         """
         users = len(self.sizes)
         excluded = "user_clip" in given or given.get("rounds")
-        if method not in LENGTHENED or users < MANY_USERS or excluded:
+        if method != "discriminant" or users < MANY_USERS or excluded:
             return dict(given)
         rows = int(self.sizes.sort().values[math.ceil(0.9 * users) - 1])
-        moments = {"moments": "none"} if method == "discriminant" else {}
-        return {**moments, "user_clip": round(clip_norm * math.sqrt(rows), 1), **given}
+        return {"user_clip": round(clip_norm * math.sqrt(rows), 1), **given}
 
 
 def rule_of(method: str) -> Rule:

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from pretrain import check
 from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
     conditioned,
     within_class,
 )
+from train_distributed.one_shot.class_moments import ClassMoments
 from train_distributed.one_shot.class_posterior import (
     FREE_SHIFT,
     TINY,
@@ -25,15 +25,17 @@ from train_distributed.one_shot.class_posterior import (
     scales_about_one,
     scales_from,
 )
-from train_distributed.one_shot.class_prior import ClassPrior, shares_of
-from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
+from train_distributed.one_shot.class_prior import (
+    ClassPrior,
+    checked_prior,
+    reported_prior,
+    shares_of,
+)
 from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
-from train_distributed.one_shot.least_squares import ClassMoments
-from train_distributed.one_shot.method import Fitted, Method
+from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered, tempered
 from train_distributed.one_shot.statistic import NoisedSum
 
-Moments = Literal["all", "none"]
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
 DECISIVE = math.log(10)  # evidence for B_pub beside C, which hides less where it is wrong
 TRUSTED = math.log(20)  # odds of a guess from names against none, before any evidence
@@ -41,7 +43,7 @@ LEAST_SCALE = 0.02  # t of C: with few classes the evidence can vanish by chance
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discriminant(ClassSumsEstimator):
+class Discriminant(Estimator):
     """Gaussian discriminant of class sums, and of second moments where they are sent.
 
     The class means of the classifier are posterior means under a public prior, its covariance is
@@ -49,6 +51,13 @@ class Discriminant(ClassSumsEstimator):
     At √2 their usual weight, with which they cost nothing, the moments' own noise is a quarter
     less, and that of the sums 6 % more.
     """
+
+    statistic: ClassMoments
+    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
+
+    def validate(self) -> None:
+        """Checks the prior."""
+        checked_prior(self.prior, self.statistic.num_classes)
 
     def check_transform(self, transform: PublicTransform) -> None:
         """Raises ValueError if public labels have shown the transforms other classes."""
@@ -61,9 +70,11 @@ class Discriminant(ClassSumsEstimator):
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior, and where something was known of the classes, what, and how believable.
 
-        Probabilities of the guesses are computed of the noised sum, so they cost nothing.
+        The shares of users' rows are those that the noised sum shows; probabilities of the guesses
+        are computed of it too, so they cost nothing.
         """
-        report, known = super().prior_report(noised, class_names), self.statistic.transform.known
+        counted, known = self.statistic.counts(noised), self.statistic.transform.known
+        report = reported_prior(self.prior, counted / counted.sum(), class_names)
         if known is None:
             return report
         return report | {"known_before": known.words, "believed": self.posterior(noised)[1]}
@@ -100,10 +111,10 @@ class Discriminant(ClassSumsEstimator):
         known = transform.within_class  # of labelled public rows; without labels that of all
         known = transform.covariance[1:, 1:] if known is None else known
         public = conditioned(known.double(), PUBLIC_SHRINKAGE)
-        if not isinstance(self.statistic, ClassMoments):
+        if not self.statistic.moments:
             return Gaussians(posterior.means, public + posterior.covariance, shares), None
         noise = self.statistic.moment_std(noised) / rows
-        private = within_class(self.statistic.moments(noised) / rows, posterior, shares)
+        private = within_class(self.statistic.moment_matrix(noised) / rows, posterior, shares)
         knowing = transform.known is not None
         scatter = NoisyScatter(public, private, noise, posterior.covariance, knowing)
         return Gaussians(posterior.means, scatter.covariance(), shares), scatter
@@ -121,8 +132,7 @@ class Discriminant(ClassSumsEstimator):
         trace of V: its errors on public classes cannot show where private ones differ otherwise.
         """
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
-        shares, common = counts / noised.rows, self.statistic.common_noise
-        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, shares, common)
+        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
         transform = self.statistic.transform
         covariance = transform.covariance[1:, 1:].double()
         means = transform.row_mean[1:, None].double()
@@ -143,27 +153,20 @@ def build(
     transform: PublicTransform,
     num_classes: int,
     *,
-    moments: Moments = "all",
+    moments: bool = True,
     alpha: float | None = None,
-    class_code: float = 1.0,
     prior: ClassPrior = "empirical",
     rounds: int = 0,
 ) -> Method:
-    """Method `discriminant`; `moments` "none" where bytes are dear, `rounds` further sums.
+    """Method `discriminant`, of class sums alone without `moments`; `rounds` further sums.
 
     The weight `alpha` of the moments in the joint noise is as in `ClassMoments`.
     """
-    check.one_of(get_args(Moments), moments=moments)
-    if moments == "none" and alpha is not None:
-        raise ValueError(f"alpha must be left out without moments, got {alpha}")
-    known: dict[str, Any] = {
-        "num_classes": num_classes,
-        "transform": transform,
-        "shared": class_code,
-    }
     if transform.known is not None:
         transform.known.check_classes((), num_classes)
-    statistic = ClassSums(**known) if moments == "none" else ClassMoments(**known, alpha=alpha)
+    statistic = ClassMoments(
+        num_classes=num_classes, transform=transform, moments=moments, alpha=alpha
+    )
     estimator = Discriminant(statistic=statistic, prior=prior)
     gradient = ClippedGradient(
         weights=torch.zeros(transform.dim, num_classes, dtype=torch.float64),

@@ -22,28 +22,11 @@ class MethodOptions:
     """Batch size of SGD; for DP-FL the expected one."""
     bound: Literal["tight", "paper"] | None = None
     """Bound on the sensitivity of a head; `paper` needs --radius."""
-    alpha: float | None = None
-    """Weight α of the second moments beside the class sums, under the same noise (discriminant,
-    least-squares). For features of norm 1 they add none to that of the sums up to 0.71; at 1 it is
-    6 % more, and theirs a quarter less. Default: 0.71; for discriminant without --rounds,
-    --class-code, --user-clip or knowledge of the classes up to 1 where noise is small."""
-    class_code: float | None = None
-    """Weight β in [0.1, 1] of the sum over all classes, in class-sums, least-squares and
-    discriminant. With less than 1 the differences of few classes get less noise: 21 % less for
-    two classes and β = 0.5."""
-    ridge: float | None = None
-    """Regulariser of least squares, added to the sum over all rows."""
-    public_share: float | None = None
-    """Share of the public covariance in least squares."""
-    moments: Literal["all", "none"] | None = None
-    """discriminant: send second moments in addition to class sums; `none` saves bytes."""
     prior: Literal["empirical", "equal"] | Path | None = None
     """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
     of class and share (not for svm). `equal` maximises balanced accuracy. Default: `equal` for
     softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
     well; `empirical` for all other methods."""
-    shrinkage: float | None = None
-    """class-sums: shrinkage of the public covariance."""
     centre: Literal["private", "public"] | None = None
     """Mean that is subtracted from all rows. `private`: that of the private rows, which a first,
     noised sum finds for 5 % of the privacy budget (of μ²); `public`: that of the public rows, so
@@ -63,8 +46,8 @@ class MethodOptions:
     user_clip: float | None = None
     """Public norm to which every user's vector is clipped, after subtracting what as many public
     rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned
-    vectors: take about sqrt(n) times the rows' clip norm where users have n rows, and `--moments
-    none`."""
+    vectors: take about sqrt(n) times the rows' clip norm where users have n rows. With it,
+    discriminant sends class sums alone."""
     rounds: int | None = None
     """Number of sums of gradients under the same promise: after the sum of discriminant (default:
     16 where one server is trusted with all rows and noise is small, 0 elsewhere), or all sums of
@@ -99,3 +82,11 @@ class MethodOptions:
     def given(self) -> dict[str, Any]:
         """Those that were set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class SettledOptions(MethodOptions):
+    """Settings with those that a public rule fills in and nobody types."""
+
+    alpha: float | None = None
+    """Weight of the second moments, see `class_moments.ClassMoments`."""

@@ -33,7 +33,6 @@ class Rule:
 
 
 OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
-SUMS = Rule(0.3, 1)
 ONE = Rule(25, 0.5, 8, directions="tempered")
 MANY = Rule(40, 0.5, 32, True, directions="tempered")
 
@@ -63,25 +62,6 @@ METHODS: dict[str, MethodEntry] = {
         probabilities="softmax of the scores / temperature: the posterior of Gaussian classes with "
         "what the sum leaves open of their means, calibrated as far as the classes are such",
         rule=Rule(3.74, 0.75, directions="hedge", centred=True, usual_classes=10),
-        sums_rows=True,
-    ),
-    "class-sums": MethodEntry(
-        build=partial(_built, "class_sums"),
-        words="class sums: every user submits the sum of its rows by class; the classifier is "
-        "linear discriminant analysis with the public covariance",
-        probabilities="softmax of the scores: the posterior of Gaussian classes of the class prior "
-        "and the public covariance, calibrated as far as the classes are such",
-        rule=SUMS,
-        sums_rows=True,
-    ),
-    "least-squares": MethodEntry(
-        build=partial(_built, "least_squares"),
-        words="least squares: every user submits class sums and second moments of its rows; the "
-        "classifier is ridge regression",
-        probabilities="softmax of the scores / temperature, which fits Gaussian classes of the "
-        "means and the covariance that the noised sum shows; calibrated as far as the classes are "
-        "such",
-        rule=SUMS,
         sums_rows=True,
     ),
     "softmax": MethodEntry(
@@ -137,7 +117,7 @@ def build_method(
     """The method of this name, with clip norm and constant from the transform of its rows.
 
     Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
-    `UserClip`, `centre`, "private" for a sum before of where the rows lie, and then `keep` and
+    `UserClip`, with which a discriminant sends no second moments, `centre`, "private" for a sum before of where the rows lie, and then `keep` and
     `descent_above`, see `centring`. A `prior` may be a list of shares. Raises ValueError for an
     unknown name or option, or a value out of range.
     """
@@ -156,6 +136,11 @@ def build_method(
         raise ValueError(f"keep must be left out without a private centre of sums, got {keep}")
     itself = partial(build_method, name, num_classes=num_classes, options=dict(options))
     norm = options.pop("user_clip", None)
+    if norm is not None and name == "discriminant":
+        # moments of n rows are about α n long, class sums of mixed classes √n: a clip that spares
+        # both would need √n times the noise
+        check.left_out("with user_clip", moments=options.get("moments"))
+        options["moments"] = False
     counted = options.get("prior", "empirical") == "empirical"
     if descent_above is not None and (centre == "public" or name != "discriminant" or not counted):
         raise ValueError(

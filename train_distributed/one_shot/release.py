@@ -241,8 +241,8 @@ def release(
 
     Args:
         embeddings: what users hold: the training rows of a set, or any stream of `Users`.
-        method: "discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic", or a
-            `Method` made for the same transform and classes.
+        method: "discriminant", "softmax", "svm", "logistic", or a `Method` made for the same
+            transform and classes.
         privacy: (ε, δ), honest fraction, unit and group.
         transform: the public transform, which alone clips the rows; None: the `Method`'s own, or
             only the constant 1 and a clip to 1.

@@ -113,7 +113,6 @@ class Report(Mapping[str, Any]):
     method: str | None = None
     noise: str | None = None
     user_clip: float | None = None
-    class_code: float | None = None  # β; None: class sums as they are, or none
     prior: str | None = None  # "empirical", "equal" or "given"
     class_prior: dict[str, float] | None = None
     known_before: list[str] | None = None  # of the classes, from public sources; None: nothing

@@ -125,8 +125,8 @@ class Init:
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     trust_users: bool = False
     """Trust that users do not lie: keep their vectors as they are. Without this flag, `shares` with
-    100 users or more and method discriminant or class-sums clips every user's vector to the length
-    of honest ones and leaves second moments out: then few liars cannot ruin the model."""
+    100 users or more and method discriminant clips every user's vector to the length of honest ones
+    and leaves second moments out: then few liars cannot ruin the model."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
     sessions: int = 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from train_distributed.flower.documents.document import LARGE, Document, load_file, read_file
 from train_distributed.flower.documents.party import MOST_ROWS
-from train_distributed.one_shot.method_options import MethodOptions
+from train_distributed.one_shot.method_options import SettledOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluation_bounds import MOST_BINS
@@ -33,7 +33,7 @@ class Terms:
     """Agreed terms of a model; `ModelTask.of` checks whether it can be computed."""
 
     method: str  # one of the registry's METHODS
-    options: dict[str, Any]  # those of `MethodOptions` that were set
+    options: dict[str, Any]  # those of `SettledOptions` that were set
     num_classes: int  # K
     sizes: dict[int, int]  # user -> training rows; empty where a roll states them
     privacy: Privacy
@@ -224,8 +224,8 @@ def read_class_names(document: Document, classes: int) -> tuple[str, ...]:
 
 
 def _options(document: Document) -> dict[str, Any]:
-    """Options of a method that is summed, by the types that `MethodOptions` states."""
-    hints = {name: get_args(hint) for name, hint in get_type_hints(MethodOptions).items()}
+    """Options of a method that is summed, by the types that `SettledOptions` states."""
+    hints = {name: get_args(hint) for name, hint in get_type_hints(SettledOptions).items()}
     summed = [name for name, kinds in hints.items() if Path not in kinds or name == "prior"]
     document.only([], summed)
     return {name: _option(document, name, hints[name]) for name in document.values}

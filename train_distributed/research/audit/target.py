@@ -122,16 +122,14 @@ class Claim:
 
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
+ONE = {"centre": "public"}  # of one sum
 EVERY = (
-    ("discriminant", {"centre": "public"}),
-    ("class-sums", {}),
-    ("least-squares", {}),
+    ("discriminant", ONE),
     ("softmax", {}),
     ("svm", SVM),
     ("logistic", SVM),
 )
-CODE = {"class_code": 0.45, "centre": "public"}
-CLIP = {"user_clip": 0.5, "centre": "public"}  # of users whose sums are several times as long
+CLIP = {"user_clip": 0.5} | ONE  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
@@ -153,7 +151,7 @@ def standing() -> tuple[Target, ...]:
         Target("discriminant", single, "discrete", {"rounds": 2}),
         # with a sum before, about whose noised mean the rows of the other are taken
         Target("discriminant", pair, "float", {"centre": "private"}),
-        Target("class-sums", single, "discrete", {"centre": "private"}),
+        Target("discriminant", single, "discrete", {"centre": "private"}),
         Target("discriminant", pair, "float", {"centre": "private", "keep": (1, 2, 1)}),
         # after which gradients take the place of its own sum
         Target("discriminant", single, "discrete", {"centre": "private", "descent_above": 0.0}),
@@ -165,36 +163,33 @@ def standing() -> tuple[Target, ...]:
         Target("softmax", pair, "float", {"prior": "equal"}),
         Target("logistic", single, "discrete", SVM | {"prior": "equal"}),
         # an unusual weight of the second moments: the worst angle is neither 0 nor 180 degrees
-        Target("least-squares", WorstCase(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
-        # coded classes: the worst record changes its label, or its features turn
-        Target("discriminant", pair, "float", CODE),
-        Target("class-sums", single, "discrete", CODE),
-        Target("least-squares", WorstCase(1, 2, 2, 3, tight), "float", CODE | {"alpha": 1.5}),
-        Target("discriminant", WorstCase(1, 3, 2, 2, by_user), "discrete", CODE | CLIP),
+        Target("discriminant", WorstCase(1, 2, 2, 2, tight), "float", ONE | {"alpha": 1.5}),
         # many classes, many users, more of them dishonest, all of them honest
         Target("svm", WorstCase(1, 2, 1, 10, tight), "float", SVM),
-        Target("class-sums", WorstCase(40, 1, 2, 3, tight), "float"),
-        Target("class-sums", WorstCase(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float"),
+        Target("discriminant", WorstCase(40, 1, 2, 3, tight), "float", ONE),
+        Target("discriminant", WorstCase(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float", ONE),
         Target("softmax", WorstCase(6, 2, 1, 2, Privacy(3.0, 1e-5, 1.0)), "float"),
         # users that drop out
-        Target("class-sums", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float"),
+        Target("discriminant", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float", ONE),
         Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
-        Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
+        Target(
+            "discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float", ONE
+        ),
         Target("svm", WorstCase(4, 3, 1, 2, by_user), "float", SVM),
         Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
         # users whose submissions are clipped, and groups of them
-        Target("class-sums", WorstCase(2, 3, 2, 2, by_user), "float", CLIP),
+        Target("discriminant", WorstCase(2, 3, 2, 2, by_user), "float", CLIP),
         Target("discriminant", WorstCase(1, 3, 2, 2, by_user), "discrete", CLIP),
         Target(
-            "least-squares", WorstCase(4, 3, 2, 2, replace(by_user, group_size=2)), "float", CLIP
+            "discriminant", WorstCase(4, 3, 2, 2, replace(by_user, group_size=2)), "float", CLIP
         ),
         Target("svm", WorstCase(1, 3, 2, 3, by_user), "discrete", SVM | {"user_clip": 0.05}),
-        Target("class-sums", WorstCase(1, 3, 2, 2, tight), "discrete", CLIP),
+        Target("discriminant", WorstCase(1, 3, 2, 2, tight), "discrete", CLIP),
         # small and large ε, and several releases of the same data
-        Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
-        Target("class-sums", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
-        Target("class-sums", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
+        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float", ONE),
+        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float", ONE),
+        Target("discriminant", WorstCase(2, 1, 1, 2, tight), "float", ONE, releases=3),
         # the evaluation of a model, with its bins and without, at the claims of a small ε too
         *(Target("evaluation", case) for case in _answers()),
         Target("evaluation", AnswersCase(2, 3, 1, 2, tight), "float"),

@@ -38,8 +38,6 @@ COLUMNS = {
 }
 COST_SETTINGS = (
     MethodConfig("discriminant, PCA-128", "discriminant", "pca-128"),
-    MethodConfig("class sums, PCA-128", "class-sums", "pca-128"),
-    MethodConfig("least squares, PCA-128", "least-squares", "pca-128"),
     MethodConfig("softmax, PCA-128, minimiser", "softmax", "pca-128", {"l2_reg": 0.1}),
     MethodConfig("softmax, PCA-128, SGD", "softmax", "pca-128", {"l2_reg": 0.1, "solver": "sgd"}),
     MethodConfig("SVM, PCA-128, minimiser", "svm", "pca-128", {"l2_reg": 0.1}),

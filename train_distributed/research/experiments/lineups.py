@@ -73,8 +73,6 @@ def our_settings(dim: int) -> tuple[MethodConfig, ...]:
             MethodConfig(f"discriminant, PCA-{q}", "discriminant", f"pca-{q}")
             for q in sorted({small, large})
         ),
-        MethodConfig(f"class sums, PCA-{small}", "class-sums", f"pca-{small}"),
-        MethodConfig(f"least squares, PCA-{large}", "least-squares", f"pca-{large}"),
         *averaged,
     )
 

@@ -28,7 +28,7 @@ from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 CONSTANT = 0.5  # the constant column next to features of norm 1
 BESIDE = {"balanced": "balanced accuracy", "majority": "always the largest class"}
-ONE_SUM = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
+ONE_SUM = ("discriminant", "softmax", "svm", "logistic")
 LEARNERS = {name: name for name in ONE_SUM} | {
     "ADMM, no noise": "admm-dual",
     "ADMM, dual perturbation": "admm-dual",

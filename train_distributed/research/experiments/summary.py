@@ -52,7 +52,7 @@ def explained(rows: Sequence[Result], *, brackets: bool = True) -> str:
     Without `brackets`: where balanced accuracy is shown by nothing but its mean over all rows.
 
     Examples:
-        >>> explained([Result("sums", "class-sums", "iid", 1.0, 0, 0.9, {}, "raw")])
+        >>> explained([Result("sums", "softmax", "iid", 1.0, 0, 0.9, {}, "raw")])
         'always the largest class: unknown, balanced accuracy: unknown (an older version wrote it)'
     """
     majority, balanced = (mean_of(rows, name) for name in ("majority", "balanced"))
@@ -88,7 +88,7 @@ def table(
     Examples:
         >>> known = {"balanced": 0.5, "majority": 0.7}
         >>> cells = [
-        ...     Result("sums", "class-sums", "iid", 1.0, seed, right, {}, "raw", **known)
+        ...     Result("sums", "softmax", "iid", 1.0, seed, right, {}, "raw", **known)
         ...     for seed, right in enumerate((0.5, 0.75))
         ... ]
         >>> print(table(cells))

@@ -40,9 +40,9 @@ CASES = table(
     ("embed exclude --public public --embeddings public", r"must .* got 0"),
     (
         "embed exclude --public public --private private",
-        r"embeddings must be the private set.* got --private private",
+        r"embed exclude --private has been retired: give the private set as --embeddings",
     ),
-    ("embed exclude --public public", r"embeddings must be the private set.* got none"),
+    ("embed exclude --public public", r"--embeddings"),
     (
         "embed exclude --public public --embeddings private --out public --overwrite",
         r"out must not hold what the command reads",

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.flower.folders.windows import SETTINGS, Home
-from train_distributed.__main__ import FEDERATION
 from train_distributed.commands.federation import Start
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import MakeWindow
@@ -95,12 +94,3 @@ def test_a_file_of_a_window_that_was_damaged_is_refused(initiated, field, value)
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=str(path)):
         WindowFile.load(path)
-
-
-def test_former_names_of_command_and_option_work(capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["window", "--folder", "f", "--adders", "h:1", "h:2", "--out", "o"]
-    assert FEDERATION.parse(typed, "federation") == MakeWindow(Path("f"), ("h:1", "h:2"), Path("o"))
-    typed = ["adder", "--folder", "adder", "--window", "w"]
-    assert FEDERATION.parse(typed, "federation") == Aggregate(Path("adder"), Path("w"))
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["--adders is now called --aggregators", "adder is now called aggregator"]

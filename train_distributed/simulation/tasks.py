@@ -7,6 +7,7 @@ import numpy as np
 
 LEFT = 2  # classes that a task must leave to the public set: their scatter shapes the rows
 TESTED = 0.25  # share of a task's rows that test, at least
+MOST_TESTED = 4000  # rows that test
 KEPT = 0.5  # share of the rows of a class that stays public where public rows have the classes
 
 
@@ -29,7 +30,7 @@ class Task:
         """Positions in `private` of rows that users hold, `wanted` or fewer, and of test rows."""
         order = np.random.default_rng([self.number, seed]).permutation(len(self.private))
         held = min(wanted, int((1 - TESTED) * len(order)))
-        return order[:held], order[held:]
+        return order[:held], order[held : held + MOST_TESTED]
 
 
 def held_out_tasks(labels: np.ndarray, num_classes: int, tasks: int) -> list[Task]:

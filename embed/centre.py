@@ -1,69 +1,75 @@
-"""Rows taken about a known mean and clipped again, for pictures that have much in common."""
+"""Where private rows lie, as a first noised sum of raw coordinates y and |y|² shows it."""
 
 import math
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from embed.clip import add_constant_and_clip
-from embed.project import in_blocks, product
+from embed.public_scatter import PublicScatter
+from embed.water_filling import LEAST_SHARE, ONE_SUM_SHARE
+from pretrain import check
 
-TIGHT = 0.6  # of the length that is left about the centre: nearly every row is clipped again
-LEAST = 0.05  # of r², that is left at least
-
-
-def about(
-    rows: Tensor,
-    centre: Tensor,
-    length: float,
-    clip_norm: float,
-    constant: float,
-    discriminants: Tensor | None = None,
-) -> Tensor:
-    """Moves rows [a, x] to [a, clip((y − m)/s)], m the centre, y the first k features of x or Dᵀx.
-
-    The features' norm is at most r before and after, whatever the centre is.
-
-    Args:
-        rows: (n, q + 1) floats, the constant a first, features of norm at most r.
-        centre: (k,) m, at most r long, k <= q.
-        length: s, as `length_about` says.
-        clip_norm: c, r = √(c² − a²).
-        constant: a.
-        discriminants: (q, k) D; None: the first k columns of the identity.
-
-    Returns:
-        (n, k + 1) of the type of the rows.
-
-    Examples:
-        >>> import torch
-        >>> rows = torch.tensor([[1.0, 0.6, 0.8], [1.0, 0.6, -0.8]])
-        >>> about(rows, torch.tensor([0.6, 0.0]), 0.5, 2**0.5, 1.0)
-        tensor([[ 1.0000,  0.0000,  1.0000],
-                [ 1.0000,  0.0000, -1.0000]])
-    """
-    k = len(centre)
-
-    def moved(block: Tensor, _: int) -> Tensor:
-        if discriminants is None:
-            features = block[:, 1 : k + 1].double()
-        else:
-            features = product(block[:, 1:].double(), discriminants)
-        features = (features - centre.double()) / length
-        return add_constant_and_clip(features, clip_norm, constant, dtype=rows.dtype)
-
-    return in_blocks(rows, moved, rows.new_empty(len(rows), k + 1))
+SCALES = torch.logspace(-3, 4, 29, dtype=torch.float64)  # g, alike in logarithm
+LEAST_SQUARE = 0.05  # of a row's squared length: rows scatter at least so much about the centre
+LEAST_NOISE = 1e-12  # s, where there is none
+INSIDE = 1 - 2.0**-40  # a mean of rows is no longer than they are
 
 
-def length_about(centre: float, rows: float = 1.0, kept: float = 1.0) -> float:
-    """Scale s by which features are divided after their centre m is subtracted.
+@dataclass(frozen=True)
+class Centre:
+    """Mean of private rows, and how far they lie apart."""
 
-    Rows of mean squared length e r² lie r √(e − h) from m on average (root mean square), h r² =
-    ‖m‖²; in some of the directions, √v of that, v the share of the rows' variance that is `kept`. s
-    is `TIGHT` times this distance over r.
+    place: Tensor  # (D,) float64 m, at most 1 long
+    common: float = 0.0  # h_c in [0, 1], share of a row's squared length that all have in common
+    spread: float = 1.0  # of rows about m, over that of public rows about their mean
+    share: float = ONE_SUM_SHARE  # λ
+
+    @classmethod
+    def public(cls, scatter: PublicScatter, share: float = ONE_SUM_SHARE) -> "Centre":
+        """That of public rows, where there is no first sum."""
+        return cls(scatter.mean, share=share)
+
+    @classmethod
+    def of(cls, place: Tensor, square: float, scatter: PublicScatter) -> "Centre":
+        """Centre at a (D,) place, of rows whose mean squared length is `square`.
+
+        Raises ValueError for numbers that no rows of length 1 have.
+        """
+        check.within("[0, 1]", centre_norm=float(place.norm()))
+        check.within(f"[{LEAST_SQUARE}, 1]", centre_squared_length=square)
+        apart = max(square - float(place.square().sum()), LEAST_SQUARE)
+        common = min(float((place - scatter.mean).square().sum()) / square, 1.0)
+        spread = math.sqrt(apart / max(float(scatter.covariance.trace()), 1e-12))
+        return cls(place, common, spread, max(LEAST_SHARE, common**2 / 2))
+
+
+def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatter) -> Tensor:
+    """(D + 1,) place m of private rows, and their mean squared length, from noised numbers.
+
+    In the eigenbasis U of the public covariance, of eigenvalues v_j, the shift c = Uᵀ(ȳ − m_p) is
+    seen with noise of variance s² in each coordinate; c_j ~ N(0, g v_j), g log-uniform over
+    `SCALES` and weighed by its evidence
+
+        log p(c | g) = −½ Σ_j [log(g v_j + s²) + c_j²/(g v_j + s²)] + const.
+
+    The posterior mean is k_j c_j with k_j = E[g v_j/(g v_j + s²)], m = m_p + U k c. All of it is
+    post-processing of a private sum.
 
     Args:
-        centre: h.
-        rows: e.
-        kept: v.
+        mean: (D,) ȳ.
+        square: mean of |y|², taken within [.05, 1].
+        noise: s, standard deviation in each of these numbers.
+        scatter: of public rows.
     """
-    return TIGHT * math.sqrt(max(LEAST, rows - centre) * kept)
+    values, vectors = torch.linalg.eigh(scatter.covariance)
+    values = values.clamp(min=torch.finfo(values.dtype).tiny)
+    shift = vectors.T @ (mean.double() - scatter.mean)
+    prior = SCALES[:, None] * values  # (G, D) g v
+    total = prior + max(noise, LEAST_NOISE) ** 2
+    evidence = -0.5 * (total.log() + shift.square() / total).sum(1)
+    kept = torch.softmax(evidence, 0) @ (prior / total)
+    place = scatter.mean + vectors @ (kept * shift)
+    place = place * min(1.0, INSIDE / max(float(place.norm()), 1e-300))
+    bounded = min(max(square, LEAST_SQUARE), 1.0)
+    return torch.cat([place, place.new_tensor([bounded])])

@@ -51,13 +51,6 @@ def add_constant_and_clip(
     return out
 
 
-def roughly_clipped(x: Tensor, unit: float, clip_norm: float, constant: float) -> Tensor:
-    """Rows of `add_constant_and_clip(x / unit, ...)` but for rounding, for statistics only."""
-    norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    length = math.sqrt(clip_norm**2 - constant**2)
-    return torch.nn.functional.pad(x * (length / norms).clamp(max=1 / unit), (1, 0), value=constant)
-
-
 def check_bounds(clip_norm: float, constant: float) -> None:
     """Raises ValueError unless c > a >= 0, and c lies in [1e-60, 1e60]."""
     if not (constant >= 0 and clip_norm > constant and math.isfinite(clip_norm)):

@@ -3,11 +3,9 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from embed.knowledge import Knowledge
 from embed.options import ExtractOptions, ImageOptions
-from embed.transform_options import TransformOptions
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, output_directory, refuse_inputs
 
@@ -90,41 +88,29 @@ class Run(ExtractOptions, ImageOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicRows:
-    """Rows that a transform is fitted on; a base of its own, so that the help names them first."""
+class FitTransform:
+    """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
 
     public: Path
     """Public embedding set."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitTransform(TransformOptions, PublicRows):
-    """Fit centre, principal directions, whitening and clip bound to public embeddings."""
-
     apply_to: Path | None = None
     """Embedding set to transform and write as well."""
     out: Path | None = None
     """Directory to write: transform.safetensors, report.json, embeddings/ (default: a new one under
     runs/)."""
-    components: int | None = 128
-    """Number of directions to keep; fewer need less noise."""
-    shrinkage: float = 0.01
-    """Share of the mean variance that is mixed into the variance of each direction."""
-    clip_norm: float = 2**0.5
-    """Clip norm c of a row, the constant included."""
-    constant: float = 1.0
-    """Constant that becomes the first entry of every row."""
+    components: int | None = None
+    """Number of leading principal directions to keep (default: 512, or as many as there are); a
+    release chooses among them."""
+    clip_quantile: float = 0.1
+    """Divide features by this quantile of the public norms, then clip them to length 1."""
+    constant: float = 0.5
+    """Value of the constant column; the clip norm of a row is sqrt(1 + constant²)."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the
     transform."""
     overwrite: bool = False
     """Replace an existing directory."""
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `PublicTransform.fit`, with the clip norm as given."""
-        given = {"clip_norm": self.clip_norm, "shrinkage": self.shrinkage}
-        return super().arguments() | given
 
     def run(self) -> Path:
         """Fits, checks that public and private differ, writes."""
@@ -137,7 +123,11 @@ class FitTransform(TransformOptions, PublicRows):
             self.public,
             self.apply_to,
             out,
-            self.arguments(),
+            {
+                "components": self.components,
+                "clip_quantile": self.clip_quantile,
+                "constant": self.constant,
+            },
             knowledge=self.knowledge,
             leak=self.i_know_this_leaks,
             overwrite=self.overwrite,

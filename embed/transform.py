@@ -1,108 +1,230 @@
-"""From embeddings to rows [a, clip(x)] of norm at most c, with public statistics only."""
+"""From embeddings to rows [a, clip(y)] of norm at most c, with public statistics only."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embed.clip import check_bounds, roughly_clipped
-from embed.directions import Directions, PublicMoments, norm_quantile, row_moments
+from embed.centre import Centre
+from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.encoding import Encoding
 from embed.identity import known_rows
-from embed.known_classes import KnownClasses
+from embed.known_classes import ClassGuess, KnownClasses
+from embed.project import in_blocks, product, project
 from embed.public_rows import checked_blocks, content_hash
-from embed.row_map import RowMap
+from embed.public_scatter import PublicScatter, principal_directions
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
+from embed.water_filling import Channel
 from pretrain import check
 
-SCATTER = ("within_class", "between_class")
+COMPONENTS = 512  # D at most: water-filling chooses among them
+CLIP_QUANTILE = 0.1  # of public norms; .02 to .3 are within half a point of each other
+CONSTANT = 0.5
+TIGHT = 0.5  # of the typical distance from the centre: nearly every row is clipped again
 PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
+# Bounds of what divides features, as anybody may have made a transform: normal float32 numbers; and
+# about a centre lengths of which float32's rounding of a row, 2⁻²⁴, is a sixteenth at most.
+SCALES = "[2^-126, 2^127]"
+LENGTHS = "[2^-20, 2^20]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicTransform(RowMap):
-    """x -> [a, clip(Pᵀ(x - m)/s, sqrt(c² - a²))], everything estimated from public embeddings.
+class PublicTransform:
+    """x -> [a, y], y = clip(Pᵀ(x − m₀)/r): raw coordinates, all estimated from public embeddings.
 
-    With `clip_norm` c = sqrt(2) and `constant` a = 1 features are clipped to norm 1. With a
-    `centre` rows are taken about it and clipped again (`embed.centre`); the public statistics then
-    stand for rows about their own mean, in the directions that are kept.
+    Once `mapped`, x -> [a, clip((Aᵀy − o)/s)]: the directions in which a noised sum shows classes
+    best, about the centre of the rows. Features are at most √(c² − a²) long before and after.
 
     A transform keeps the hashes of the rows it was fitted on (see `embed.identity`), so that a
     release can refuse a transform that was fitted on its rows.
 
     Raises:
-        ValueError: at construction, as `RowMap`, for a number that is not finite, or for guesses of
-            classes with a centre.
+        ValueError: at construction, for a number that is not finite, a scale or length out of
+            range, or another precision than float32, or of what maps float64.
     """
 
-    row_mean: Tensor  # (q + 1,) mean of transformed public rows z, constant included
-    second_moment: Tensor  # (q + 1, q + 1) mean of z zᵀ over them
-    within_class: Tensor | None = None  # (q, q) covariance within classes; None: no labels
-    between_class: Tensor | None = None  # (q, q) covariance of public class means
+    mean: Tensor  # (p,) float32 m₀
+    basis: Tensor  # (p, D) float32 P
+    scale: Tensor  # () float32 r, or (D,)
+    clip_norm: float  # c
+    constant: float  # a
+    row_mean: Tensor  # (D,) float64 mean of public y
+    within_class: Tensor  # (D, D) float64 W of public y; without labels their covariance
+    between_class: Tensor | None = None  # (D, D) float64 B of public y; None: no labels
+    directions: Tensor | None = None  # (D, q) float64 A; None: raw coordinates
+    centre: Tensor | None = None  # (q,) float64 o = Aᵀm
+    length: float = 1.0  # s
     fitted_on: str = ""  # content hash of the public set; empty for the identity
     seen: np.ndarray | None = None  # (m,) uint64 ascending hashes of the public rows; None: unknown
     dropped: int = 0  # private rows that an earlier version has taken out of the public set
     encoding: Encoding | None = None  # encoder of the public rows; None: unknown
-    known: KnownClasses | None = None  # public guesses of the private classes' means
+    known: KnownClasses | None = None  # public guesses of the private classes' means, of y
     options: dict[str, Any] | None = None  # of the fit; None: unknown, or not fitted
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.centre is not None:
-            check.shape((self.dim,), row_mean=self.row_mean)
+        check_bounds(self.clip_norm, self.constant)
+        if (self.directions is None) != (self.centre is None):
+            raise ValueError("directions and centre must be given together, got one of them")
         for name, values in self.tensors().items():
+            dtype = torch.float32 if name in ("mean", "basis", "scale") else torch.float64
+            if values.dtype != dtype:
+                raise ValueError(f"{name} must be {str(dtype)[6:]}, got {values.dtype}")
             if not values.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or infinity")
-        if self.centre is not None and self.known is not None:
-            raise ValueError("known must be left out with a centre, got guesses made without it")
+        for least_or_largest in (self.scale.min(), self.scale.max()):
+            check.within(SCALES, scale=float(least_or_largest))
+        check.within(LENGTHS, length=self.length)
         if self.seen is not None and not (
             self.seen.dtype == np.uint64 and (self.seen[1:] > self.seen[:-1]).all()
         ):
             raise ValueError(f"seen must be ascending uint64, got {self.seen.dtype}")
 
     @property
-    def covariance(self) -> Tensor:
-        """Covariance of the transformed public rows, (dim, dim); zero for the constant."""
-        return self.second_moment - torch.outer(self.row_mean, self.row_mean)
+    def dim(self) -> int:
+        """Columns of a row, the constant included."""
+        return (self.basis if self.directions is None else self.directions).shape[1] + 1
+
+    @property
+    def reach(self) -> float:
+        """√(c² − a²), the largest length of a row's features."""
+        return math.sqrt(self.clip_norm**2 - self.constant**2)
+
+    def __call__(self, x: Tensor | np.ndarray, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Transforms (n, p) embeddings to (n, dim) rows of norm at most `clip_norm`.
+
+        Raises:
+            ValueError: another number of columns, or a row that is not finite.
+        """
+        check.shape(("n", len(self.mean)), x=x)
+
+        def rows(block: Tensor, start: int) -> Tensor:
+            return self.clipped(self.features(block, first_row=start), dtype)
+
+        return in_blocks(x, rows, torch.empty(len(x), self.dim, dtype=dtype))
+
+    def features(self, x: Tensor, *, first_row: int = 0) -> Tensor:
+        """Pᵀ(x − m₀)/r before clipping, (n, D) float64, finite.
+
+        `first_row` is the number of the first row of x, for errors. `embed.project.project` says
+        what becomes of features that no float can hold.
+        """
+        check_finite(x, "x", first_row)
+        return project(x, self.mean, self.basis if self._rotates else None, self.scale)
+
+    def clipped(self, features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """(n, dim) rows of (n, D) features."""
+        rows = add_constant_and_clip(features, self.clip_norm, self.constant, dtype=dtype)
+        return self.map_rows(rows)
+
+    def map_rows(self, rows: Tensor) -> Tensor:
+        """(n, dim) rows of this transform, from the (n, D + 1) raw ones [a, y]."""
+        if self.directions is None or self.centre is None:
+            return rows
+        directions, centre = self.directions, self.centre
+
+        def mapped(block: Tensor, _: int) -> Tensor:
+            features = (product(block[:, 1:].double(), directions) - centre) / self.length
+            return add_constant_and_clip(features, self.clip_norm, self.constant, dtype=rows.dtype)
+
+        return in_blocks(rows, mapped, rows.new_empty(len(rows), self.dim))
+
+    @property
+    def raw(self) -> "PublicTransform":
+        """The transform to raw coordinates, before it is mapped."""
+        return replace(self, directions=None, centre=None, length=1.0)
+
+    def mapped(
+        self, noise: float, components: int, centre: Centre | None = None
+    ) -> "PublicTransform":
+        """The transform to the directions that show most of class means seen with this noise.
+
+        Rows are divided by s, `TIGHT` times the typical distance of private rows from the centre,
+        √tr(AᵀTA) times their spread over that of public ones.
+
+        Args:
+            noise: t >= 0, standard deviation of the noise in a class mean of rows of norm 1.
+            components: q; fewer, where more would be of length 0.
+            centre: of the private rows; None: the public mean, and public spread.
+        """
+        check.within(f"[1, {self.basis.shape[1]}]", components=components)
+        if self.directions is not None:
+            raise ValueError("transform must be to raw coordinates, got a mapped one")
+        public = self.public
+        about = Centre.public(public) if centre is None else centre
+        channel = Channel.of(public, about.share)
+        lengths = channel.lengths(noise, components)
+        kept = lengths > 0
+        directions = channel.directions[:, : len(lengths)][:, kept] * lengths[kept]
+        return replace(
+            self,
+            directions=directions,
+            centre=about.place @ directions,
+            length=TIGHT * about.spread * math.sqrt(_trace(public, directions)),
+        )
+
+    @property
+    def public(self) -> PublicScatter:
+        """Mean and scatter of public rows as this transform gives them, features alone.
+
+        Mapped rows are nearly all clipped to length 1 about their own mean, so theirs is that of
+        Aᵀ(y − m) with a mean squared length of 1.
+        """
+        found = PublicScatter(self.row_mean, self.within_class, self.between_class)
+        if self.directions is None:
+            return found
+        return found.along(self.directions, math.sqrt(_trace(found, self.directions)))
+
+    @property
+    def guesses(self) -> tuple[ClassGuess, ...]:
+        """What is known of the classes, in the features of the rows; () where nothing is."""
+        found = () if self.known is None else self.known.guesses
+        if self.directions is None or self.centre is None:
+            return found
+        typical = self.length / TIGHT
+        return tuple(
+            replace(
+                each,
+                means=(self.directions.T @ each.means.double() - self.centre[:, None]) / typical,
+                covariance=self.directions.T
+                @ each.covariance.double()
+                @ self.directions
+                / typical**2,
+            )
+            for each in found
+        )
 
     @cached_property
     def is_identity(self) -> bool:
         """Whether it equals `identity` of its dimension, so that no row can have shaped it."""
-        unit = torch.eye(self.dim, dtype=self.second_moment.dtype)
+        unit = torch.eye(len(self.within_class), dtype=torch.float64)
         centred = not (self.mean.any() or self.row_mean.any())
-        white = bool((self.scale == 1).all()) and torch.equal(self.second_moment, unit)
-        further = self._rotates or self.scatter or self.known or self.discriminants is not None
-        plain = self.centre is None and not further
-        return centred and white and plain
+        plain = self.directions is None and self.between_class is None and self.known is None
+        white = bool((self.scale == 1).all()) and torch.equal(self.within_class, unit)
+        return centred and plain and white and not self._rotates
 
-    @property
-    def placed(self) -> bool:
-        """Whether it knows where the private rows or their classes lie."""
-        return self.centre is not None or self.known is not None
+    @cached_property
+    def _rotates(self) -> bool:
+        p, q = self.basis.shape
+        return p != q or not torch.equal(self.basis, torch.eye(p, dtype=self.basis.dtype))
 
     def same_rows(self, other: "PublicTransform") -> bool:
         """Whether both map every row alike; the rows they were fitted on may differ."""
-        without = {name: torch.empty(0) for name in SCATTER}
+        without = dict.fromkeys(("row_mean", "within_class", "between_class"), torch.empty(0))
         ours, theirs = ({**each.tensors(), **without} for each in (self, other))
         return self is other or _equal(ours, theirs)
 
-    def same_scatter(self, other: "PublicTransform") -> bool:
-        """Whether both have the same class scatter and the same guesses of classes, or none."""
+    def same_knowledge(self, other: "PublicTransform") -> bool:
+        """Whether both know the same of public rows, and of the classes."""
         ours, theirs = (
-            each.scatter | (each.known.tensors() if each.known else {}) for each in (self, other)
+            each.tensors() | (each.known.tensors() if each.known else {}) for each in (self, other)
         )
         return _equal(ours, theirs)
-
-    @property
-    def scatter(self) -> dict[str, Tensor]:
-        """Class scatter of the public rows by name; empty if they had no labels."""
-        known = {name: getattr(self, name) for name in SCATTER}
-        return {name: values for name, values in known.items() if values is not None}
 
     @classmethod
     @check.typed
@@ -111,108 +233,84 @@ class PublicTransform(RowMap):
         public: "Tensor | np.ndarray | EmbeddingSet",
         *,
         components: int | None = None,
-        whiten: bool = True,
-        shrinkage: float = 0.01,
-        directions: Directions = "principal",
-        leading: int | None = None,
-        discriminants: int | None = None,
-        clip_quantile: float = 0.1,
-        clip_norm: float = 2**0.5,
-        constant: float = 1.0,
+        clip_quantile: float = CLIP_QUANTILE,
+        constant: float = CONSTANT,
+        clip_norm: float | None = None,
         remember: bool = True,
-        moments: PublicMoments | None = None,
     ) -> "PublicTransform":
-        """Estimates the transform from public embeddings.
+        """Estimates the transform to raw coordinates from public embeddings.
 
         Args:
             public: (n, p) public embeddings.
-            components: q directions to keep; None: all p.
-            whiten: divide each principal direction by its (shrunk) standard deviation.
-            shrinkage: share of the mean variance mixed into every direction's, in [0, 1].
-            directions: "principal": largest variance; "tempered": the same, not fully whitened;
-                "discriminant": best separation of the public classes; "mixed": between the two;
-                "hedge": near "discriminant", and "tempered" without labels.
-            leading: features after the first so many are shortened to .15 of their length, which
-                leaves more of a clipped row to the first ones. None: no feature is shortened.
-            discriminants: k. The transform also holds a matrix that projects features onto k
-                "discriminant" directions; rows about a centre may be of these (see
-                `embed.recentred`). None, or no labels: no such matrix.
+            components: D leading principal directions to keep; None: `COMPONENTS`, or as many as
+                the rows have.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
-            clip_norm: c.
             constant: a.
+            clip_norm: c; None: √(1 + a²), with which features are clipped to length 1.
             remember: keep the hashes of the rows, which a release requires.
-            moments: of the same rows, for several transforms of them; None: found here.
 
         Raises:
-            ValueError: an option out of range, rows that are not finite, or missing labels.
+            ValueError: an option out of range, rows that are not finite, or all alike.
 
         Examples:
             >>> public = torch.tensor([[4.0, 0, 5], [-4, 0, 5], [0, 2, 5], [0, -2, 5]])
-            >>> transform = PublicTransform.fit(public, components=2, shrinkage=0.0)
-            >>> transform(torch.tensor([[8.0, 0, 5], [2, 0, 9], [0, 1, 5]]))
-            tensor([[1.0000, 1.0000, 0.0000],
-                    [1.0000, 0.5000, 0.0000],
-                    [1.0000, 0.0000, 0.5000]])
+            >>> transform = PublicTransform.fit(public, components=2)
+            >>> transform(torch.tensor([[8.0, 0, 5], [1, 0, 9], [0, 1, 5]]))
+            tensor([[0.5000, 1.0000, 0.0000],
+                    [0.5000, 0.5000, 0.0000],
+                    [0.5000, 0.0000, 0.5000]])
         """
         blocks = checked_blocks(public)
         p = next(iter(blocks())).shape[1]
-        q = p if components is None else components
+        q = min(COMPONENTS, p, len(public) - 1) if components is None else components
         check.within(f"[1, {p}]", components=q)
-        check.within("[0, 1]", shrinkage=shrinkage, clip_quantile=clip_quantile)
+        check.within("[0, 1]", clip_quantile=clip_quantile)
+        clip_norm = math.sqrt(1 + constant**2) if clip_norm is None else clip_norm
         check_bounds(clip_norm, constant)
-        check.one_of(get_args(Directions), directions=directions)
-        if directions != "principal" and not whiten:
-            raise ValueError(f"whiten must be left on with directions {directions!r}, got False")
-        found = moments or PublicMoments(public, blocks)
-        how = check.present(whiten=whiten, shrinkage=shrinkage, leading=leading)
-        mean, basis, scale = found.directions(q, kind=directions, **how)
-        features = found.projected(mean, basis / scale)
-        if not found.exact:
-            features = list(features)
-        quantile = norm_quantile(features, clip_quantile)
-        if not quantile > 0:
-            raise ValueError(f"public rows must differ, got norm {quantile} at the clip quantile")
+        known = public if isinstance(public, EmbeddingSet) else None
+        mean, basis = principal_directions(blocks(), q, known.parts if known else ())
+        norms = [((b.double() - mean) @ basis).norm(dim=1).numpy() for b in blocks()]
+        scale = float(np.quantile(np.concatenate(norms), clip_quantile))
+        if not scale > 0:
+            raise ValueError(f"public rows must differ, got norm {scale} at the clip quantile")
         fitted = cls(
             mean=mean.float(),
             basis=basis.float().contiguous(),
-            scale=(scale * quantile).float(),
-            discriminants=found.among(basis / scale, discriminants),
+            scale=torch.tensor(scale, dtype=torch.float32),
             clip_norm=clip_norm,
             constant=constant,
-            row_mean=torch.empty(0),
-            second_moment=torch.empty(0),
+            row_mean=torch.zeros(q, dtype=torch.float64),
+            within_class=torch.eye(q, dtype=torch.float64),
             fitted_on=content_hash(public),
             seen=known_rows(b.numpy() for b in blocks()) if remember else None,
-            dropped=public.dropped_rows if isinstance(public, EmbeddingSet) else 0,
-            encoding=public.encoding if isinstance(public, EmbeddingSet) else None,
+            dropped=known.dropped_rows if known else 0,
+            encoding=known.encoding if known else None,
             options={
-                **{"components": q, "directions": directions, "clip_quantile": clip_quantile},
-                **(how | {"clip_norm": clip_norm, "constant": constant}),
-                **check.present(discriminants=discriminants),
+                **{"components": q, "clip_quantile": clip_quantile},
+                **{"clip_norm": clip_norm, "constant": constant},
             },
         )
-        if found.exact:
-            rows = (fitted(block) for block in blocks())
-        else:
-            rows = (roughly_clipped(block, quantile, clip_norm, constant) for block in features)
-        row_mean, second_moment, within, between = row_moments(
-            rows, found.labels, dtype=found.dtype, scattered=slice(1, None)
+        labels = torch.from_numpy(np.array(known.labels)) if known and known.labelled else None
+        found = PublicScatter.of((fitted(block)[:, 1:] for block in blocks()), labels)
+        return replace(
+            fitted,
+            row_mean=found.mean,
+            within_class=found.within,
+            between_class=found.between,
         )
-        of_all = {"row_mean": row_mean, "second_moment": second_moment}
-        return replace(fitted, **of_all, within_class=within, between_class=between)
 
     @classmethod
     def identity(cls, dim: int, clip_norm: float = 2**0.5, constant: float = 1.0) -> Self:
-        """Only the constant and the clip, without centring or rotation; second moment I."""
+        """Only the constant and the clip, without centring or rotation; covariance I."""
         return cls(
             mean=torch.zeros(dim),
             basis=torch.eye(dim),
-            scale=torch.ones(dim),
+            scale=torch.ones(()),
             clip_norm=clip_norm,
             constant=constant,
-            row_mean=torch.zeros(dim + 1, dtype=torch.float64),
-            second_moment=torch.eye(dim + 1, dtype=torch.float64),
+            row_mean=torch.zeros(dim, dtype=torch.float64),
+            within_class=torch.eye(dim, dtype=torch.float64),
         )
 
     def save(self, path: Path) -> None:
@@ -223,21 +321,11 @@ class PublicTransform(RowMap):
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that determine the rows, without provenance, for files that hold more."""
         bounds = torch.tensor([self.clip_norm, self.constant], dtype=torch.float64)
-        length = torch.tensor(self.length, dtype=torch.float64)
-        about_centre = {} if self.centre is None else {"centre": self.centre, "length": length}
-        about_centre |= check.present(discriminants=self.discriminants)
-        return (
-            self.scatter
-            | about_centre
-            | {
-                "mean": self.mean,
-                "basis": self.basis,
-                "scale": self.scale,
-                "bounds": bounds,
-                "row_mean": self.row_mean,
-                "second_moment": self.second_moment,
-            }
-        )
+        names = ("mean", "basis", "scale", "row_mean", "within_class", "between_class")
+        found = {name: getattr(self, name) for name in (*names, "directions", "centre")}
+        if self.directions is not None:
+            found["length"] = torch.tensor(self.length, dtype=torch.float64)
+        return check.present(**found) | {"bounds": bounds}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":
@@ -264,6 +352,11 @@ class PublicTransform(RowMap):
             return cls.from_tensors(tensors, **provenance)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _trace(public: PublicScatter, directions: Tensor) -> float:
+    """tr(AᵀTA), the mean squared length of public Aᵀ(y − ȳ)."""
+    return float((directions * (public.covariance @ directions)).sum())
 
 
 def _equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:

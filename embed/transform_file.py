@@ -73,26 +73,29 @@ def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Fields of a transform from the result of its `tensors`.
 
     Raises:
-        ValueError: a tensor is missing or the shapes do not fit together.
+        ValueError: a tensor is missing, as in files of earlier versions, or the shapes do not fit
+            together.
     """
-    names = {"mean", "basis", "scale", "bounds", "row_mean", "second_moment"}
-    if names - tensors.keys():
-        raise ValueError(f"transform must hold {sorted(names)}, got {sorted(tensors)}")
+    names = {"mean", "basis", "scale", "bounds", "row_mean", "within_class"}
+    if names - tensors.keys() or "second_moment" in tensors:
+        raise ValueError(
+            f"transform must hold {sorted(names)}, got {sorted(tensors)}; one of an earlier version "
+            "is to be fitted again"
+        )
     if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
-        raise ValueError("bounds must have shape (2,) and basis (p, q), got others")
-    p, q = tensors["basis"].shape
-    check.shape(("k",), row_mean=tensors["row_mean"])
-    k = len(tensors["row_mean"]) - 1  # features about a centre; without one q
-    shapes = {"mean": (p,), "basis": (p, q), "scale": (q,), "row_mean": (k + 1,), "centre": (k,)}
-    shapes |= {"second_moment": (k + 1, k + 1), "within_class": (k, k), "between_class": (k, k)}
-    shapes["discriminants"] = (q, k if "centre" in tensors else "k")
+        raise ValueError("bounds must have shape (2,) and basis (p, D), got others")
+    p, d = tensors["basis"].shape
+    shapes: dict[str, tuple[Any, ...]] = {"mean": (p,), "basis": (p, d), "row_mean": (d,)}
+    shapes |= {"scale": (d,) if tensors["scale"].ndim else (), "within_class": (d, d)}
+    shapes |= {"between_class": (d, d), "directions": (d, "q"), "centre": ("q",)}
     fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
     for name, values in fields.items():
         check.shape(shapes[name], **{name: values})
-    if "centre" in tensors:
+    if ("directions" in tensors) != ("centre" in tensors):
+        raise ValueError("directions and centre must be there together, got one of them")
+    if "directions" in tensors:
+        check.shape((tensors["directions"].shape[1],), centre=tensors["centre"])
         check.shape((), length=tensors.get("length", torch.empty(0)))
         fields["length"] = float(tensors["length"])
-    else:
-        check.shape((q + 1,), row_mean=tensors["row_mean"])
     clip_norm, constant = tensors["bounds"].tolist()
     return fields | {"clip_norm": clip_norm, "constant": constant}

@@ -1,30 +1,23 @@
-"""Method, transform and options of a run, as the file that `select` writes."""
+"""Method and options of a run, as the file that `rehearse` writes."""
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from embed.encoding import Encoding
-from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import SettledOptions
-from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
-
-if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.one_shot.defaults import PublicFacts
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run: `select` writes it, `run --config` reads it."""
+    """Configuration of a run: `rehearse` writes it, `run --config` reads it."""
 
     method: str
-    transform_options: TransformOptions
     options: dict[str, Any]
     privacy: Privacy  # promise that it was chosen for
     public_hash: str | None = None  # hash of the set it was chosen on; None: by hand
@@ -54,12 +47,9 @@ class RunConfig:
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in dict(fields.pop("options")).items()
             }
-            transform_options = dict(fields.pop("transform_options"))
             _check_types(SettledOptions, options)
-            _check_types(TransformOptions, transform_options)
             return cls(
                 method=str(fields.pop("method")),
-                transform_options=TransformOptions(**transform_options),
                 options=options,
                 privacy=Privacy(**fields.pop("privacy")),
                 public_hash=None if public_hash is None else str(public_hash),
@@ -67,40 +57,7 @@ class RunConfig:
                 **fields,
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"config must be what select wrote, got {path}: {error}") from error
-
-    def filled_in(
-        self,
-        known: "PublicFacts",
-        class_names: Sequence[str],
-        *,
-        width: int | None,
-        knowing: bool = False,
-        most_bytes: int | None = None,
-    ) -> "RunConfig":
-        """Fills in what was left out, by the public rule, and the shares that a file holds.
-
-        Args:
-            known: of the run.
-            class_names: K of them.
-            width: p of the public embeddings; None: the transform is there already.
-            knowing: whether there will be guesses of the class means.
-            most_bytes: that a user may send; None: no bound.
-        """
-        from train_distributed.one_shot.class_prior import with_shares
-
-        given = with_shares(self.options, class_names)
-        options = known.options(self.method, given, placed=True)  # until the transform is there
-        transform = self.transform_options
-        if width is not None:
-            if most_bytes is not None:
-                width = known.most_components(self.method, width, options, most_bytes)
-                if METHODS[self.method].rule.centred:  # further sums would be more bytes
-                    options = {"rounds": 0, **options}
-            transform, options = known.filled_in(
-                self.method, transform, options, width, knowing=knowing
-            )
-        return replace(self, options=options, transform_options=transform)
+            raise ValueError(f"config must be what rehearse wrote, got {path}: {error}") from error
 
 
 def _check_types(options: type, given: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.simulation.plan import Grid, Result
 
 DELTA = 1e-5
-NARROWEST = 128  # columns of the encoder's embeddings, fewer than pixels
 SCHEMES = ("iid", "one-class")
 SIMCLR, PIXELS = "SimCLR", "pixels"
 METHODS = {
@@ -39,8 +37,6 @@ class Demo:
     """Values of ε, one per column; inf adds no noise and is not private."""
     seeds: int = 5
     """Number of repetitions, each with its own partition and noise."""
-    components: int = 32
-    """Number of principal directions of the public embeddings."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -56,7 +52,6 @@ class Demo:
         from train_distributed.simulation.digits import NUM_CLASSES, PRIVATE, load_digits, pixels
 
         check.within(f"[{NUM_CLASSES}, {PRIVATE}]", users=self.users)
-        check.within(f"[1, {NARROWEST}]", components=self.components)
         check.at_least(1, seeds=self.seeds)
         check.given(epsilons=self.epsilons or None)
         out = output_directory(self.out, "demo", overwrite=self.overwrite)
@@ -91,12 +86,13 @@ class Demo:
     def _cells(self, name: str, embeddings: "np.ndarray", labels: "np.ndarray") -> list["Result"]:
         from tqdm import tqdm
 
+        from embed import PublicTransform
         from train_distributed.simulation.digits import split_digits
         from train_distributed.simulation.runner import run_trials
 
         plan = self._plan(name)
         public, private = split_digits(embeddings, labels)
-        transform = TransformOptions(components=self.components).fit(public)
+        transform = PublicTransform.fit(public)
         jobs = run_trials(private, {name: transform}, plan)
         bar = tqdm(jobs, desc=name, total=len(plan.trials()), unit="job", disable=None, leave=False)
         return [cell for _, cells in bar for cell in cells]
@@ -108,8 +104,8 @@ class Demo:
         parts = [
             f"5,000 MNIST digits: {PUBLIC} public (unlabelled), {PRIVATE} private of {self.users} "
             f"users, {TEST_ROWS} for testing.\nEncoder: SimCLR, trained just now on the public "
-            f"digits; beside it the pixels themselves.\nOf both, {self.components} public "
-            f"principal components. delta = {DELTA:g}, half of the users honest.\nTest accuracy in "
+            f"digits; beside it the pixels themselves.\n"
+            f"delta = {DELTA:g}, half of the users honest.\nTest accuracy in "
             f"per cent, mean ± deviation over {self.seeds} seeds; a simulation, unsuitable for "
             "release.\n"
         ]
@@ -134,7 +130,6 @@ class Demo:
             "configuration": {
                 "users": self.users,
                 "seeds": self.seeds,
-                "components": self.components,
                 "delta": DELTA,
             },
             "simulation": True,

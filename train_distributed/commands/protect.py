@@ -141,9 +141,8 @@ class Protect:
         return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
 
     def _federation(self) -> "FederatedTraining":
-        from embed import EmbeddingSet
+        from embed import EmbeddingSet, PublicTransform
         from embed.fit import refuse_leak
-        from embed.transform_options import TransformOptions
         from pretrain.sources import open_images
         from train_distributed.research.protection.training import (
             FederationOptions,
@@ -172,7 +171,7 @@ class Protect:
             private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
             refuse_leak(public, private)
         components = min(widest, public.dim) if self.components is None else self.components
-        transform = TransformOptions(components=components).fit(public)
+        transform = PublicTransform.fit(public, components=components)
         return head_federation(private, public, transform, options)
 
     def _write(

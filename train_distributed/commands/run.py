@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embed.knowledge import Knowledge
-from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.interrupts import after
 from pretrain.cli.output import new_directory, output_directory, reserved
@@ -46,7 +45,7 @@ class Run:
     embeddings: Path
     """Embedding set: rows of split 0 are private, rows of split 1 test the model."""
     config: Path | None = None
-    """configuration.json of `select`: its method and options, valid for the same promise only."""
+    """configuration.json of `rehearse`: its method and options, valid for the same promise only."""
     method: MethodName | None = None
     """Training method; docs/methods.md describes each (default: discriminant)."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
@@ -59,11 +58,8 @@ class Run:
     the report says so."""
     allow_delta: bool = False
     """Accept a delta of 1/rows or more, which protects no single row; the report says so."""
-    transform_options: TransformOptions = field(default_factory=TransformOptions)
     knowledge: Knowledge = field(default_factory=Knowledge)
     options: MethodGroup = field(default_factory=MethodOptions)
-    most_bytes: int | None = None
-    """Most bytes that each user may send: fewer directions are then kept (default: no bound)."""
     num_classes: int | None = None
     """Number of classes K (default: as the set declares); needed if the set declares none."""
     scheme: Scheme = "own"
@@ -144,10 +140,8 @@ class Run:
             privacy=self.privacy,
             min_survivors=self.min_survivors,
         )
-        side = PublicSide(self.public, self.transform, self.knowledge, self.most_bytes)
+        side = PublicSide(self.public, self.transform, self.knowledge)
         settings, transform = side.prepared(private, settings, known, counted=self.num_classes)
-        options = known.options(settings.method, settings.options, placed=transform.placed)
-        settings = replace(settings, options=options)
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
             from train_distributed.released.encoder import carry_encoder
 
@@ -185,10 +179,7 @@ class Run:
             if self.scheme in BY_LABEL:
                 why = "a simulation: users were given rows by their labels, which no promise covers"
                 released = replace(released, report=released.report.with_reason(why))
-            used = {"method": settings.method}
-            used |= {"transform_options": asdict(settings.transform_options)}
-            if self.transform is not None:  # its file has its own
-                used["transform_options"] = transform.options or {"components": transform.dim - 1}
+            used = {"method": settings.method, "transform": transform.options}
             configuration = jsonable(asdict(self) | used | {"options": settings.options})
             released = released.with_report(ledger=counted.report(), configuration=configuration)
             self._write(released, partial, settings.method)
@@ -202,11 +193,11 @@ class Run:
         """
         if self.config is None:
             method = self.method or "discriminant"
-            return RunConfig(method, self.transform_options, self.options.given(), self.privacy)
+            return RunConfig(method, self.options.given(), self.privacy)
         chosen = RunConfig.read(self.config)
         check.left_out("with config", method=self.method, transform=self.transform)
-        if self.options.given() or self.transform_options != TransformOptions():
-            raise ValueError("options of method and transform must be left out with config")
+        if self.options.given():
+            raise ValueError("options of the method must be left out with config")
         if chosen.privacy != self.privacy:
             raise ValueError(
                 f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
@@ -254,7 +245,7 @@ def lines_of(report: "Report") -> Iterator[str]:
         if name in report:
             yield f"{name:22} {report[name]}"
     if (sent := report.bytes_per_user or 0) > MANY_BYTES:
-        yield f"{'bytes_per_user':22} {sent:,.0f} (--most-bytes bounds them)"
+        yield f"{'bytes_per_user':22} {sent:,.0f} (--components bounds them)"
     if report.test_metrics is not None:
         for name, value in brief(report["test_metrics"]):
             yield f"{name:22} {value}"

@@ -84,7 +84,7 @@ class ModelTask(SumTask[Terms]):
                 what `validation.validate` refuses: a row that is not finite or that the transform
                 has seen, a label out of range, or a transform that does not say what it has seen.
         """
-        chunk = self._rows(identity, embeddings)
+        chunk = Course(self.method).rows(self._rows(identity, embeddings))
         (submission,) = submissions(self.submission, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
@@ -137,7 +137,9 @@ class ModelTask(SumTask[Terms]):
 
     def publish(self, opened: Sequence[Opened]) -> bytes:
         """The numbers that the next sum is asked at, after all sums so far."""
-        return self._course(opened).published.numpy().astype(WORD).tobytes()
+        centre = self._course(opened).centre
+        assert centre is not None
+        return centre.numpy().astype(WORD).tobytes()
 
     def _course(self, opened: Sequence[Opened]) -> Course:
         course = Course(self.method)

@@ -214,18 +214,15 @@ def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
     }
 
 
-def gaussian_fields(
-    *planned: "DiscreteGaussianMechanism", or_else: Sequence["DiscreteGaussianMechanism"] = ()
-) -> dict[str, Any]:
+def gaussian_fields(*planned: "DiscreteGaussianMechanism") -> dict[str, Any]:
     """Fields of the noise of a sum of integers, or of several sums that are one entry.
 
-    Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1. Where
-    others may take their place the entry covers these too.
+    Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
     """
     if len(planned) == 1:
         (only,) = planned
         noise = {"sigma": only.certain_std, "sensitivity": only.charged_sensitivity}
         return {"noise": "discrete", "zeta": only.zeta} | noise
-    together = Cost.of(each.cost for each in planned).worst(Cost.of(p.cost for p in or_else))
+    together = Cost.of(each.cost for each in planned)
     noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * COST_ROUND_UP), "sensitivity": 1.0}
     return {"noise": "discrete", "zeta": together.zeta} | noise

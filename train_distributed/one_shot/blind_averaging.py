@@ -158,6 +158,14 @@ class TrainedHeads(Statistic):
         """The head whose minimiser the exact solver finds, before it is projected."""
         return self.head if self.head.radius is None else replace(self.head, radius=None)
 
+    def positions(self, wide: Statistic) -> Tensor:
+        """(D,) places in the submission of heads on rows with more features."""
+        assert isinstance(wide, TrainedHeads)
+        kept = torch.arange(self.dim * self.num_classes)
+        if not self.centred:
+            return kept
+        return torch.cat([kept, wide.dim * wide.num_classes + torch.arange(self.dim - 1)])
+
     def entry_bound(self, n: int) -> float:
         """n ‖W‖ bounds every entry of a head, n γ r every feature's sum."""
         bound = n * self.weight_bound(n) * HEADS_ROUND_UP

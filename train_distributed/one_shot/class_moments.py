@@ -144,8 +144,8 @@ class ClassMoments(Statistic):
         """
         if self.moments:
             return None
-        mean = self.transform.row_mean.double().clone()
-        mean[0] = EXPECTED * self.transform.constant
+        constant = self.transform.row_mean.new_tensor([EXPECTED * self.transform.constant])
+        mean = torch.cat([constant, self.transform.public.mean])
         return (mean / self.num_classes)[:, None].expand(-1, self.num_classes).flatten()
 
     def counted_rows(self, noised: NoisedSum) -> tuple[float, float]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from train_distributed.one_shot.centring import RowsAbout
-from train_distributed.one_shot.further_rounds import ALONE, PUBLISHED, ClippedGradient, Descent
+from train_distributed.one_shot.first_sum import FeatureSum
+from train_distributed.one_shot.further_rounds import Descent
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
@@ -19,129 +19,109 @@ from train_distributed.one_shot.users import Chunk
 class Course:
     """State of a release between its sums: the next statistic, and results of the sums so far."""
 
-    method: Method
-    transform: PublicTransform | None = None  # with the first sum's centre; None: as given
+    planned: Method  # before any sum
+    found: Method | None = None  # about the centre that the first of two sums has found
+    centre: Tensor | None = None  # (D + 1,) what that sum has found
     opened: NoisedSum | None = None  # of the method's own statistic
     descent: Descent | None = None  # of gradients
-    asked: ClippedGradient | None = None  # of a user, who does not know the descent
-    planned: Method | None = None  # before the first sum, for all directions
-    centre: Tensor | None = None  # (q + 1,) that this sum found
-    about: RowsAbout | None = None  # whose gradients are summed in place of the method's own sum
+
+    @property
+    def method(self) -> Method:
+        """The method on the rows that are summed last."""
+        return self.found or self.planned
+
+    @property
+    def at_first(self) -> bool:
+        """Whether the sum that finds the centre is the next one."""
+        return self.planned.first is not None and self.found is None
 
     @property
     def statistic(self) -> Statistic:
         """Statistic of the next sum; `rows` makes the rows that it is computed from.
 
-        After a first sum, too, it has the dimension that was planned: directions that are not kept
-        are zero in all rows, and what is summed of them is noise that `after` leaves out.
+        After a first sum, too, it has the dimension that was planned: directions of length 0 are
+        zero in all rows, and what is summed of them is noise that `after` leaves out.
         """
-        planned = self.planned or self.method
         if self.descent is not None:
-            assert planned.gradient is not None
-            weights = torch.zeros_like(planned.gradient.weights)
-            weights[: len(self.descent.weights)] = self.descent.weights
-            return replace(self.descent.gradient, weights=weights)
-        return self.asked or self.method.centring or planned.statistic
+            gradient = self.descent.gradient
+            weights = torch.zeros(self.planned.dim, self.planned.num_classes, dtype=torch.float64)
+            weights[: len(gradient.weights)] = gradient.weights
+            return replace(gradient, weights=weights)
+        if self.at_first:
+            assert self.planned.first is not None
+            return self.planned.first
+        return self.planned.statistic
 
     @property
-    def published(self) -> Tensor:
-        """Vector that the operator publishes before the next sum: the centre, or weights."""
-        if self.descent is not None:
-            return self.descent.weights.flatten()
-        assert self.centre is not None
-        return self.centre
+    def transform(self) -> PublicTransform | None:
+        """Transform of the rows that are summed last; None: they come as they are."""
+        return self.method.transform
 
     def rows(self, chunk: Chunk) -> Chunk:
-        """The chunk with its rows about the centre, zero in directions that are not kept."""
+        """The chunk with the rows of `sent`."""
         return replace(chunk, x=self.sent(chunk.x.flatten(0, 1)).unflatten(0, chunk.x.shape[:2]))
 
     def sent(self, x: Tensor) -> Tensor:
-        """Rows of `moved`, with zeros for the directions that were planned and are not kept.
-
-        Where gradients alone are summed they are not clipped.
-        """
-        if self.about is not None:
-            return self.about.rows(x)
-        moved, most = self.moved(x), x.shape[1]
-        if self.planned is not None and (kept := self.planned.statistic.own_transform) is not None:
-            most = kept.dim
-        return torch.nn.functional.pad(moved, (0, most - moved.shape[1]))
+        """Rows of the next sum, from (n, D + 1) raw ones; as many columns as were planned."""
+        if self.at_first:
+            return x
+        moved = self.moved(x)
+        return torch.nn.functional.pad(moved, (0, self.planned.dim - moved.shape[1]))
 
     def moved(self, x: Tensor) -> Tensor:
-        """(n, k + 1) rows that the weights are of, from (n, q + 1) of the transform that began."""
-        return x if self.transform is None else self.transform.about_centre(x)
+        """(n, q + 1) rows that the weights are of, from (n, D + 1) raw ones."""
+        return x if self.transform is None else self.transform.map_rows(x)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Course":
         """With one more sum: a (D,) scaled, noised one over n rows."""
+        if self.at_first:
+            first = self.planned.first
+            assert first is not None
+            noised = first.restored(NoisedSum(total / first.scale, rows, noise_std))
+            assert isinstance(first.unclipped, FeatureSum)
+            return self.told(first.unclipped.found(noised))
         method = self.method
-        if method.centring is not None:
-            return self._about(method.centring.centre(NoisedSum(total, rows, noise_std)))
         if self.descent is not None:
             kept = total[: self.descent.start.numel()]
             return replace(self, descent=self.descent.after(kept, rows, noise_std))
-        if self.planned is not None:
+        if self.found is not None:
             total = total[method.statistic.positions(self.planned.statistic)]
         noised = method.opened(total, rows, noise_std)
         descent = method.estimator.descent(noised, method.rounds) if method.rounds else None
         return replace(self, opened=noised, descent=descent)
 
     def told(self, published: Tensor) -> "Course":
-        """Next step of a user's course, from the vector that the operator published.
+        """About the centre in the vector that the first sum has found.
 
         Raises:
-            ValueError: a centre longer than a row, weights out of range, or another length.
+            ValueError: numbers that no rows have, or another length, as a stranger may publish.
         """
-        if self.method.centring is not None:
-            return self._about(published)
-        assert self.method.gradient is not None
-        weights = published.view_as(self.method.gradient.weights)
-        if not (weights.abs() <= PUBLISHED).all():  # also true for NaN
-            raise ValueError(
-                f"published weights must be finite and at most {PUBLISHED:g}, "
-                f"got {float(weights.abs().max()):g}"
-            )
-        return replace(self, asked=replace(self.method.gradient, weights=weights))
+        assert self.planned.first is not None
+        assert isinstance(self.planned.first.unclipped, FeatureSum)
+        return replace(
+            self,
+            found=self.planned.about(self.planned.first.unclipped.centre(published)),
+            centre=published,
+        )
 
-    def _about(self, centre: Tensor) -> "Course":
-        method = self.method
-        assert method.centring is not None
-        assert method.on is not None
-        if method.centring.descends(centre):
-            whole = replace(method.centring.transform, discriminants=None)
-            around = replace(method.centring, transform=whole, keep=None).about(centre)
-            rows = RowsAbout(centre[:-1], around.length, around.constant)
-            descent = Descent.from_zero(around, method.num_classes)
-            alone = replace(method, centring=None, on=None)
-            return Course(alone, descent=descent, planned=method, centre=centre, about=rows)
-        transform = method.centring.about(centre)
-        return Course(method.on(transform), transform, planned=method, centre=centre)
-
-    def report(self) -> dict[str, float]:
-        """Share of a row's squared length that all rows were found to have in common.
-
-        And the directions kept for that, where they are some of the transform's, or the number of
-        gradients that were summed in place of the method's own statistic.
-        """
-        if self.centre is None or self.planned is None or self.planned.centring is None:
-            return {}
-        found = {"common_share": self.planned.centring.common(self.centre)}
-        if self.transform is None or self.transform.centre is None:
-            return found | {"descent_rounds": ALONE}
-        kept = len(self.transform.centre)
-        return found | ({"directions_kept": kept} if kept < len(self.centre) - 1 else {})
+    def report(self) -> dict[str, Any]:
+        """Share of a row's squared length that all rows were found to have in common, q."""
+        kept = {} if self.transform is None else {"directions": self.transform.dim - 1}
+        if self.centre is None or self.planned.first is None:
+            return kept
+        assert isinstance(self.planned.first.unclipped, FeatureSum)
+        return {"common_share": self.planned.first.unclipped.centre(self.centre).common} | kept
 
     def prior_report(self, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights; gradients alone count no classes."""
-        if self.about is not None:
-            return {"prior": "empirical"}
+        """Class prior of the weights: its word, and its shares as far as they are known."""
         return self.method.prior_report(self.noised, class_names)
 
     def fitted(self) -> Fitted:
         """Weights of all sums."""
-        if self.descent is not None:
-            released = self.descent.released
-            return Fitted(self.about.weights_as_given(released) if self.about else released)
-        return self.method.fit(self.noised)
+        fitted = self.method.fit(self.noised)
+        if self.descent is None:
+            return fitted
+        return Fitted(self.descent.released)
 
     @property
     def noised(self) -> NoisedSum:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from embed import PublicTransform
@@ -31,7 +30,7 @@ from train_distributed.one_shot.class_prior import (
     reported_prior,
     shares_of,
 )
-from train_distributed.one_shot.further_rounds import CLIP_SHARE, ClippedGradient, Descent
+from train_distributed.one_shot.further_rounds import Descent
 from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered, tempered
 from train_distributed.one_shot.statistic import NoisedSum
@@ -58,14 +57,6 @@ class Discriminant(Estimator):
     def validate(self) -> None:
         """Checks the prior."""
         checked_prior(self.prior, self.statistic.num_classes)
-
-    def check_transform(self, transform: PublicTransform) -> None:
-        """Raises ValueError if public labels have shown the transforms other classes."""
-        if not self.statistic.transform.same_scatter(transform):
-            raise ValueError(
-                "transform must be the method's own, got one of the same rows whose classes "
-                "scatter otherwise"
-            )
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior, and where something was known of the classes, what, and how believable.
@@ -108,9 +99,7 @@ class Discriminant(Estimator):
         rows, transform = noised.rows, self.statistic.transform
         posterior, _ = self.posterior(noised)
         shares = self.statistic.counts(noised) / rows
-        known = transform.within_class  # of labelled public rows; without labels that of all
-        known = transform.covariance[1:, 1:] if known is None else known
-        public = conditioned(known.double(), PUBLIC_SHRINKAGE)
+        public = conditioned(transform.public.within, PUBLIC_SHRINKAGE)
         if not self.statistic.moments:
             return Gaussians(posterior.means, public + posterior.covariance, shares), None
         noise = self.statistic.moment_std(noised) / rows
@@ -133,15 +122,14 @@ class Discriminant(Estimator):
         """
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
         noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
-        transform = self.statistic.transform
-        covariance = transform.covariance[1:, 1:].double()
-        means = transform.row_mean[1:, None].double()
+        transform, seen = self.statistic.transform, self.statistic.transform.public
+        covariance, means = seen.covariance, seen.mean[:, None]
         free = scales_from(LEAST_SCALE)
         guesses = [Guess("nothing", means, covariance, free, shifts=(FREE_SHIFT,))]
         one = scales_about_one()
-        if (between := transform.between_class) is not None:
-            guesses.append(Guess("public classes", means, between.double(), one, -DECISIVE))
-        for each in transform.known.guesses if transform.known else ():
+        if seen.between is not None:
+            guesses.append(Guess("public classes", means, seen.between, one, -DECISIVE))
+        for each in transform.guesses:
             wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=TINY))
             odds = TRUSTED * each.trust - math.log(2)
             shapes = (each.covariance.double(), wide)
@@ -168,8 +156,4 @@ def build(
         num_classes=num_classes, transform=transform, moments=moments, alpha=alpha
     )
     estimator = Discriminant(statistic=statistic, prior=prior)
-    gradient = ClippedGradient(
-        weights=torch.zeros(transform.dim, num_classes, dtype=torch.float64),
-        clip_norm=CLIP_SHARE * transform.clip_norm,
-    )
-    return Method("discriminant", statistic, estimator, num_classes, rounds, gradient)
+    return Method("discriminant", statistic, estimator, num_classes, rounds)

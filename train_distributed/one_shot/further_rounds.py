@@ -1,10 +1,10 @@
-"""Rounds of clipped gradients, after a first sum or alone, and what their noisy sums say of W.
+"""Rounds of clipped gradients after the other sums, and what their noisy sums say of W.
 
 Round t sums G_t = Σ clip_c(x_i (p_i − y_i)ᵀ), the gradient of the softmax loss at the weights W_t.
 Along a direction of curvature h the next weights are W_t − min(1/h, η) G_t/N: Newton's step, unless
 noise is larger than that is worth. η is such that the noise of all T rounds comes to `NOISE` in an
 entry of the weights, about the length at which a row's scores begin to be noise. What is released
-is the mean of the later half of the weights. Alone, W_0 is zero, and the rows vary as public ones.
+is the mean of the later half of the weights.
 """
 
 import math
@@ -14,16 +14,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from embed import PublicTransform
 from embed.project import product
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
 
-FIRST_SHARE = 0.5  # of μ², spent by the first sum; these two were chosen on public classes
+OWN_SHARE = 0.5  # of μ², for the sum before; these two were chosen on public classes
 CLIP_SHARE = 0.125  # c of a gradient, of the rows' clip norm
 MOST_ROUNDS = 1000
-ALONE = 32  # rounds in place of a method's own sum
 NOISE = 1.4  # standard deviation in an entry of the weights, at the end
 SMOOTHING = 0.02  # of probabilities in H: classes overlap more than Gaussians do
 OVERSHOT = 2.0  # times the first round's force: a step was far too long,
@@ -32,7 +30,6 @@ SHORTER = 4.0  # times, by which steps become shorter after one that overshot
 DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
 LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
 LARGEST_WEIGHT = 1e100  # products with rows stay finite
-PUBLISHED = 2.0**30  # weights that somebody else asks at: float64 has their scores to 2⁻²⁰
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
 
@@ -148,15 +145,6 @@ class Descent:
             clip_norm=CLIP_SHARE * clip_norm,
             rounds=rounds,
         )
-
-    @classmethod
-    def from_zero(cls, transform: PublicTransform, num_classes: int) -> "Descent":
-        """Before the first of `ALONE` rounds, from nothing but K and the transform of the rows."""
-        zero = torch.zeros(transform.dim, num_classes, dtype=torch.float64)
-        shares = torch.full((num_classes,), 1 / num_classes, dtype=torch.float64)
-        public = Gaussians(zero[1:], transform.covariance[1:, 1:].double(), shares)
-        bounds = transform.constant, transform.clip_norm
-        return cls.of(zero, zero, public, *bounds, ALONE)
 
     @property
     def gradient(self) -> ClippedGradient:

@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.recentred import first
+from embed.centre import Centre
 from pretrain import check
-from train_distributed.one_shot.centring import FeatureSum
-from train_distributed.one_shot.further_rounds import MOST_ROUNDS, ClippedGradient, Descent
+from train_distributed.one_shot.further_rounds import (
+    CLIP_SHARE,
+    MOST_ROUNDS,
+    ClippedGradient,
+    Descent,
+)
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 
 
@@ -40,9 +45,6 @@ class Estimator(ABC):
     def validate(self) -> None:  # noqa: B027  nothing to check is the default
         """Raises ValueError for a setting that the transform and the data cannot know."""
 
-    def check_transform(self, transform: PublicTransform) -> None:  # noqa: B027
-        """Raises ValueError if the public knowledge it uses is of another transform."""
-
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights: its word, and its shares as far as they are known."""
         return {}
@@ -60,47 +62,60 @@ class Method:
     statistic: Statistic
     estimator: Estimator
     num_classes: int  # K, public
-    rounds: int = 0  # T further sums of gradients, with the first under one promise
-    gradient: ClippedGradient | None = None  # that they sum, at weights not yet known
-    centring: FeatureSum | None = None  # a sum before, of the centre of the rows; None: none
-    on: Callable[[PublicTransform], "Method"] | None = None  # itself on rows about that centre
+    rounds: int = 0  # T further sums of gradients, with the others under one promise
+    transform: PublicTransform | None = None  # that makes the statistic's rows; None: any
+    first: Statistic | None = None  # a sum before, of the centre of the rows; None: none
+    on: Callable[[Centre], "Method"] | None = None  # itself on rows about that centre
 
     @property
-    def may_descend(self) -> bool:
-        """Whether gradients may be summed in place of its own statistic."""
-        return self.centring is not None and self.centring.descent_above is not None
+    def dim(self) -> int:
+        """Columns of the rows of its own statistic."""
+        assert self.transform is not None
+        return self.transform.dim
 
     @property
-    def own_transform(self) -> PublicTransform | None:
-        """Transform for whose rows the first sum's sensitivity is stated; None: for any."""
-        return (self.centring or self.statistic).own_transform
+    def gradient(self) -> ClippedGradient:
+        """Statistic of a further round, at weights not yet known."""
+        assert self.transform is not None
+        return ClippedGradient(
+            weights=torch.zeros(self.dim, self.num_classes, dtype=torch.float64),
+            clip_norm=CLIP_SHARE * self.transform.clip_norm,
+        )
+
+    def about(self, centre: Centre) -> "Method":
+        """Itself on rows about the centre that its first sum has found."""
+        assert self.on is not None
+        return self.on(centre)
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
         if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
             raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
-        clipped = self.statistic.unclipped is not self.statistic
-        if self.rounds and clipped:
+        if self.rounds and self.statistic.unclipped is not self.statistic:
             raise ValueError("user_clip must be left out with rounds, which clip every record")
-        if self.centring is not None and clipped:
-            raise ValueError("centre must be 'public' with user_clip, got 'private'")
-        if self.centring is not None:
-            self.centring.validate()
+        if self.first is not None:
+            self.first.validate()
         self.statistic.validate()
         self.estimator.validate()
 
     def check(self, transform: PublicTransform, num_classes: int) -> None:
         """Refuses a method whose sensitivity is not that of the rows it is given.
 
-        `transform` makes the rows and alone clips them. Raises ValueError for a setting out
-        of range, another transform, clip norm, dimension or K.
+        `transform` makes the rows that are mapped, and clips them first. Raises ValueError for a
+        setting out of range, another transform, clip norm, dimension or K.
         """
         self.validate()
-        (self.centring or self.statistic).check_rows(transform)
-        kept = self.statistic.own_transform
-        if kept is not None and kept.dim < transform.dim:
-            transform = first(transform, kept.dim - 1)
-        self.estimator.check_transform(transform)
+        if self.transform is None:
+            self.statistic.check_rows(transform)
+        elif not (
+            self.transform.raw.same_rows(transform.raw)
+            and self.transform.raw.same_knowledge(transform.raw)
+        ):
+            raise ValueError(
+                "transform must be the method's own, got another one: rows of norm "
+                f"{transform.clip_norm} for a sensitivity stated for {self.transform.clip_norm}, "
+                "or of other public rows"
+            )
         check.equal(self.num_classes, num_classes=num_classes)
 
     def opened(self, total: Tensor, rows: int, noise_std: float) -> NoisedSum:

@@ -27,31 +27,22 @@ class MethodOptions:
     of class and share (not for svm). `equal` maximises balanced accuracy. Default: `equal` for
     softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
     well; `empirical` for all other methods."""
-    centre: Literal["private", "public"] | None = None
-    """Mean that is subtracted from all rows. `private`: that of the private rows, which a first,
-    noised sum finds for 5 % of the privacy budget (of μ²); `public`: that of the public rows, so
-    one sum is enough. Default: `private` for discriminant in `run`, unless --user-clip, --rounds or
-    knowledge of the classes is given; otherwise `public`."""
-    keep: tuple[int, int, int] | None = None
-    """Numbers of directions that are kept after the first sum of `--centre private`: where rows
-    have up to 8 % of their squared length in common, as private pictures that are like the public
-    ones do; up to 30 %; and more. With --discriminants these bounds are 7 and 26 %, and the third
-    number must be that of the discriminants. Default in `run`: by a public rule where --components
-    is left out; otherwise all."""
-    descent_above: float | None = None
-    """discriminant with `--centre private`: share in [0, 1]. Where rows have that much of their
-    squared length in common, gradients are summed in place of class sums. Default in `run`: by a
-    public rule where one server is trusted with all rows, unless --rounds or another --prior than
-    `empirical` is given; otherwise never."""
-    user_clip: float | None = None
+    sums: Literal[1, 2] | None = None
+    """Number of secure sums. 2: a first one finds where the private rows lie, for 5 % of the
+    privacy budget (of μ²), and so along which directions the second one shows most of their
+    classes; 1: about the public mean. Default in `run`: 2, but 1 with --user-clip or --unit user
+    without a clip of the first sum, and for methods that we compare with."""
+    components: int | None = None
+    """Most directions that are summed; they bound the bytes that a user sends (default: by a public
+    rule, at most 256)."""
+    user_clip: tuple[float, ...] | None = None
     """Public norm to which every user's vector is clipped, after subtracting what as many public
-    rows would add. It serves `--unit user`, where `select` proposes a value, and limits poisoned
-    vectors: take about sqrt(n) times the rows' clip norm where users have n rows. With it,
-    discriminant sends class sums alone."""
+    rows would add; two numbers clip those of the first sum and of the second. It serves `--unit
+    user`, where `rehearse` proposes values, and limits poisoned vectors: take about sqrt(n) times
+    the rows' clip norm where users have n rows. With it, discriminant sends class sums alone."""
     rounds: int | None = None
-    """Number of sums of gradients under the same promise: after the sum of discriminant (default:
-    16 where one server is trusted with all rows and noise is small, 0 elsewhere), or all sums of
-    gradient-perturbation."""
+    """Number of sums of gradients under the same promise: after those of discriminant, where one
+    owner holds all rows (default: 16 where noise is small), or all of gradient-perturbation."""
     learning_rate: float | None = None
     """Learning rate of dp-fl."""
     eps_frac: float | None = None
@@ -88,5 +79,5 @@ class MethodOptions:
 class SettledOptions(MethodOptions):
     """Settings with those that a public rule fills in and nobody types."""
 
-    alpha: float | None = None
-    """Weight of the second moments, see `class_moments.ClassMoments`."""
+    noise: float | None = None
+    """Noise in a class mean, for which directions and their lengths are chosen; see `defaults`."""

@@ -3,38 +3,36 @@
 Nothing is loaded before a method is built: names and words are read without torch.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
 
 if TYPE_CHECKING:
     from embed import PublicTransform
+    from embed.centre import Centre
     from train_distributed.one_shot.method import Method
+    from train_distributed.one_shot.statistic import Statistic
 
-Centre = Literal["private", "public"]
+SURE = 0.0066  # t up to which second moments weigh more than is free
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Numbers b, e and a of the rule for settings that are left out; see `defaults`."""
+    """How a method's settings follow from t, the noise in a class mean; see `defaults`."""
 
-    components: float  # b
-    exponent: float  # e
-    l2_reg: float | None = None  # a; None: the method has no Λ that a rule could help
-    one_vs_rest: bool = False  # C = K instead of 1
+    heard: float = 1.0  # c_t: directions are those of noise c_t t
+    information: float = 1.0  # of all that they hold, in as few directions as hold it
+    l2_reg: float | None = None  # Λ/t; None: the method has no Λ that a rule could help
+    one_vs_rest: bool = False  # C = K parts of what is sent instead of 1, in t
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
-    directions: Literal["principal", "tempered", "hedge"] = "principal"
-    usual_classes: int | None = None  # K₀: of K classes t counts √(K₀/K) times, for q
-    centred: bool = False  # a sum before, of where the rows lie
 
 
-OTHERS = Rule(2.0, 0.5, noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
-ONE = Rule(25, 0.5, 8, directions="tempered")
-MANY = Rule(40, 0.5, 32, True, directions="tempered")
+OTHERS = Rule(noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores / temperature: the posterior of Gaussian classes with "
         "what the sum leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(3.74, 0.75, directions="hedge", centred=True, usual_classes=10),
+        rule=Rule(heard=0.5, information=0.8),
         sums_rows=True,
     ),
     "softmax": MethodEntry(
@@ -69,21 +67,21 @@ METHODS: dict[str, MethodEntry] = {
         words="blind averaging: the average of softmax layers that the users trained",
         probabilities="softmax of the scores: those of the averaged regressions, evened out by "
         "regularisation and clipping and disturbed by noise; not calibrated",
-        rule=ONE,
+        rule=Rule(l2_reg=2),
     ),
     "svm": MethodEntry(
         build=partial(_built, "averaged_heads", "svm"),
         words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
         probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
         "likelihood; not calibrated",
-        rule=MANY,
+        rule=Rule(l2_reg=16),
     ),
     "logistic": MethodEntry(
         build=partial(_built, "averaged_heads", "logistic"),
         words="blind averaging: the average of one-vs-rest logistic regressions of the users",
         probabilities="softmax of the scores of regressions of one class against the rest, evened "
         "out by regularisation and clipping and disturbed by noise; not calibrated",
-        rule=MANY,
+        rule=Rule(l2_reg=16),
     ),
 }
 
@@ -116,51 +114,105 @@ def build_method(
 ) -> "Method":
     """The method of this name, with clip norm and constant from the transform of its rows.
 
-    Options are keywords of the entry's `build`; for any method also `user_clip`, the norm of
-    `UserClip`, with which a discriminant sends no second moments, `centre`, "private" for a sum before of where the rows lie, and then `keep` and
-    `descent_above`, see `centring`. A `prior` may be a list of shares. Raises ValueError for an
-    unknown name or option, or a value out of range.
+    Options are keywords of the entry's `build`, and for any method
+
+    * `noise`, t, for which the rows are mapped; without it they are raw coordinates;
+    * `components`, q, with `noise`: the most directions;
+    * `sums`, 2 for a first one that finds the centre, which needs `noise`; 1 is the default;
+    * `user_clip`, the norm of `UserClip`, or a pair for the first sum and the other. With one a
+      discriminant sends no second moments: those of n rows are about α n long, class sums of mixed
+      classes √n, so that a clip that spares both would need √n times the noise.
+
+    A `prior` may be a list of shares. Raises ValueError for an unknown name or option, or a value
+    out of range.
     """
-    from embed.recentred import first
-    from train_distributed.one_shot.centring import FeatureSum
+    from embed.centre import Centre
+    from embed.water_filling import MOST, PLANNED_SHARE
     from train_distributed.one_shot.class_prior import checked_prior
-    from train_distributed.one_shot.user_clip import UserClip
+    from train_distributed.one_shot.first_sum import FeatureSum
 
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
-    options = dict(options)
-    centre = options.pop("centre", "public")
-    check.one_of(get_args(Centre), centre=centre)
-    keep, descent_above = options.pop("keep", None), options.pop("descent_above", None)
-    if keep is not None and (centre == "public" or not METHODS[name].sums_rows):
-        raise ValueError(f"keep must be left out without a private centre of sums, got {keep}")
-    itself = partial(build_method, name, num_classes=num_classes, options=dict(options))
-    norm = options.pop("user_clip", None)
-    if norm is not None and name == "discriminant":
-        # moments of n rows are about α n long, class sums of mixed classes √n: a clip that spares
-        # both would need √n times the noise
-        check.left_out("with user_clip", moments=options.get("moments"))
-        options["moments"] = False
-    counted = options.get("prior", "empirical") == "empirical"
-    if descent_above is not None and (centre == "public" or name != "discriminant" or not counted):
-        raise ValueError(
-            "descent_above must be left out but for discriminant with a private centre and prior "
-            f"'empirical', got {descent_above}"
-        )
-    if "prior" in options:
-        options["prior"] = checked_prior(options["prior"], num_classes)
-    kept, most = transform, max(keep or (transform.dim - 1,))
-    if most < transform.dim - 1 and descent_above is None and not transform.placed:
-        kept = first(transform, most)  # more will not be asked for
-    try:
-        method = METHODS[name].build(kept, num_classes, **options)
-    except TypeError as error:
-        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
-    if norm is not None:
-        method = replace(method, statistic=UserClip(statistic=method.statistic, norm=norm))
-    if centre == "private":
-        keep = None if keep is None else tuple(keep)
-        centring = FeatureSum(transform=transform, keep=keep, descent_above=descent_above)
-        method = replace(method, centring=centring, on=itself)
+    own = dict(options)
+    sums, noise = own.pop("sums", 1), own.pop("noise", None)
+    components = own.pop("components", None)
+    check.one_of((1, 2), sums=sums)
+    first_clip, clip = clips(own.pop("user_clip", None))
+    if "prior" in own:
+        own["prior"] = checked_prior(own["prior"], num_classes)
+    if name == "discriminant":
+        own = {"moments": clip is None, **own}
+        if noise is not None and own["moments"]:
+            own["alpha"] = moment_weight(noise)
+    on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
+    if noise is None:
+        check.left_out("without noise", components=components, first_clip=first_clip)
+        check.equal(1, sums=sums)
+        return on(transform)
+    check.within("[0, inf)", noise=noise)
+    heard = METHODS[name].rule.heard * noise
+    most = min(MOST, transform.dim - 1) if components is None else components
+    planned = transform.mapped(heard, most, Centre.public(transform.public, PLANNED_SHARE))
+    most = planned.dim - 1
+    if sums == 1:
+        check.left_out("of a first sum, without one", user_clip=first_clip)
+        return on(transform.mapped(heard, most))
+    first = FeatureSum(transform=transform)
+    about = partial(_about, on, transform, heard, most)
+    method = replace(on(planned), first=_clipped(first, first_clip), on=about)
     method.validate()
     return method
+
+
+def clips(given: Any) -> tuple[float | None, float | None]:
+    """Users' clips of a first sum and of the other, from a number, or a sequence of one or two."""
+    if given is None:
+        return None, None
+    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    if not 1 <= len(found) <= 2:
+        raise ValueError(f"user_clip must be one number, or one of each of two sums, got {given}")
+    return (None, found[0]) if len(found) == 1 else (found[0], found[1])
+
+
+def moment_weight(noise: float) -> float | None:
+    """α = (`SURE`/t)^¼ of second moments, at most 1; None for 1/√2, which costs no noise.
+
+    The less noise the class means have, the more of the remaining error is the covariance's.
+    """
+    wanted = (SURE / noise) ** 0.25 if noise else math.inf
+    return round(min(wanted, 1.0), 2) if wanted > math.sqrt(0.5) else None
+
+
+def _about(
+    on: "Callable[[PublicTransform], Method]",
+    transform: "PublicTransform",
+    noise: float,
+    most: int,
+    centre: "Centre",
+) -> "Method":
+    return on(transform.mapped(noise, most, centre))
+
+
+def _on(
+    name: str,
+    transform: "PublicTransform",
+    *,
+    num_classes: int,
+    options: dict[str, Any],
+    clip: float | None,
+) -> "Method":
+    """The method on the rows of a transform."""
+    try:
+        method = METHODS[name].build(transform, num_classes, **options)
+    except TypeError as error:
+        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
+    statistic = _clipped(method.statistic, clip)
+    method = replace(method, statistic=statistic, transform=transform)
+    method.validate()
+    return method
+
+
+def _clipped(statistic: "Statistic", norm: float | None) -> "Statistic":
+    from train_distributed.one_shot.user_clip import UserClip
+
+    return statistic if norm is None else UserClip(statistic=statistic, norm=norm)

@@ -21,12 +21,11 @@ from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
     PlannedSums,
-    courses_of,
     main_sum,
     promise_report,
+    rounds_of,
     rounds_report,
     sums_of,
-    zeta_of,
 )
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
 from train_distributed.one_shot.users import Users, check_stream
@@ -64,7 +63,7 @@ class ReleaseRequest:
         """Rows, users, transform and classes, filled in; raises ValueError as `PrivateRows.of`."""
         transform = self.transform
         if transform is None and not isinstance(self.method, str):
-            transform = self.method.own_transform
+            transform = self.method.transform and self.method.transform.raw
         given = transform, self.partition, self.num_classes
         return PrivateRows.of(self.embeddings, *given, self.generator)
 
@@ -91,8 +90,7 @@ class ReleaseRequest:
         """
         method, source = self.method, self.source
         if isinstance(method, str):
-            placed = source.transform.placed
-            options = self.facts.options(method, self.options, placed=placed)
+            options = self.facts.settings(method, source.transform, self.options)
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:
             raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
@@ -125,7 +123,7 @@ class ReleaseRequest:
         transform, sizes = source.transform, source.users.sizes
         planned = self._planned(discrete=discrete)
         faults = FaultInjection() if self.faults is None else self.faults
-        kept = faults.surviving(len(sizes), planned[0][0][0].min_survivors)
+        kept = faults.surviving(len(sizes), planned[0][0].min_survivors)
         checked = source.validate(
             privacy,
             discrete=discrete,
@@ -133,7 +131,7 @@ class ReleaseRequest:
             allow_delta=self.allow_delta,
         )
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-        course, opened, seconds, sums = Course(method), [], [], planned[0]
+        course, opened, seconds, sums = Course(method), [], [], planned
         small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= HELD
         # a stream may use the memory of a chunk again
         held = list(source.chunks()) if small and source.embeddings is not None else None
@@ -150,7 +148,6 @@ class ReleaseRequest:
                 self.reserve(_spent(planned))
             opened.append(summation.total())
             course = course.after(opened[-1], rows, summation.noise_std(survivors))
-            sums = planned[-1] if course.about else planned[0]
             seconds.append(time.perf_counter() - began)
         fitted, method = course.fitted(), course.method
         # faults are played many times, for the sum or the weights alone
@@ -158,8 +155,7 @@ class ReleaseRequest:
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
         _, summation = main_sum(sums)
-        others = planned[0] if course.about else planned[-1]
-        facts = promise_report(sums, others) | summation.report()
+        facts = promise_report(sums) | summation.report()
         facts |= checked.report | course.report()
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
         facts |= rounds_report(sums) | method.report()
@@ -182,22 +178,18 @@ class ReleaseRequest:
         )
         return reported(released, facts, verdict, source.embeddings)
 
-    def _planned(self, *, discrete: bool) -> list[PlannedSums]:
-        """Sums of every course that the release may take, all of which are feasible."""
+    def _planned(self, *, discrete: bool) -> PlannedSums:
+        """All sums of the release, each of which is feasible."""
         sizes, discrete = self.source.users.sizes, discrete and self.privacy.private
-        courses = courses_of(self.built, sizes, self.privacy, self.min_survivors)
-        zeta = max(zeta_of(each, sizes) for each in courses) if discrete else 0.0
+        rounds = rounds_of(self.built, sizes, self.privacy, self.min_survivors)
         bare = frozenset(() if self.faults is None else self.faults.known_noise)
-        given = {"generator": self.generator, "bare": bare, "zeta": zeta}
-        return [sums_of(each, sizes, discrete=discrete, **given) for each in courses]
+        return sums_of(rounds, sizes, discrete=discrete, generator=self.generator, bare=bare)
 
 
-def _spent(planned: list[PlannedSums]) -> Mapping[str, Any]:
-    """Fields of a ledger's entry that covers every course."""
-    either = [[s.plan for _, s in sums if isinstance(s, IntegerSum)] for sums in planned]
-    if either[0]:
-        return gaussian_fields(*either[0], or_else=either[-1])
-    return simulated_fields(planned[0][0][0])
+def _spent(planned: PlannedSums) -> Mapping[str, Any]:
+    """Fields of a ledger's entry that covers all sums."""
+    plans = [summation.plan for _, summation in planned if isinstance(summation, IntegerSum)]
+    return gaussian_fields(*plans) if plans else simulated_fields(planned[0][0])
 
 
 def with_seconds(released: Release, started: float) -> Release:
@@ -232,9 +224,8 @@ def release(
 ) -> Release:
     """One private model from all users' rows, by one sum or more.
 
-    With `centre` "private", the default of some methods, a first sum finds where the rows lie, with
-    a twentieth of the promise; see `centring`. After it, or `rounds` of gradients, nothing else is
-    asked of the users.
+    With a transform fitted on public rows a first sum finds where the rows lie, with a twentieth of
+    the promise; see `first_sum`. `sums=1` does without.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the
     set as a whole; see `intake` for what a refusal shows.

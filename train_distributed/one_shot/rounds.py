@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.centring import CENTRE_SHARE
-from train_distributed.one_shot.further_rounds import ALONE, FIRST_SHARE
+from train_distributed.one_shot.first_sum import FIRST_SHARE
+from train_distributed.one_shot.further_rounds import OWN_SHARE
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum
@@ -35,55 +35,33 @@ class Round:
 
 
 def rounds_of(
-    method: Method,
-    sizes: Tensor,
-    privacy: Privacy,
-    min_survivors: int | None = None,
-    *,
-    descends: bool = False,
+    method: Method, sizes: Tensor, privacy: Privacy, min_survivors: int | None = None
 ) -> tuple[Round, ...]:
     """Rounds of a release in their order; their shares of μ² come to 1.
 
-    They are those that follow if gradients alone are summed after the centre, where it `descends`.
     Raises ValueError as `Guarantee.of` with (users,) sizes n_i and m_min = `min_survivors`.
     """
-    rounds, gradient, statistic = method.rounds, method.gradient, method.statistic
+    rounds, statistic = method.rounds, method.statistic
     stages: list[tuple[Submission, float, int]] = [(statistic, 1.0, 1)]
-    if descends and gradient is not None:
-        stages = [(gradient, 1 / ALONE, ALONE)]
-    elif rounds and gradient is not None:
-        first, each = mu_shares(rounds)
-        stages = [(statistic, first, 1), (gradient, each, rounds)]
-    if method.centring is not None:
-        later = [(of, (1 - CENTRE_SHARE) * share, times) for of, share, times in stages]
-        stages = [(method.centring, CENTRE_SHARE, 1), *later]
+    if rounds:
+        stages = [(statistic, OWN_SHARE, 1), (method.gradient, (1 - OWN_SHARE) / rounds, rounds)]
+    if method.first is not None:
+        later = [(of, (1 - FIRST_SHARE) * share, times) for of, share, times in stages]
+        stages = [(method.first, FIRST_SHARE, 1), *later]
     return tuple(
         Round(of, Guarantee.of(sizes, of, privacy, min_survivors, share=share), times)
         for of, share, times in stages
     )
 
 
-def courses_of(method: Method, *given: Any) -> tuple[tuple[Round, ...], ...]:
-    """Rounds of every course that a release may take after its first sum; see `rounds_of`."""
-    either = (False, True) if method.may_descend else (False,)
-    return tuple(rounds_of(method, *given, descends=descends) for descends in either)
-
-
-def mu_shares(rounds: int) -> tuple[float, float]:
-    """Shares of μ² that a centre leaves: of the next sum, of each of `rounds` > 0 further ones."""
-    return FIRST_SHARE, (1 - FIRST_SHARE) / rounds
-
-
 def further_sums(method: Method) -> tuple[int, int]:
-    """Count of the sums after the first one, and of the numbers in each.
+    """Count of the sums after the first one in a federation, and of the numbers in each.
 
-    Raises ValueError where these differ, as with a centre before further rounds.
+    Raises ValueError for rounds of gradients, for which users are not asked.
     """
-    if method.centring is not None and (method.rounds or method.may_descend):
-        raise ValueError("centre must be 'public' with rounds of a federation, got 'private'")
-    if method.centring is not None:
-        return 1, method.statistic.dimension
-    return method.rounds, method.gradient.dimension if method.gradient and method.rounds else 0
+    if method.rounds:
+        raise ValueError(f"rounds must be left out in a federation, got {method.rounds}")
+    return (0, 0) if method.first is None else (1, method.statistic.dimension)
 
 
 def zeta_of(rounds: Sequence[Round], sizes: Tensor) -> float:
@@ -106,17 +84,14 @@ def sums_of(
     discrete: bool,
     generator: torch.Generator | None,
     bare: frozenset[int] = frozenset(),
-    zeta: float | None = None,
 ) -> PlannedSums:
     """Every sum of a release in its order, planned before any noise is drawn.
 
     Noise that is not `discrete`, and none, is simulated in floating point; `generator` None:
-    seeded by the operating system. `bare` are users whose noise an attacker knows. `zeta` is that
-    of all integer sums together; None: of these rounds, other courses may want more.
+    seeded by the operating system. `bare` are users whose noise an attacker knows.
     """
     exact = discrete and rounds[0].guarantee.privacy.private
-    if zeta is None:
-        zeta = zeta_of(rounds, sizes) if exact else 0.0
+    zeta = zeta_of(rounds, sizes) if exact else 0.0
     if generator is None and not exact:
         generator = system_generator()
     sums = []
@@ -166,15 +141,8 @@ def main_sum(sums: Sequence[Planned]) -> Planned:
     return max(sums, key=lambda each: each[0].share)
 
 
-def promise_report(sums: Sequence[Planned], or_else: Sequence[Planned] = ()) -> dict[str, Any]:
+def promise_report(sums: Sequence[Planned]) -> dict[str, Any]:
     """Reports the promise of all sums, and the ε of the same noise under two other assumptions.
-
-    Where a first sum decided which ones follow, either ε is the larger one of both courses: which
-    of them was taken is a result.
-
-    Args:
-        sums: all that were made.
-        or_else: the sums of the other course; empty: there is none.
 
     Returns:
         `Guarantee.report` of `main_sum`, `zero_out_report` and, where users add the noise,
@@ -183,13 +151,10 @@ def promise_report(sums: Sequence[Planned], or_else: Sequence[Planned] = ()) -> 
     guarantee, _ = main_sum(sums)
     report = guarantee.report()
     if guarantee.privacy.private and guarantee.privacy.noise_by == "users":
-        delta, courses = guarantee.privacy.delta, [sums, *([or_else] if or_else else [])]
-        epsilon = max(epsilon_if_all_others_collude(each, delta) for each in courses)
+        epsilon = epsilon_if_all_others_collude(sums, guarantee.privacy.delta)
         shown = epsilon if math.isfinite(epsilon) else "not private"
         report |= {"epsilon_if_all_others_collude": shown}
-    zero_out, other = zero_out_report(sums), zero_out_report(or_else) if or_else else {}
-    worse = {name: max(zero_out[name], other[name]) for name in other if "epsilon" in name}
-    return report | zero_out | worse
+    return report | zero_out_report(sums)
 
 
 def epsilon_if_all_others_collude(sums: Iterable[Planned], delta: float) -> float:

@@ -5,7 +5,7 @@ records: 50 rows of many classes, whose sums cancel, are much shorter than 50 ti
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -166,6 +166,8 @@ class UserClip(Statistic):
         left_out, _ = self.statistic.counted_rows(NoisedSum(self.centre, 1, 0.0))
         found, variance = self.statistic.counted_rows(noised)
         sent = (1 - left_out) * noised.rows
+        if sent <= 0:  # it counts no rows
+            return replace(noised, total=noised.total + noised.rows * self.centre)
         missing = max(sent - found, 1e-150)
         keep = max(0.0, 1 - 4 * variance / missing**2)
         left = max(1 - keep * missing / sent, 1 / noised.rows)

@@ -14,7 +14,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
-SUBMITTED = ("moments", "centre")  # options that say which sums there are
+SUBMITTED = ("sums", "components", "noise")  # options that say which sums there are
 TOGETHER = ("clip", "noise")  # options of descents that are trained at once
 
 

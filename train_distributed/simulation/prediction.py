@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy import stats
 
+from train_distributed.simulation.rehearsal import Kind, Played
+
 COVERED = 0.8  # probability of the interval
 WORTH = 0.02  # gain of private rows from which they are worth it
 
@@ -78,13 +80,47 @@ def predictive_interval(
     return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(single))
 
 
-def verdict(gain: Interval, beside: str) -> str:
-    """Whether private rows are worth it, by what they add to what is public."""
-    points = f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-    if gain.low >= WORTH:
-        return f"private rows are worth it: {points} beside {beside}"
-    if gain.high < WORTH:
-        return f"private rows are not worth it: {points} beside {beside}"
-    if gain.mean >= WORTH:
-        return f"private rows are probably worth it: {points} beside {beside}"
-    return f"private rows are probably not worth it: {points} beside {beside}"
+@dataclass(frozen=True)
+class Predictions:
+    """Results of a rehearsal, by kind of model and ε."""
+
+    cells: Sequence[Played]
+    shared: float  # ρ
+
+    def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
+        """Interval of accuracy, or of balanced accuracy."""
+        return predictive_interval(self._values(kind, epsilon, balanced=balanced), self.shared)
+
+    def gain(self, epsilon: float | None) -> Interval:
+        """Interval of what private rows add to balanced accuracy, beside what is public."""
+        ours = self._values("private", epsilon, balanced=True)
+        theirs = self._values(self.beside, None, balanced=True)
+        return predictive_interval(ours - theirs, self.shared, bounds=(-1.0, 1.0))
+
+    @property
+    def beside(self) -> Kind:
+        """What private rows are compared with."""
+        known = any(cell.kind == "public alone" for cell in self.cells)
+        return "public alone" if known else "largest class"
+
+    def verdict(self, epsilon: float) -> str:
+        """Whether private rows are worth it, in words."""
+        gain = self.gain(epsilon)
+        points = f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+        sure = "" if gain.low >= WORTH or gain.high < WORTH else "probably "
+        worth = f"{sure}worth it" if gain.mean >= WORTH else f"{sure}not worth it"
+        if self.beside == "public alone":
+            alone = f"{100 * self.of('public alone', balanced=True).mean:.1f} %"
+            beside = f"what is public alone reaches, {alone}"
+        else:
+            beside = "always answering with one class"
+        return f"private rows are {worth}: {points} beside {beside}"
+
+    def _values(self, kind: Kind, epsilon: float | None, *, balanced: bool) -> np.ndarray:
+        """(J, S) results."""
+        found: dict[int, list[float]] = {}
+        for cell in self.cells:
+            if cell.kind == kind and cell.epsilon == epsilon:
+                value = cell.balanced if balanced else cell.accuracy
+                found.setdefault(cell.task, []).append(value)
+        return np.array(list(found.values()))

@@ -38,6 +38,8 @@ from train_distributed.simulation.tasks import (
 
 METHOD = "discriminant"
 TASKS, SEEDS = 12, 2
+GAIN, DOUBLINGS = 0.05, (2, 4, 8, 16)  # of balanced accuracy; how often users or ε are doubled
+FEW = 4  # tasks on which that is tried
 CLIPPED = 3  # tasks that users' clips are found on
 STEPS = 1e4  # standard deviation of a user's noise in steps: any, for its seconds
 NOTHING = 1e12  # standard deviation of the noise in a sum that says nothing
@@ -248,9 +250,7 @@ class Rehearsal:
             stage.made[key] = made
         return stage.made[key]
 
-    def play(
-        self, stage: "Stage", seed: int, epsilon: float, users: int | None = None
-    ) -> Played:
+    def play(self, stage: "Stage", seed: int, epsilon: float, users: int | None = None) -> Played:
         """One whole release, and its accuracy on test rows of the task."""
         sizes = replace(self.sizes, users=users or self.sizes.users)
         promise, method = self.promise(epsilon), self.method(stage, epsilon, sizes.users)
@@ -282,6 +282,27 @@ class Rehearsal:
         facts = self.sizes.facts(self.promise(1.0))
         settled = facts.settings(METHOD, stage.transform, {"sums": 1, **options})
         return build_method(METHOD, stage.transform, self.sizes.num_classes, settled)
+
+    def played(self, epsilons: Sequence[float]) -> Iterator[tuple[Played, ...]]:
+        """All tasks with all seeds, for every ε and without noise, beside the baselines."""
+        for task in self.tasks:
+            stage = self.stage(task)
+            for seed in range(SEEDS):
+                yield tuple(self.baselines(stage, seed))
+                for epsilon in (*epsilons, math.inf):
+                    yield (self.play(stage, seed, epsilon),)
+
+    def needed(self, epsilon: float, *, more: Literal["users", "epsilon"]) -> float | None:
+        """Users, or ε, of the first doubling that gains `GAIN` on a few tasks; None: none does."""
+        stages = [self.stage(task) for task in self.tasks[:FEW]]
+        before = [self.play(stage, 0, epsilon).balanced for stage in stages]
+        for factor in DOUBLINGS:
+            users = factor * self.sizes.users if more == "users" else None
+            asked = epsilon if more == "users" else factor * epsilon
+            after = [self.play(stage, 0, asked, users).balanced for stage in stages]
+            if np.subtract(after, before).mean() >= GAIN:
+                return users or asked
+        return None
 
     def proposed_clips(self, epsilon: float) -> tuple[float, float]:
         """Users' clips of the first sum and of the other: median lengths of what users would send.
@@ -315,12 +336,11 @@ class Rehearsal:
         sums = sums_of(rounds, sizes, discrete=True, generator=None)
         one = stage.users(replace(self.sizes, users=1), seed=0)
         began = time.perf_counter()
-        for each, (_, summation) in zip(rounds, sums, strict=True):
+        for each in rounds:
             mapped = each.submission is not method.first and method.transform is not None
             rows = method.transform.map_rows(one.x) if mapped and method.transform else one.x
             for chunk in replace(one, x=rows).chunks():
-                sent = each.submission.submit(chunk)
-                discrete_gaussian(STEPS, sent.numel())
+                discrete_gaussian(STEPS, each.submission.submit(chunk).numel())
         seconds = time.perf_counter() - began
         return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
 
@@ -385,8 +405,10 @@ def _known_classes(
     """
     names = knowledge.names or ()
     if knowledge.examples is None and examples_of(public, names) is not None:
-        place = {str(n).replace("_", " ").casefold().strip(): k for k, n in enumerate(
-            public.meta.get("class_names", ()))}
+        place = {
+            str(n).replace("_", " ").casefold().strip(): k
+            for k, n in enumerate(public.meta.get("class_names", ()))
+        }
         return [place[name.replace("_", " ").casefold().strip()] for name in names]
     own = np.unique(public.labels)
     if like is not None and like.content_hash() == public.content_hash():

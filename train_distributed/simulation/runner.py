@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.simulation.plan import Grid, Result, Trial
+from train_distributed.one_shot.statistic import Statistic
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
 from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
@@ -72,29 +76,41 @@ class _Stage:
             weights = self.rivals(job, self.plan, held, self.transforms[name])
             found = accuracies(self.rows(name)[test], self.labels[test], weights)
             return cells(found)
-        methods = [
-            build_method(each.method, self.transforms[name], self.plan.num_classes, each.options)
-            for each in job.family
-        ]
-        sums = self._totals(job, held, methods)
         sizes = job.scenario.sizes(held.sizes)
         key = (job.family[0].training, sizes.sort().values.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
         if not found:
-            courses = (
-                released(method, total, held, sizes, promise, partial(job.noise, promise))
-                for method, total in zip(methods, sums, strict=True)
-                for promise in self.plan.promises
-            )
-            x, y = self.rows(name)[test], self.labels[test]
-            if methods[0].centring is None:
-                found = accuracies(x, y, (course.fitted().weights for course in courses))
-            else:
-                moved = ((each.moved(x), each.fitted().weights) for each in courses)
-                found = [accuracies(rows, y, iter([weights]))[0] for rows, weights in moved]
+            found = self._played(job, held, sizes, test)
         if job.shared:  # equal sums, sizes and noise: equal releases
             self.known[key] = found
         return cells(found)
+
+    def _played(
+        self, job: Trial, held: RowsInMemory, sizes: Tensor, test: Tensor
+    ) -> list[Accuracies]:
+        """Accuracies of every setting of the family under every promise."""
+        transform = self.transforms[job.family[0].transform]
+        pairs = list(product(job.family, self.plan.promises))
+        methods = [self._method(setting, transform, sizes, promise) for setting, promise in pairs]
+        courses = (
+            released(method, total, held, sizes, promise, partial(job.noise, promise))
+            for method, total, (_, promise) in zip(
+                methods, self._totals(job, held, methods), pairs, strict=True
+            )
+        )
+        x, y = self.rows(job.family[0].transform)[test], self.labels[test]
+        if not any(_mapped(method) for method in methods):
+            return accuracies(x, y, (course.fitted().weights for course in courses))
+        moved = ((each.moved(x), each.fitted().weights) for each in courses)
+        return [accuracies(rows, y, iter([weights]))[0] for rows, weights in moved]
+
+    def _method(
+        self, setting: MethodConfig, transform: PublicTransform, sizes: Tensor, promise: Privacy
+    ) -> Method:
+        """The method with what `run` fills in."""
+        facts = PublicFacts(sizes=sizes, num_classes=self.plan.num_classes, privacy=promise)
+        options = facts.settings(setting.method, transform, setting.options)
+        return build_method(setting.method, transform, self.plan.num_classes, options)
 
     def _cells(
         self, job: Trial, held: RowsInMemory, majority: float, found: Sequence[Accuracies]
@@ -138,10 +154,10 @@ class _Stage:
     ) -> Sequence[Tensor | None]:
         """Sums, from an earlier job where the partition makes no difference to them.
 
-        None: each release has its own, about a noised centre.
+        None: each release has its own, of rows that are mapped for its noise.
         """
         statistics = [method.statistic for method in methods]
-        if methods[0].centring is not None:
+        if any(_mapped(method) for method in methods) or not _trained_alike(statistics):
             return [None] * len(methods)
         if not job.shared and job.scenario.users != 1:
             return totals(held, statistics)
@@ -151,6 +167,18 @@ class _Stage:
         if key not in self.sums:
             self.sums[key] = totals(held, statistics[:1] if job.shared else statistics)
         return self.sums[key] * len(methods) if job.shared else self.sums[key]
+
+
+def _mapped(method: Method) -> bool:
+    """Whether its rows are others than the raw ones."""
+    return method.transform is not None and method.transform.directions is not None
+
+
+def _trained_alike(statistics: Sequence[Statistic]) -> bool:
+    """Whether one training serves all of them."""
+    heads = [each.unclipped for each in statistics]
+    free = [each.without_radius for each in heads if isinstance(each, TrainedHeads)]
+    return all(head == free[0] for head in free)
 
 
 class _Latest(Generic[K, V]):

@@ -12,7 +12,7 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import courses_of
+from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
@@ -56,18 +56,23 @@ def simulate(
     promises: Iterable[Privacy],
     generator: torch.Generator,
 ) -> Iterator[Course]:
-    """One release per promise, all from one pass over the users where there is one sum.
+    """One release per promise of one method; noise is float and seeded.
 
-    The sum is the same for every ε; only the noise, float and seeded, is drawn anew. Not for
-    release: several promises kept on one sum compose.
+    Not for release: several promises kept on the same rows compose.
     """
 
     def draw(number: int, dimension: int) -> Tensor:
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
-    total = None if method.centring else totals(users, [method.statistic])[0]
+    total = first_total(users, method)
     for promise in promises:
         yield released(method, total, users, users.sizes, promise, draw)
+
+
+def first_total(users: RowsInMemory, method: Method) -> Tensor:
+    """(D,) unscaled sum that a release of the method begins with."""
+    course = Course(method)
+    return totals(replace(users, x=course.sent(users.x)), [course.statistic])[0]
 
 
 def released(
@@ -80,23 +85,23 @@ def released(
 ) -> Course:
     """One release, after all of its sums.
 
-    All of them are over the rows held, scaled to those of the users of these (users,) sizes, whom
-    those held stand for. `total` is the unscaled first one, where it is known. `draw(number,
+    All of them are over the raw rows held, scaled to those of the users of these (users,) sizes,
+    whom those held stand for. `total` is the unscaled first one, where it is known. `draw(number,
     dimension)` gives as many draws from N(0, 1) for the sum of that number.
     """
     rows, course = int(sizes.sum()), Course(method)
     scale = rows / int(held.sizes.sum())
-    planned = [
-        [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
-        for rounds in courses_of(method, sizes, promise)
-    ]
-    stds, number = planned[0], 0
-    while number < len(stds):
-        statistic, std = course.statistic, stds[number]
-        own = _sum(replace(held, x=course.sent(held.x)), statistic) if total is None else total
-        noised = scale * statistic.scale * own + std * draw(number, statistic.dimension)
+    rounds = rounds_of(method, sizes, promise)
+    stds = [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
+    sent = None
+    for number, std in enumerate(stds):
+        statistic = course.statistic
+        if total is None:
+            if course.descent is None or sent is None:
+                sent = replace(held, x=course.sent(held.x))
+            total = _sum(sent, statistic)
+        noised = scale * statistic.scale * total + std * draw(number, statistic.dimension)
         course, total = course.after(noised, rows, std), None
-        stds, number = planned[-1] if course.about else planned[0], number + 1
     return course
 
 

@@ -119,6 +119,7 @@ def _agreed(
     """
     check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
+        from train_distributed.one_shot.course import Course
         from train_distributed.one_shot.registry import build_method
         from train_distributed.one_shot.rounds import further_sums
 
@@ -131,7 +132,7 @@ def _agreed(
                 "all users refuse it; got an older file"
             )
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
-        return terms, (method.centring or method.statistic).dimension, *further_sums(method)
+        return terms, Course(method).statistic.dimension, *further_sums(method)
     assert init.model is not None
     check.left_out(
         "with model, which has its own",
@@ -178,14 +179,14 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
     init.privacy.validate()
     classes = init.num_classes or len(init.class_names)
     rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
-    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy, one_sum=True)
+    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy)
     options = with_shares(init.options.given(), class_names(init.class_names, classes))
     if roll is not None and not init.trust_users:
-        clip_norm = read_transform(folder / TRANSFORM).clip_norm
-        options = known.against_liars(init.method, options, clip_norm)
-    options = known.options(init.method, options)
-    if roll is not None and options.get("centre") == "private":
-        raise ValueError("centre must be 'public' with protocol shares, which takes one sum")
+        options = known.against_liars(init.method, options)
+    transform = read_transform(folder / TRANSFORM)
+    options = known.settings(init.method, transform, {"sums": 1, "rounds": 0, **options})
+    if roll is not None and options["sums"] == 2:
+        raise ValueError("sums must be 1 with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])
     terms = Terms(

@@ -236,8 +236,8 @@ def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
         shares = document.list(name, MOST_CLASSES)
         return [shares.number(place, 0, 1) for place in shares.values]
     if get_origin(kinds[0]) is tuple:
-        numbers = document.list(name, len(get_args(kinds[0])))
-        return tuple(numbers.whole(place, 1, MOST_STEPS) for place in numbers.values)
+        numbers = document.list(name, 2)
+        return tuple(numbers.number(place, 0, 1e30) for place in numbers.values)
     if int in kinds:
         return document.whole(name, 0, MOST_STEPS)
     if float in kinds:

@@ -39,17 +39,17 @@ def predictive_interval(
 ) -> Interval:
     """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
 
-    Let means of tasks scatter with variance σ², where their classes are drawn independently. Two
-    tasks that share a part ρ of their classes are correlated by ρ, so that with the average ρ over
-    pairs the J means have
+    Let the expected results of tasks scatter with variance σ², where their classes are drawn
+    independently, and those of S seeds about them with w. Two tasks that share a part ρ of their
+    classes are correlated by ρ, so that with the average ρ over pairs the J means have
 
-        E s² = σ² (1 − ρ),    Var(their mean) = σ² (1/J + (1 − 1/J) ρ) = σ²/J',
+        E s² = σ² (1 − ρ) + w/S,    Var(their mean) = σ²/J' + w/(SJ),    1/J' = 1/J + (1 − 1/J) ρ,
 
     s² the sample variance. A new task of other classes lies about their mean with variance
-    σ² (1 + 1/J'), and t has J' − 1 degrees of freedom.
+    σ² (1 + 1/J') + w/(SJ), and t has J' − 1 degrees of freedom; s² − w/S is taken as s²/J at least.
 
     Tasks that all have the same classes (ρ = 1) are those that are asked for. What they differ by
-    is rows, partition and noise: the J means and those of as many rows again differ by σ² 2/J.
+    is rows, partition and noise: the J means and those of as many rows again differ by 2 s²/J.
 
     Args:
         values: (J, S) results of J > 1 tasks with S seeds each.
@@ -65,19 +65,20 @@ def predictive_interval(
     tasks = len(values)
     if tasks < 2:
         raise ValueError(f"tasks must be >= 2 for an interval, got {tasks}")
-    means = values.mean(1)
+    means, seeds = values.mean(1), values.shape[1]
     variance = float(means.var(ddof=1))
-    single = float(values.var(1, ddof=1).mean()) if values.shape[1] > 1 else 0.0
+    within = float(values.var(1, ddof=1).mean()) if seeds > 1 else 0.0
     if shared >= 1:
         spread, degrees = variance * 2 / tasks, tasks - 1.0
     else:
         independent = 1 / (1 / tasks + (1 - 1 / tasks) * shared)  # J'
-        spread = variance / (1 - shared) * (1 + 1 / independent)
+        between = max(variance - within / seeds, variance / tasks) / (1 - shared)
+        spread = between * (1 + 1 / independent) + within / (seeds * tasks)
         degrees = max(1.0, independent - 1)
     reach = float(stats.t.ppf((1 + COVERED) / 2, degrees)) * math.sqrt(spread)
     mean = float(means.mean())
     low, high = bounds
-    return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(single))
+    return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within))
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class Rehearsal:
         same = known is not None or len(np.unique(source.labels)) == count
         sources = None
         if knowledge.text_encoder is not None:
-            sources = Sources.of(knowledge, public).compressed(raw.basis / raw.scale)
+            sources = Sources.of(knowledge, public).compressed(raw.basis)
         shown = 0
         if knowledge.examples not in (None, NONE) and known is None:
             examples = EmbeddingSet.open(knowledge.examples)
@@ -311,7 +311,7 @@ class Rehearsal:
         clip may be as short as serves: noise grows with it, and from the shortest vector down the
         signal shrinks as much.
         """
-        sizes, found = self.sizes, list[tuple[float, float]]()
+        sizes, found = self.sizes, list[list[float]]()
         usual = math.sqrt(sizes.rows_per_user)
         for task in self.tasks[:CLIPPED]:
             stage = self.stage(task)
@@ -324,7 +324,7 @@ class Rehearsal:
             missing = sizes.rows_per_user / int(held.sizes.max())
             mapped = replace(held, x=method.transform.map_rows(held.x))
             pair = (held, method.first), (mapped, method.statistic)
-            found.append(tuple(missing * lengths(*each).median().item() for each in pair))
+            found.append([missing * lengths(*each).median().item() for each in pair])
         first, own = np.mean(found, 0)
         return float(f"{first:.3g}"), float(f"{own:.3g}")
 
@@ -332,15 +332,16 @@ class Rehearsal:
         """Bytes that a user sends in all sums, and seconds that its vectors and noise take."""
         method, promise = self.method(stage, epsilon, self.sizes.users), self.promise(epsilon)
         sizes = self.sizes.facts(promise).sizes
-        rounds = rounds_of(method, sizes, promise)
-        sums = sums_of(rounds, sizes, discrete=True, generator=None)
+        sums = sums_of(rounds_of(method, sizes, promise), sizes, discrete=True, generator=None)
         one = stage.users(replace(self.sizes, users=1), seed=0)
         began = time.perf_counter()
-        for each in rounds:
-            mapped = each.submission is not method.first and method.transform is not None
-            rows = method.transform.map_rows(one.x) if mapped and method.transform else one.x
-            for chunk in replace(one, x=rows).chunks():
-                discrete_gaussian(STEPS, each.submission.submit(chunk).numel())
+        assert method.transform is not None
+        for statistic in (method.first, method.statistic):
+            if statistic is not None:
+                first = statistic is method.first
+                rows = one.x if first else method.transform.map_rows(one.x)
+                for chunk in replace(one, x=rows).chunks():
+                    discrete_gaussian(STEPS, statistic.submit(chunk).numel())
         seconds = time.perf_counter() - began
         return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
 

@@ -7,8 +7,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from train_distributed.simulation.prediction import Interval, Predictions
+from train_distributed.simulation.rehearsal import Kind
 
-BASELINES = (("no privacy", "C2"), ("public alone", "C1"), ("largest class", "grey"))
+BASELINES: tuple[tuple[Kind, str], ...] = (
+    ("no privacy", "C2"),
+    ("public alone", "C1"),
+    ("largest class", "grey"),
+)
 
 
 def draw_rehearsal(predictions: Predictions, epsilons: Sequence[float], path: Path) -> None:

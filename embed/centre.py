@@ -12,7 +12,7 @@ from pretrain import check
 
 SCALES = torch.logspace(-3, 4, 29, dtype=torch.float64)  # g, alike in logarithm
 LEAST_SQUARE = 0.05  # of a row's squared length: rows scatter at least so much about the centre
-LEAST_NOISE = 1e-12  # s, where there is none
+LEAST_NOISE, LARGEST = 1e-12, 1e60  # s, where there is none; of a noised number
 INSIDE = 1 - 2.0**-40  # a mean of rows is no longer than they are
 
 
@@ -64,12 +64,12 @@ def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatt
     """
     values, vectors = torch.linalg.eigh(scatter.covariance)
     values = values.clamp(min=torch.finfo(values.dtype).tiny)
-    shift = vectors.T @ (mean.double() - scatter.mean)
+    bounded = mean.double().clamp(-LARGEST, LARGEST)  # noise knows no bounds; squares are finite
+    shift = vectors.T @ (bounded - scatter.mean)
     prior = SCALES[:, None] * values  # (G, D) g v
     total = prior + max(noise, LEAST_NOISE) ** 2
     evidence = -0.5 * (total.log() + shift.square() / total).sum(1)
     kept = torch.softmax(evidence, 0) @ (prior / total)
     place = scatter.mean + vectors @ (kept * shift)
     place = place * min(1.0, INSIDE / max(float(place.norm()), 1e-300))
-    bounded = min(max(square, LEAST_SQUARE), 1.0)
-    return torch.cat([place, place.new_tensor([bounded])])
+    return torch.cat([place, place.new_tensor([min(max(square, LEAST_SQUARE), 1.0)])])

@@ -1,10 +1,9 @@
-"""Guesses of class means from public sources: names, examples, classes that look alike.
+"""Guesses of class means from public sources: names and examples of the classes.
 
 All in the q features of a transform, whose labelled public rows give the means of public classes,
-their scatter B_pub about each other and W_pub within them.
+their scatter B about each other and W within them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +18,11 @@ from embed.transform import PublicTransform
 WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)  # of the kernel, on the unit sphere
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 TINY = 1e-300
-ELSEWHERE = 0.05  # of B_pub: public and private pictures of one class differ
-ALIKE = 0.4  # of B_pub, that is left open by classes that look alike
-TOWARDS_ALL = 0.25  # share by which their mean is moved towards that of all public classes
-SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # h
+LEAST_VALUE = 1e-6  # of W, over its mean eigenvalue: keeps W regular where public rows are few
+OTHERWISE = 0.03  # of W + B: private classes differ where no public ones do
+ELSEWHERE = 0.05  # of B: public and private pictures of one class differ
 SHOWN = 2  # trust in examples, beside that in names
-ALIKE_NAMES = 0.1  # of the scatter that the rule expects of classes: less says nothing
+LEAST_SPREAD = 0.1  # of the scatter that the rule expects of classes: less says nothing
 FEWEST = 10  # names of public classes from which a rule is learned
 
 
@@ -42,38 +40,41 @@ class ClassMeans:
         rows: EmbeddingSet,
         transform: PublicTransform,
         classes: int,
-        scattered: Sequence[int] = (),
+        labels: np.ndarray | None = None,
+        *,
+        scattered: bool = False,
     ) -> "ClassMeans":
-        """Means of classes 0 to `classes` − 1, and the scatter within those that are named."""
+        """Means of classes 0 to `classes` − 1, and the scatter within them where asked for.
+
+        `labels` (n,) replace those of the rows; −1 leaves a row out.
+        """
+        numbers = torch.from_numpy(np.array(rows.labels if labels is None else labels, np.int64))
         sums = torch.zeros(classes, transform.dim - 1, dtype=torch.float64)
         squares = torch.zeros(len(sums.mT), len(sums.mT), dtype=torch.float64)
-        counted = torch.zeros(classes, dtype=torch.bool)
-        counted[list(scattered)] = True
-        labels = torch.from_numpy(np.array(rows.labels, np.int64))
         start = 0
         for block in rows.blocks():
-            features = transform(torch.from_numpy(np.array(block)))[:, 1:].double()
-            own = labels[start : start + len(block)]
-            sums.index_add_(0, own, features)
+            own = numbers[start : start + len(block)]
+            features = transform(torch.from_numpy(np.array(block)))[own >= 0, 1:].double()
+            sums.index_add_(0, own[own >= 0], features)
             if scattered:
-                features = features[counted[own]]
                 squares += features.mT @ features
             start += len(block)
-        counts = torch.bincount(labels, minlength=classes).double()
+        counts = torch.bincount(numbers[numbers >= 0], minlength=classes).double()
         means = sums / counts[:, None]
-        if not scattered:
-            return cls(means, counts)
-        kept = counted & (counts > 0)
-        return cls(means, counts, squares - means[kept].mT @ sums[kept])
+        return cls(means, counts, squares - means.nan_to_num().mT @ sums if scattered else None)
 
 
 @dataclass(frozen=True)
 class PublicScatter:
-    """Centre of the public class means, and their scatter."""
+    """Centre of the public class means, and scatter of class means and of rows within classes.
 
-    centre: Tensor  # (q,)
-    between: Tensor  # (q, q) B_pub
-    within: Tensor  # (q, q) W_pub
+    Public class means lie in fewer directions than there are features, and private ones need not:
+    their scatter has a share of that of all rows as well.
+    """
+
+    centre: Tensor  # (q,) g
+    between: Tensor  # (q, q) B + OTHERWISE (W + B)
+    within: Tensor  # (q, q) W, regular
 
     @classmethod
     def of(cls, transform: PublicTransform) -> "PublicScatter":
@@ -81,63 +82,51 @@ class PublicScatter:
         between, within = transform.between_class, transform.within_class
         if between is None or within is None:
             raise ValueError("public must have labels of two classes for guesses of class means")
-        return cls(transform.row_mean[1:].double(), between.double(), within.double())
+        between, within = between.double(), within.double()
+        faint = LEAST_VALUE * within.diagonal().mean() * torch.eye(len(within)).double()
+        centre = transform.row_mean[-len(within) :].double()
+        return cls(centre, between + OTHERWISE * (within + between), within + faint)
 
 
 def from_examples(
-    found: ClassMeans,
-    scatter: PublicScatter,
-    before: ClassGuess | None = None,
-    public: ClassMeans | None = None,
+    found: ClassMeans, scatter: PublicScatter, before: ClassGuess | None = None
 ) -> ClassGuess:
     """Posterior of the class means given n_k examples of mean x_k.
 
-    x_k ~ N(μ_k, W_pub/n_k), and μ_k ~ N(m_k, V), or by default as public class means are spread,
-    see `spread_of`. V becomes the average over classes of what is left open, and .05 B_pub. Classes
-    without examples keep m_k.
+    x_k ~ N(μ_k, W/n_k), and μ_k ~ N(m_k, V), by default N(g, B). In a basis F with W = F Fᵀ and
+    V = F diag(v) Fᵀ the posterior has the mean m_k + F diag(n_k v/(1 + n_k v)) F⁻¹(x_k − m_k) and
+    the covariance F diag(v/(1 + n_k v)) Fᵀ, of which V becomes the average over classes, and .05 B.
     """
     if before is None:
-        places, prior = spread_of(public, scatter)
-        means, unseen = scatter.centre[:, None].repeat(1, len(found.counts)), scatter.between
+        earlier, trust, prior = "", 0, scatter.between
+        means = scatter.centre[:, None].repeat(1, len(found.counts))
     else:
-        places, prior = torch.empty(0), before.covariance
-        means, unseen = before.means.clone(), prior
-    left = torch.zeros_like(prior)
-    for k, (count, mean) in enumerate(zip(found.counts.tolist(), found.means, strict=True)):
-        if not count:
-            left += unseen
-            continue
-        near = places if before is None else means[:, k][None]  # (L, q)
-        total = prior + scatter.within / count
-        gain = torch.linalg.solve(total, prior).mT  # V(V + W/n)⁻¹
-        missed = mean - near
-        odds = torch.softmax(-0.5 * (missed * torch.linalg.solve(total, missed.mT).mT).sum(1), 0)
-        each = near + missed @ gain.mT
-        means[:, k] = odds @ each
-        apart = each - means[:, k]
-        left += prior - gain @ prior + apart.mT * odds @ apart
-    left = left / len(found.counts) + ELSEWHERE * scatter.between
+        earlier, trust, prior = f"{before.source}, then ", before.trust, before.covariance
+        means = before.means
+    root = torch.linalg.cholesky(scatter.within)
+    values, vectors = torch.linalg.eigh(_whitened(prior, root))
+    basis, odds = root @ vectors, values.clamp(min=0)[:, None] * found.counts  # F and n_k v
+    missed = torch.where(found.counts > 0, found.means.mT - means, 0)
+    means = means + basis @ (odds / (1 + odds) * torch.linalg.solve(basis, missed))
+    left = basis * (values.clamp(min=0)[:, None] / (1 + odds)).mean(1) @ basis.mT
     sizes = found.counts[found.counts > 0]
     words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
-    earlier, trust = ("", 0) if before is None else (f"{before.source}, then ", before.trust)
-    return ClassGuess(earlier + words, means, (left + left.mT) / 2, trust + SHOWN)
+    return ClassGuess(earlier + words, means, left + ELSEWHERE * scatter.between, trust + SHOWN)
 
 
 def scatter_within(examples: ClassMeans, scatter: PublicScatter) -> Tensor:
     """(q, q) covariance within classes, of public rows and of examples: a posterior mean.
 
-    W ~ inverse Wishart with the mean W_pub, which weighs as much as ν rows; examples about their
-    means scatter by S ~ Wishart(W, n), n their number less that of their classes. The mean of W is
-    then (ν W_pub + S)/(ν + n), ν of largest evidence: where examples scatter as public rows do it
-    is large.
+    The covariance is inverse Wishart with the mean W, which weighs as much as ν rows; examples
+    about their means scatter by S, Wishart of n degrees, n their number less that of their classes.
+    The posterior mean is then (ν W + S)/(ν + n), ν of largest evidence: where examples scatter as
+    public rows do it is large.
     """
     rows = float((examples.counts - 1).clamp(min=0).sum())
     if examples.scatter is None or rows == 0:
         return scatter.within
-    values, vectors = torch.linalg.eigh(scatter.within)
-    root = values.clamp(min=1e-6 * float(values.mean())).sqrt()
-    white = vectors.mT @ examples.scatter @ vectors / torch.outer(root, root)
-    own, size = torch.linalg.eigvalsh(white).clamp(min=0), len(root)
+    white = _whitened(examples.scatter, torch.linalg.cholesky(scatter.within))
+    own, size = torch.linalg.eigvalsh(white).clamp(min=0), len(white)
     weights = torch.logspace(0, 6, 61, dtype=torch.float64)  # ν
     degrees = weights + size + 1
     evidence = torch.special.multigammaln((degrees + rows) / 2, size)
@@ -148,44 +137,11 @@ def scatter_within(examples: ClassMeans, scatter: PublicScatter) -> Tensor:
     return (weight * scatter.within + examples.scatter) / (weight + rows)
 
 
-def spread_of(public: ClassMeans | None, scatter: PublicScatter) -> tuple[Tensor, Tensor]:
-    """Density of class means, an equal mixture of Gaussians: (L, q) centres, and their covariance.
-
-    A private class is likelier to lie near some public class than a Gaussian N(g, B_pub) says. The
-    centres are the L public class means, drawn towards g by √(1 − h), the covariance h B_pub, so
-    that the whole keeps B_pub. h is by the density of a class mean under all others; 1, which is
-    the Gaussian, where L <= q.
-    """
-    kept = None if public is None else public.means[public.counts > 0]
-    if kept is None or len(kept) <= kept.shape[1]:
-        return scatter.centre[None], scatter.between
-    apart = kept - scatter.centre
-    values, vectors = torch.linalg.eigh(scatter.between)
-    white = apart @ (vectors / values.clamp(min=1e-6 * float(values.mean())).sqrt())
-
-    def density(share: float) -> float:
-        logs = -torch.cdist(white, math.sqrt(1 - share) * white).square() / (2 * share)
-        logs = logs.fill_diagonal_(-math.inf) - white.shape[1] / 2 * math.log(share)
-        return float(torch.logsumexp(logs, 1).mean())
-
-    share = max(SHARES, key=density)
-    return scatter.centre + math.sqrt(1 - share) * apart, share * scatter.between
-
-
-def from_alike(
-    alike: Sequence[Sequence[int]], public: ClassMeans, scatter: PublicScatter
-) -> ClassGuess:
-    """Mean of the public classes that look like each private one, moved towards that of all.
-
-    A class for which none is named keeps the mean of all.
-    """
-    means = scatter.centre[:, None].repeat(1, len(alike))
-    for k, labels in enumerate(alike):
-        if labels:
-            own = public.means[list(labels)].mean(0)
-            means[:, k] = (1 - TOWARDS_ALL) * own + TOWARDS_ALL * scatter.centre
-    named = len({label for labels in alike for label in labels})
-    return ClassGuess(f"likeness to {named} public classes", means, ALIKE * scatter.between)
+def _whitened(matrix: Tensor, root: Tensor) -> Tensor:
+    """L⁻¹ M L⁻ᵀ of a symmetric M and a lower triangular L, symmetric to the last bit."""
+    half = torch.linalg.solve_triangular(root, matrix, upper=False)
+    whole = torch.linalg.solve_triangular(root, half.mT, upper=False)
+    return (whole + whole.mT) / 2
 
 
 @dataclass(frozen=True)
@@ -199,7 +155,7 @@ class NameRule:
     explained: float  # R² by leave-one-out, at most 1, below 0 where names say nothing
 
     @classmethod
-    def learned(cls, vectors: Tensor, means: Tensor, measured: int) -> "NameRule":
+    def learned(cls, vectors: Tensor, means: Tensor, measured: int | None = None) -> "NameRule":
         """The rule whose width and ridge predict the first `measured` class means best.
 
         The error of predicting class i by a rule of all others is in closed form e_i/(1 − H_ii),
@@ -208,7 +164,7 @@ class NameRule:
         Args:
             vectors: (L, e) of length 1.
             means: (L, q) class means, the first `measured` of real ones.
-            measured: L' <= L that count.
+            measured: L' <= L that count; None: all.
         """
         centre = means[:measured].mean(0)
         targets = means - centre
@@ -238,10 +194,7 @@ class NameRule:
 
 
 def from_names(
-    rule: NameRule,
-    groups: Sequence[Tensor],
-    scatter: PublicScatter,
-    words: str,
+    rule: NameRule, groups: Sequence[Tensor], scatter: PublicScatter, words: str
 ) -> ClassGuess | None:
     """Class means by names, with what the rule does not explain left open; None: nothing is said.
 
@@ -253,20 +206,18 @@ def from_names(
         return None
     means = torch.stack([rule(each).mean(1) for each in groups], 1)
     expected = rule.explained * float(scatter.between.trace())
-    if len(groups) > 1 and float(means.var(1).sum()) < ALIKE_NAMES * expected:
+    if len(groups) > 1 and float(means.var(1).sum()) < LEAST_SPREAD * expected:
         return None
     return ClassGuess(words, means, (1 - rule.explained) * scatter.between)
 
 
-def of_classifier(
-    directions: Tensor, matched: Mapping[int, int], public: ClassMeans
-) -> tuple[Tensor, float]:
-    """(C, q) class means that a classifier's weights imply, and the R² of those it shares.
+def of_classifier(directions: Tensor, matched: Mapping[int, int], public: ClassMeans) -> Tensor:
+    """(C, q) class means that a classifier's weights imply.
 
     Under linear discriminant analysis with all classes alike w_c = W⁻¹(μ_c − μ), so μ_c lies along
     C_x w_c. The factor is fitted on classes that are public ones too, and then, by ridge regression
-    of what it leaves, a matrix beside it, as classes are not alike. The ridge, and R², are by
-    leaving one class out.
+    of what it leaves, a matrix beside it, as classes are not alike. The ridge is by leaving one
+    class out.
 
     Args:
         directions: (C, q) C_x w_c in features.
@@ -287,8 +238,8 @@ def of_classifier(
         missed = wanted - apart @ (factor * one + matrix)
         missed = missed / (1 - 1 / len(apart) - (apart * solved.mT).sum(1))[:, None]
         found.append((float(missed.square().sum()), ridge, factor * one + matrix))
-    error, _, matrix = min(found, key=lambda each: each[:2])
-    return centre + (directions - shift) @ matrix, 1 - error / float(wanted.square().sum())
+    _, _, matrix = min(found, key=lambda each: each[:2])
+    return centre + (directions - shift) @ matrix
 
 
 def _kernel(left: Tensor, right: Tensor, width: float) -> Tensor:

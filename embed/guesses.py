@@ -3,8 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,6 @@ from embed.class_sources import (
     ClassMeans,
     NameRule,
     PublicScatter,
-    from_alike,
     from_examples,
     from_names,
     of_classifier,
@@ -24,10 +21,9 @@ from embed.class_sources import (
 from embed.encoding import refuse_other
 from embed.identity import known_rows
 from embed.knowledge import NONE, Knowledge
-from embed.known_classes import ClassGuess, KnownClasses
+from embed.known_classes import KnownClasses
 from embed.store import EmbeddingSet
 from embed.transform import PublicTransform
-from pretrain.cli.json_text import parsed
 from pretrain.encoders.text import name_vectors, words_of
 
 
@@ -48,9 +44,8 @@ def added_to(
         sources: of this knowledge and `public`, for several transforms; None: found here.
 
     Raises:
-        ValueError: a file or set that does not serve, or names of another number.
+        ValueError: a set that does not serve, or names of another number.
     """
-    knowledge.validate()
     names = tuple(class_names) or knowledge.names or ()
     scattered = transform.between_class is not None
     shown = examples_of(public, names) if knowledge.examples is None and scattered else None
@@ -60,7 +55,7 @@ def added_to(
         shown.check_finite("examples")
         refuse_other(public.encoding, shown.encoding, ("public", "examples"))
         names = names or shown.declared_classes
-    if knowledge.text_encoder is None and knowledge.alike is None and shown is None:
+    if knowledge.text_encoder is None and shown is None:
         return transform
     if not names:
         raise ValueError("class names must be known for guesses of class means, got none")
@@ -71,12 +66,8 @@ def added_to(
     means = ClassMeans.of(public, transform, sources.classes)
     found = None if shown is None else means_by_name(shown, transform, names)
     rule, words = sources.rule(transform, means)
-    alike = None
-    if knowledge.alike is not None:
-        labels = read_alike(knowledge.alike, names, public.meta.get("class_names", ()))
-        alike = from_alike(labels, means, PublicScatter.of(transform))
     groups = sources.vectors(knowledge.names or names)
-    transform = knowing(transform, names, rule, words, groups, found, alike, means)
+    transform = knowing(transform, names, rule, words, groups, found)
     if rule is not None:
         said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
         if transform.known is None or words not in transform.known.words:
@@ -110,21 +101,17 @@ class Sources:
         if not named:
             raise ValueError("public must name its classes for text_encoder, got none")
         vectors = name_vectors(named, knowledge.text_encoder)
-        if knowledge.classifier is None:
-            return cls(classes, knowledge.text_encoder, vectors)
-        if public.encoding is None:
-            raise ValueError("public must say its encoder for classifier, got rows of unknown one")
-        from pretrain.encoders.classifier import classifier_of
+        held, made = None, public.encoding
+        if made is not None:
+            from pretrain.encoders.classifier import classifier_of
 
-        ids, weights = classifier_of(public.encoding.encoder, knowledge.classifier)
-        place = {plain(name): label for label, name in enumerate(named)}
-        place |= {plain(words_of(name)): label for label, name in enumerate(named)}
-        matched = tuple(
-            (number, place[key])
-            for number, name in enumerate(ids)
-            for key in [plain(words_of(name))]
-            if key in place
-        )
+            held = classifier_of(made.encoder, made.weights)
+        if held is None or held[1].shape[1] != public.dim:
+            return cls(classes, knowledge.text_encoder, vectors)
+        ids, weights = held
+        place = {plain(words_of(name)): label for label, name in enumerate(named)}
+        keys = [plain(words_of(name)) for name in ids]
+        matched = tuple((number, place[key]) for number, key in enumerate(keys) if key in place)
         own = name_vectors(ids, knowledge.text_encoder)
         directions = covariance_with(public, weights)
         return cls(classes, knowledge.text_encoder, vectors, own, directions, matched)
@@ -145,6 +132,8 @@ class Sources:
     ) -> tuple[NameRule | None, str]:
         """The rule from names to class means, and its words; None without a text encoder.
 
+        Classes of the encoder's classifier join the public ones where they explain more of these.
+
         Args:
             transform: whose features the means are in.
             means: of the public classes.
@@ -158,18 +147,19 @@ class Sources:
                 f"public must hold at least {FEWEST} classes for text_encoder, got {len(kept)}"
             )
         vectors, known = self.public[kept], means.means[kept]
-        words = f"names of {len(kept)} public classes"
+        rule, words = NameRule.learned(vectors, known), f"names of {len(kept)} public classes"
         matched = {c: k for c, k in self.matched if k in set(kept)}
-        if self.own is not None and self.directions is not None and len(matched) >= FEWEST:
-            scale = transform.scale.double()
-            features = self.directions @ transform.basis.double() / scale
-            more, explained = of_classifier(features, matched, means)
-            paired = {c for c, _ in self.matched}
-            rest = [c for c in range(len(self.own)) if c not in paired]
-            vectors = torch.cat([vectors, self.own[rest]])
-            known = torch.cat([known, more[rest]])
-            words += f" and of {len(rest)} of the encoder's classifier (R² {explained:.2f})"
-        return NameRule.learned(vectors, known, len(kept)), words
+        if self.own is None or self.directions is None or len(matched) < FEWEST:
+            return rule, f"{words}, and none of a classifier of the encoder"
+        features = self.directions @ transform.basis.double() / torch.as_tensor(transform.scale)
+        more = of_classifier(features, matched, means)
+        paired = {c for c, _ in self.matched}
+        rest = [c for c in range(len(self.own)) if c not in paired]
+        vectors, known = torch.cat([vectors, self.own[rest]]), torch.cat([known, more[rest]])
+        wider = NameRule.learned(vectors, known, measured=len(kept))
+        if wider.explained <= rule.explained:
+            return rule, f"{words}, as those of the encoder's classifier add nothing"
+        return wider, f"{words} and {len(rest):,} of the encoder's classifier"
 
 
 def knowing(
@@ -179,38 +169,30 @@ def knowing(
     words: str,
     groups: Sequence[Tensor],
     examples: ClassMeans | None,
-    alike: ClassGuess | None = None,
-    public: ClassMeans | None = None,
 ) -> PublicTransform:
-    """The transform with guesses of every source, and of examples after each of the others.
+    """The transform with guesses of names, of examples, and of examples after names.
 
-    Its covariance within classes is that of public rows and examples. `public` are the public class
-    means, near which examples may lie.
+    Its covariance within classes is that of public rows and examples.
     """
     scatter = PublicScatter.of(transform)
     said = None if rule is None else from_names(rule, groups, scatter, words)
-    guesses = [each for each in (said, alike) if each is not None]
+    guesses = [] if said is None else [said]
     if examples is not None:
         transform = replace(transform, within_class=scatter_within(examples, scatter))
-        guesses += [from_examples(examples, scatter, each, public) for each in (None, *guesses)]
+        guesses += [from_examples(examples, scatter, each) for each in (None, *guesses)]
     return replace(transform, known=KnownClasses(tuple(names), tuple(guesses)) if guesses else None)
 
 
 def covariance_with(public: EmbeddingSet, weights: Tensor) -> Tensor:
     """(C, p) covariance of (C, p) scores' weights with embeddings: C_x w_c, over public rows."""
     narrow = (weights - weights.mean(0)).float()
-    count, rows, scores = 0, torch.zeros(narrow.shape[1]), torch.zeros(len(narrow))
-    both = torch.zeros(narrow.shape, dtype=torch.float64)
+    rows, both = torch.zeros(narrow.shape[1]).double(), torch.zeros(narrow.shape).double()
     for block in public.blocks():
         x = torch.from_numpy(np.array(block)).float()
-        said = x @ narrow.mT
-        both += (said.mT @ x).double()
-        rows, scores, count = (
-            rows + x.double().sum(0),
-            scores + said.double().sum(0),
-            count + len(x),
-        )
-    return both / count - torch.outer(scores / count, rows / count)
+        rows += x.double().sum(0)
+        both += ((x @ narrow.mT).mT @ x).double()
+    mean = rows / len(public)
+    return both / len(public) - torch.outer(narrow.double() @ mean, mean)
 
 
 def examples_of(public: EmbeddingSet, names: Sequence[str]) -> EmbeddingSet | None:
@@ -233,46 +215,13 @@ def means_by_name(
     Raises:
         ValueError: no class of the examples has one of the names.
     """
-    theirs = {plain(str(name)): k for k, name in enumerate(shown.meta.get("class_names", ()))}
-    place = [theirs.get(plain(name)) for name in names]
-    if all(label is None for label in place):
-        raise ValueError(f"examples must have classes named as the private ones, got {[*theirs]}")
-    own = [label for label in place if label is not None]
-    found = ClassMeans.of(shown, transform, len(theirs), own)
-    means = torch.zeros(len(names), transform.dim - 1, dtype=torch.float64)
-    counts = torch.zeros(len(names), dtype=torch.float64)
-    for k, label in enumerate(place):
-        if label is not None and found.counts[label]:
-            means[k], counts[k] = found.means[label], found.counts[label]
-    return ClassMeans(means, counts, found.scatter)
-
-
-def read_alike(path: Path, names: Sequence[str], public: Sequence[str]) -> list[list[int]]:
-    """Public labels that look like each private class, of a JSON file {class: [public classes]}.
-
-    A public class may be named by its own name or by its words.
-
-    Raises:
-        ValueError: no such file, or a class that is unknown.
-    """
-    try:
-        given: Any = parsed(path.read_text("utf-8"))
-        if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
-            raise ValueError("a JSON object of class and list of public classes is wanted")
-        for name in given:
-            if name not in names:
-                raise ValueError(f"one of the classes {', '.join(names)} is wanted, got {name}")
-        place = {plain(words): k for k, name in enumerate(public) for words in (words_of(name),)}
-        place |= {first.partition(",")[0]: k for first, k in list(place.items())}
-        place |= {plain(name): k for k, name in enumerate(public)}
-        labels = [[place.get(plain(str(each))) for each in given.get(name, ())] for name in names]
-        for name, found in zip(names, labels, strict=True):
-            if None in found:
-                odd = given[name][found.index(None)]
-                raise ValueError(f"a public class is wanted for {name}, got {odd!r}")
-        return [[label for label in found if label is not None] for found in labels]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"alike must be a file of classes, got {path}: {error}") from error
+    shown_names = [plain(str(name)) for name in shown.meta.get("class_names", ())]
+    place = {plain(name): k for k, name in enumerate(names)}
+    numbers = np.array([place.get(name, -1) for name in shown_names], np.int64)
+    if not (numbers >= 0).any():
+        raise ValueError(f"examples must have classes named as the private ones, got {shown_names}")
+    labels = numbers[shown.labels]
+    return ClassMeans.of(shown, transform, len(names), labels, scattered=True)
 
 
 def plain(name: str) -> str:

@@ -16,16 +16,11 @@ class Knowledge:
     private set declares)."""
     text_encoder: str | None = None
     """Guess class means from names, by those of public classes: `package` (extra `names`), a
-    directory that transformers can load, or open_clip:NAME (default: names are not used)."""
-    classifier: str | None = None
-    """With --text-encoder: weights file that holds the classifier of a timm encoder, package or
-    hub; its ImageNet classes join the public ones."""
+    directory that transformers can load, or open_clip:NAME. The ImageNet classes that a timm
+    encoder was trained with join the public ones (default: names are not used)."""
     examples: Path | None = None
     """Public embedding set with labels named as the private classes (default: the public set where
     its class names contain the private ones; none: no examples)."""
-    alike: Path | None = None
-    """JSON file that maps a private class to the public classes that look like it (default: no
-    class looks like another)."""
 
     def given(self) -> dict[str, Any]:
         """Options that were set, by name; the others are None."""
@@ -34,9 +29,4 @@ class Knowledge:
     @property
     def guesses(self) -> bool:
         """Whether something is known of the classes beside public ones of the same names."""
-        return bool(self.text_encoder or self.alike or self.examples not in (None, NONE))
-
-    def validate(self) -> None:
-        """Raises ValueError for an option that needs another one."""
-        if self.classifier and self.text_encoder is None:
-            raise ValueError("text_encoder must be given with classifier, got none")
+        return bool(self.text_encoder or self.examples not in (None, NONE))

@@ -1,8 +1,8 @@
 """Public guesses of the private classes' means: what is known of the classes before anybody sums.
 
-A guess comes from the names of the classes, from public examples of them, or from public classes
-that look alike; see `embed.class_sources`. It says where the mean of a class lies in the features
-of a transform, and how wrong such guesses are. No private row has a part in it.
+A guess comes from the names of the classes or from public examples of them; see
+`embed.class_sources`. It says where the mean of a class lies in the features of a transform, and
+how wrong such guesses are. No private row has a part in it.
 """
 
 import json
@@ -26,7 +26,7 @@ class ClassGuess:
     source: str  # in words
     means: Tensor  # (q, K) float64 m
     covariance: Tensor  # (q, q) float64 V
-    trust: int = 1  # before any sum: of names or likeness 1, of examples 2, of both 3
+    trust: int = 1  # before any sum: of names 1, of examples 2, of both 3
 
 
 @dataclass(frozen=True)

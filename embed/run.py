@@ -116,8 +116,7 @@ class FitTransform:
         """Fits, checks that public and private differ, writes."""
         from embed.fit import fit_and_apply
 
-        self.knowledge.validate()
-        inputs = (self.public, self.apply_to, self.knowledge.examples, self.knowledge.alike)
+        inputs = (self.public, self.apply_to, self.knowledge.examples)
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         report = fit_and_apply(
             self.public,

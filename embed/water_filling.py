@@ -18,7 +18,7 @@ ONE_SUM_SHARE = 0.05  # λ about the public mean, where no first sum says how fa
 PLANNED_SHARE = 0.25  # λ for the number of directions, fixed before the first sum
 INFORMATION = 0.8  # of it, that the directions hold
 MOST = 256  # directions; second moments of more are noise, and many bytes
-LEAST_NOISE = 1e-6  # t, where there is none
+LEAST_NOISE, LOUDEST = 1e-6, 1e60  # bounds of t: its square is a normal number
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Channel:
 
     def count(self, noise: float, information: float = INFORMATION, most: int = MOST) -> int:
         """The fewest directions that hold this share of Σ log(1 + β a²/t²), `most` at most."""
-        heard = self.strengths * self.lengths(noise).square() / max(noise, LEAST_NOISE) ** 2
+        bounded = min(max(noise, LEAST_NOISE), LOUDEST)
+        heard = self.strengths * self.lengths(noise).square() / bounded**2
         held = heard.log1p().cumsum(0)
         enough = int((held < information * held[-1] * (1 - 1e-12)).sum()) + 1
         return min(enough, most)
@@ -90,7 +91,9 @@ def water_filling(strengths: Tensor, noise: float) -> Tensor:
         >>> water_filling(torch.tensor([3.0, 1.0, 0.01], dtype=torch.float64), 0.5)
         tensor([0.3819, 0.4564, 0.0000], dtype=torch.float64)
     """
-    levels = max(noise, LEAST_NOISE) ** 2 * (1 + 1 / strengths)  # c, ascending
+    # c, ascending, less the least: θ and c may be large beside the powers
+    bounded = min(max(noise, LEAST_NOISE), LOUDEST)
+    levels = bounded**2 * (1 / strengths - 1 / strengths[0])
     counts = torch.arange(1, len(levels) + 1, dtype=levels.dtype)
     waters = (1 + levels.cumsum(0)) / counts  # θ of the first k
     water = waters[int((waters > levels).sum()) - 1]

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Retired:
         name, _, value = self.option.partition(" ")
         words = [word for each in arguments for word in _split(each)]
         if value:
-            return any(pair == (name, value) for pair in zip(words, words[1:], strict=False))
+            return any(pair == (name, value) for pair in pairwise(words))
         return not name or name in words
 
     def line(self, command: str) -> str:

@@ -99,9 +99,10 @@ def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"text_encoder must hold a text model, got {place}: {error}") from error
     model.eval()
-    vectors = []
+    vectors: list[Tensor] = []
+    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))  # padded to little
     for start in range(0, len(texts), AT_ONCE):
-        part = list(texts[start : start + AT_ONCE])
+        part = [texts[number] for number in order[start : start + AT_ONCE]]
         tokens = tokenizer(part, padding=True, truncation=True, return_tensors="pt")
         with torch.inference_mode():
             if hasattr(model, "get_text_features"):  # one of a pair
@@ -111,7 +112,7 @@ def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:
                 mask = tokens["attention_mask"][..., None].float()
                 found = (model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
         vectors.append(found)
-    return _unit(torch.cat(vectors))
+    return _unit(torch.cat(vectors)[torch.tensor(order).argsort()])
 
 
 def _by_tower(name: str, texts: Sequence[str]) -> Tensor:

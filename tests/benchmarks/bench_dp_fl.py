@@ -1,6 +1,6 @@
 """DP-FL at w = 1 and a plain Opacus script with the same settings, on real embeddings.
 
-python tests/benchmarks/bench_dp_fl.py --embeddings DIR --public DIR --output results/dp_fl
+python tests/benchmarks/bench_dp_fl.py --embeddings DIR --public DIR --output results/rivals/dp_fl
 """
 
 import argparse

@@ -1,6 +1,7 @@
-"""The same pictures in every format: are the embeddings equal, and what does memory do?
+r"""The same pictures in every format: are the embeddings equal, and what does memory do?
 
-    python tests/benchmarks/bench_intake.py [--rows 100000] [--folder DIR] [--out results/intake]
+    python tests/benchmarks/bench_intake.py [--rows 100000] [--folder DIR] \
+        [--out results/speed/intake]
 
 JPEG pictures of 32 pixels, 100 users, 10 classes. They are written as folders of users and classes,
 as a CSV table of those files, as Parquet with a single row group, as WebDataset shards and as a

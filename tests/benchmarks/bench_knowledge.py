@@ -1,7 +1,7 @@
 """What public knowledge of the classes is worth: accuracy by users, epsilon and source.
 
 python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public tiny_lite0 \
-    --text-encoder package --classifier package --write knowledge.json
+    --text-encoder package --write knowledge.json
 
 The discriminant as `run` releases it by default, on public principal coordinates of both sets,
 with float noise. A source is none, names, shuffled names (every class has another's), numbers
@@ -99,7 +99,7 @@ class Stage:
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        return knowing(transform, self.names, rule, words, groups, examples, public=means)
+        return knowing(transform, self.names, rule, words, groups, examples)
 
     def method(
         self, source: str, facts: PublicFacts, shown: EmbeddingSet | None
@@ -211,7 +211,6 @@ def main() -> None:
     parser.add_argument("--embeddings", type=Path, required=True)
     parser.add_argument("--public", type=Path, required=True)
     parser.add_argument("--text-encoder")
-    parser.add_argument("--classifier")
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument(
         "--sources", nargs="+", default=["none", "names", "shuffled", "5", "20", "names+20"]
@@ -220,7 +219,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, required=True)
     given = parser.parse_args()
     public, private = EmbeddingSet.open(given.public), EmbeddingSet.open(given.embeddings)
-    knowledge = Knowledge(text_encoder=given.text_encoder, classifier=given.classifier)
+    knowledge = Knowledge(text_encoder=given.text_encoder)
     compression = Compression.fit(public, COORDINATES)
     sources = Sources.of(knowledge, public).compressed(compression.basis)
     coordinates = compression.apply(public)

@@ -39,7 +39,7 @@ from train_distributed.privacy.float_noise import gaussian
 
 CLASSES, CONSTANT, L2_REG = 10, 0.5, 1.0
 CHUNK_USERS = 1024
-METHODS = ("class-sums", "softmax", "discriminant", "discriminant-integers")
+METHODS = ("discriminant", "softmax", "discriminant", "discriminant-integers")
 INTEGERS = 100  # times fewer users
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.compress import Compression
 from embed.fit import exclude, shared_rows
 from embed.identity import false_positives, found, known_rows, row_hashes
 from embed.store import hash_rows
@@ -92,16 +91,10 @@ def test_only_the_identity_has_seen_nothing(tmp_path: Path) -> None:
     PublicTransform.identity(4, 2.0, 0.5).save(tmp_path / "t.safetensors")
     assert PublicTransform.load(tmp_path / "t.safetensors").is_identity
     plain = PublicTransform.identity(4).tensors()
-    for name in ("mean", "basis", "scale", "row_mean", "second_moment"):
+    for name in ("mean", "basis", "scale", "row_mean", "within_class"):
         changed = plain[name].clone()
         changed.view(-1)[0] += 0.5
         assert not PublicTransform.from_tensors(plain | {name: changed}).is_identity, name
-
-
-def test_coordinates_do_not_speak_for_raw_rows() -> None:
-    public = held(rows(0))
-    compression = Compression.fit(public, 4)
-    assert compression.fit_transform(compression.apply(public)).seen is None
 
 
 @pytest.mark.parametrize(

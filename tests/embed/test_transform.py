@@ -3,14 +3,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
-from embed.directions import FAINT
+from embed.known_classes import ClassGuess, KnownClasses
 from pretrain.preprocess import Preprocess
 
 CLIP = math.sqrt(2)
@@ -112,17 +111,8 @@ def public() -> torch.Tensor:
     return torch.randn(4000, 12, generator=generator) @ mix + 5
 
 
-def test_whitened_features_are_uncorrelated(public: torch.Tensor) -> None:
-    transform = PublicTransform.fit(public, components=6, shrinkage=0.0)
-    features = transform.features(public).double()
-    covariance = torch.cov(features.T, correction=0)
-    expected = torch.eye(6, dtype=torch.float64) * covariance[0, 0]
-    assert torch.allclose(covariance, expected, atol=2e-5)
-    assert features.mean(0).abs().max() < 1e-5
-
-
 def test_basis_is_that_of_an_independent_pca(public: torch.Tensor) -> None:
-    transform = PublicTransform.fit(public, components=4, whiten=False)
+    transform = PublicTransform.fit(public, components=4)
     _, _, directions = np.linalg.svd(public.numpy() - public.numpy().mean(0), full_matrices=False)
     overlap = np.abs(directions[:4] @ transform.basis.numpy())
     assert np.allclose(overlap, np.eye(4), atol=1e-3)
@@ -134,13 +124,14 @@ def test_clip_quantile_is_the_share_of_public_rows_left_alone(public: torch.Tens
     assert (norms <= 1).float().mean() == pytest.approx(0.3, abs=0.01)
 
 
-def test_public_moments_are_those_of_the_rows(public: torch.Tensor) -> None:
-    transform = PublicTransform.fit(public, components=5, clip_norm=3.0, constant=0.5)
+def test_public_scatter_is_that_of_the_rows(public: torch.Tensor) -> None:
+    transform = PublicTransform.fit(public, components=5)
     rows = transform(public).double()
     assert transform.dim == rows.shape[1] == 6
-    assert torch.allclose(transform.second_moment, rows.T @ rows / len(rows))
-    assert torch.allclose(transform.covariance, torch.cov(rows.T, correction=0), atol=1e-12)
-    assert true_norms(rows).max() <= 3.0
+    assert torch.allclose(transform.row_mean, rows[:, 1:].mean(0))
+    covariance = torch.cov(rows[:, 1:].T, correction=0)
+    assert torch.allclose(transform.public.covariance, covariance, atol=1e-12)
+    assert true_norms(rows).max() <= math.sqrt(1.25)
 
 
 def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tensor) -> None:
@@ -150,31 +141,13 @@ def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tenso
     assert torch.equal(turned.features(public), public.float().flip(1))
 
 
-@pytest.mark.parametrize("kind", ["principal", "tempered"])
-def test_directions_after_the_leading_ones_are_faint(public: torch.Tensor, kind: str) -> None:
-    """The same directions, and the same units but for one factor; rows are clipped as ever."""
-    options: dict[str, Any] = {"components": 5, "directions": kind}
-    plain = PublicTransform.fit(public, **options)
-    faint = PublicTransform.fit(public, leading=2, **options)
-    assert torch.equal(faint.basis, plain.basis)
-    ratio = faint.scale / plain.scale
-    expected = torch.tensor([1.0, 1, 1 / FAINT, 1 / FAINT, 1 / FAINT]) * ratio[0]
-    torch.testing.assert_close(ratio, expected)
-    assert ratio[0] < 1  # which leaves more of a row's length to the leading ones
-    assert (true_norms(faint(1e6 * public)) <= CLIP).all()
-    assert faint.options is not None
-    assert faint.options["leading"] == 2
-    with pytest.raises(ValueError, match=r"leading must be in \[1, 5\], got 6"):
-        PublicTransform.fit(public, leading=6, **options)
-
-
 def test_saved_transform_is_the_same(public: torch.Tensor, tmp_path: Path) -> None:
     transform = PublicTransform.fit(public, components=3)
     transform.save(tmp_path / "transform.safetensors")
     loaded = PublicTransform.load(tmp_path / "transform.safetensors")
     assert loaded.fitted_on == transform.fitted_on
     assert torch.equal(loaded(public), transform(public))
-    assert torch.equal(loaded.covariance, transform.covariance)
+    assert torch.equal(loaded.within_class, transform.within_class)
 
 
 def test_constant_public_rows_are_an_error() -> None:
@@ -196,8 +169,10 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
         ({"bounds": torch.tensor([math.nan, 0.5])}, "clip_norm must be > constant"),
         ({"bounds": torch.tensor([1.0, -0.5])}, "clip_norm must be > constant"),
         ({"basis": torch.ones(3)}, "basis"),
-        ({"scale": torch.zeros(3)}, r"scale must be in \[2\^-126, 2\^127\], got 0"),
+        ({"scale": torch.zeros(())}, r"scale must be in \[2\^-126, 2\^127\], got 0"),
         ({"mean": torch.full((3,), math.inf)}, "mean must be finite"),
+        ({"second_moment": torch.eye(4)}, "one of an earlier version is to be fitted again"),
+        ({"centre": torch.zeros(2).double()}, "directions and centre must be there together"),
     ],
 )
 def test_a_damaged_transform_is_refused(change: dict, rule: str) -> None:
@@ -230,3 +205,54 @@ def test_equal_transforms_are_equal_files_whoever_saves_them(tmp_path: Path) -> 
     elsewhere = [sys.executable, "-c", SAVES, *map(str, (first, *others[3:]))]
     subprocess.run(elsewhere, check=True, cwd=Path(__file__).parents[2])
     assert {path.read_bytes() for path in others} == {first.read_bytes()}
+
+
+def test_mapped_rows_are_those_of_the_formula(public: torch.Tensor, tmp_path: Path) -> None:
+    labels = (public[:, 0] > 5).long() + 2 * (public[:, 1] > 5).long()
+    held = EmbeddingSet(embeddings=public.numpy(), labels=labels.numpy())
+    raw = PublicTransform.fit(held)
+    mapped = raw.mapped(0.3, 4)
+    assert mapped.directions is not None
+    assert mapped.centre is not None
+    y = raw(public)[:, 1:].double()
+    z = (y - raw.row_mean) @ mapped.directions / mapped.length
+    z = z * (1 / z.norm(dim=1, keepdim=True)).clamp(max=1)
+    rows = mapped(public)
+    assert torch.allclose(rows[:, 1:].double(), z, atol=1e-5)
+    assert (rows[:, 0] == 0.5).all()
+    assert true_norms(mapped(1e6 * public).double()).max() <= math.sqrt(1.25)
+    assert torch.equal(mapped.map_rows(raw(public)), rows)
+    scatter = mapped.public
+    assert float(scatter.covariance.trace()) == pytest.approx(1)
+    assert mapped.raw.same_rows(raw)
+    mapped.save(tmp_path / "mapped")
+    loaded = PublicTransform.load(tmp_path / "mapped")
+    assert loaded.same_rows(mapped)
+    assert torch.equal(loaded(public), rows)
+    with pytest.raises(ValueError, match="transform must be to raw coordinates"):
+        mapped.mapped(0.3, 2)
+
+
+def test_guesses_are_mapped_as_rows_are(public: torch.Tensor) -> None:
+    raw = PublicTransform.fit(public, components=6)
+    draw = torch.Generator().manual_seed(0)
+    means = 0.1 * torch.randn(6, 3, generator=draw, dtype=torch.float64)
+    guess = ClassGuess("words", means, torch.eye(6, dtype=torch.float64))
+    known = replace(raw, known=KnownClasses(("a", "b", "c"), (guess,)))
+    assert known.guesses == (guess,)
+    mapped = known.mapped(0.3, 3)
+    assert mapped.directions is not None
+    (found,) = mapped.guesses
+    typical = math.sqrt(
+        float((mapped.directions * (raw.public.covariance @ mapped.directions)).sum())
+    )
+    own = (means - raw.row_mean[:, None]).T @ mapped.directions / typical
+    assert torch.allclose(found.means, own.T)
+    assert torch.allclose(found.covariance, mapped.directions.T @ mapped.directions / typical**2)
+
+
+@pytest.mark.parametrize("length", [2.0**-21, 2.0**21, math.nan])
+def test_lengths_of_rounding_are_refused(public: torch.Tensor, length: float) -> None:
+    mapped = PublicTransform.fit(public, components=6).mapped(0.3, 3)
+    with pytest.raises(ValueError, match="length must be"):
+        replace(mapped, length=length)

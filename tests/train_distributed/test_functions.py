@@ -78,7 +78,7 @@ TYPES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     (td.account, {}, {"epsilon": "1", "delta": True, "compositions": 1.5}),
     (td.audit, {}, {"method": 1, "trials": 2.5, "confidence": "high"}),
     (td.demo, {}, {"users": 1.5, "epsilons": ("1",), "seeds": None, "components": True}),
-    (td.sweep, {"experiment": "accuracy"}, {"experiment": "nothing", "embeddings": 3}),
+    (td.sweep, {"experiment": "frontier"}, {"experiment": "nothing", "embeddings": 3}),
     (td.plot_sweep, {"results": "r"}, {"results": None}),
     (td.protect, {}, {"budget": "low"}),
     (td.show_ledger, {}, {"ledger": 3, "delta": "1e-5", "json": 1}),

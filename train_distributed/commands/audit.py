@@ -1,7 +1,5 @@
 """`python -m train_distributed audit`: is more learned from a release than it promises?"""
 
-import itertools
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,18 +52,6 @@ class Audit:
     confidence: float = 0.9999
     """Confidence of each lower bound: a method that keeps its promise is found to break it with a
     chance of at most 1 - confidence."""
-    pipeline: str | None = None
-    """Your own labelled pictures, as in `embed run --data`. Instead of attacking a method, replace
-    one picture in eight ways, and compare the output of `embed run`, `hold-out`, `exclude`, `run`
-    and `evaluate` for the others."""
-    layout: Literal["auto", "class", "user-class", "flat"] = "auto"
-    """Layout of the folder of pictures, with --pipeline."""
-    pictures: int = 24
-    """Number of pictures to take, with --pipeline."""
-    encoder: str = "simclr-small"
-    """Encoder as for `embed run`, with --pipeline."""
-    weights: str | None = None
-    """Weights file for --encoder (default: the weights it ships with)."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -81,8 +67,6 @@ class Audit:
         from train_distributed.research.audit.attack import attack
 
         out = output_directory(self.out, "audit", overwrite=self.overwrite)
-        if self.pipeline is not None:
-            return self._compare_neighbours(self.pipeline, out)
         rows: list[dict[str, Any]] = []
         lines: list[str] = []
         for target in self._targets():
@@ -95,37 +79,11 @@ class Audit:
         broken = sum(row["broken"] for row in rows)
         confidence = f"{100 * self.confidence:g} % confidence each"
         lines.append(f"{broken} of {len(rows)} promises broken at {confidence}")
-        return self._write(out, {"broken": broken, "audits": rows}, lines)
-
-    def _compare_neighbours(self, data: str, out: Path) -> "Audited":
-        from pretrain.sources import open_images
-        from train_distributed.research.audit.pipeline.neighbours import (
-            PipelineAudit,
-            as_text,
-            checks,
-        )
-        from train_distributed.research.audit.pipeline.records import records_of
-
-        images = open_images(data, layout=self.layout)
-        records = records_of(images, self.pictures)
-        encoder = {"encoder": self.encoder, "weights": self.weights}
-        found, lines = [], []
-        with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-            pipeline = PipelineAudit(records, images.class_names, Path(scratch), encoder)
-            for group in itertools.groupby(checks(pipeline), key=lambda c: (c.command, c.where)):
-                found += (group := list(group[1]))
-                lines.append(as_text(group))
-                print(lines[-1], flush=True)
-        broken = sum(check.broken for check in found)
-        lines.append(f"{broken} of {len(found)} comparisons broken")
-        return self._write(out, {"broken": broken, "checks": [asdict(c) for c in found]}, lines)
-
-    def _write(self, out: Path, result: dict[str, Any], lines: list[str]) -> "Audited":
         with new_directory(out, overwrite=self.overwrite) as partial:
-            write_json(partial / "audit.json", provenance() | result)
+            write_json(partial / "audit.json", provenance() | {"broken": broken, "audits": rows})
             (partial / "table.txt").write_text("\n".join(lines) + "\n", "utf-8")
         print(f"{lines[-1]}; written: {out}")
-        return Audited(out, result["broken"])
+        return Audited(out, broken)
 
     def _targets(self) -> "tuple[Target, ...]":
         from train_distributed.research.audit.target import Target, by_servers, standing
@@ -162,7 +120,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Audited:
-    """Directory that an audit wrote, and how many promises or comparisons it found broken."""
+    """Directory that an audit wrote, and how many promises it found broken."""
 
     directory: Path
     broken: int

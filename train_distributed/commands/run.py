@@ -97,9 +97,8 @@ class Run:
         if not self.with_encoder:
             check.left_out("without with_encoder", encoder_weights=self.encoder_weights)
         check.within("[0, 2^63)", **check.present(seed=self.seed))
-        self.knowledge.validate()
         given = (self.embeddings, self.public, self.transform, self.config, self.ledger)
-        given += (self.knowledge.examples, self.knowledge.alike)
+        given += (self.knowledge.examples,)
         files = [each for each in self.options.given().values() if isinstance(each, Path)]
         out = output_directory(self.out, "run", *given, *files, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn

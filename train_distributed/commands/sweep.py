@@ -17,13 +17,12 @@ from train_distributed.research.experiments.conditions import Conditions, Experi
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows
-    from train_distributed.research.experiments.work import Work
+    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows, Work
 
 NOTE = (
-    "a simulation with float noise; the best setting under a label is chosen per cell on the test "
-    "rows unless it says 'chosen by select', and that choice costs privacy that is not accounted "
-    "for; cells of one seed share their noise (common random numbers)"
+    "a simulation with float noise; settings of what is published are chosen per cell on the test "
+    "rows, and that choice costs privacy that is not accounted for; cells of one seed share their "
+    "noise (common random numbers)"
 )
 
 
@@ -32,18 +31,14 @@ class Sweep:
     """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
 
     experiment: tyro.conf.Positional[ExperimentName]
-    """frontier: ours as `select` chooses against blind averaging as published. selection: what
-    `select` chooses against the best of a grid. user-level: all records of a user protected, with
-    and without users' clips; users hold their own rows where the set names them. accuracy: against
-    epsilon for several numbers of users. users: against the number of users. groups: heat map for
-    more users and group privacy. central: one user. trusted: the default of `run` and tuned
-    gradient descent, where one server is trusted with all rows. non-iid: partitions. unequal: local
-    sizes. cost: seconds, memory, bytes. rivals: one sum, ADMM and Charter. convergence: averaged
-    and global models of two users, and of many."""
+    """frontier: accuracy against epsilon, the defaults of `run` and blind averaging as published.
+    users: the same against the number of users, with federated DP-SGD. non-iid: for several
+    partitions. rivals: one sum, ADMM and Charter. convergence: averaged and global models of two
+    users, and of many."""
     embeddings: Path | None = None
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
-    """Public embedding set; labelled for frontier, selection and user-level."""
+    """Public embedding set, from which the transforms are fitted. Not for convergence."""
     conditions: Conditions = field(default_factory=Conditions)
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
@@ -186,20 +181,20 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     for path in journal.others():
         of = "other options, or of another version"
         print(f"kept: an unfinished sweep with {of}, {path}", file=sys.stderr)
-    fresh = work.jobs(done)
+    bar = {"total": len(work.keys), "initial": len(done), "unit": "job", "disable": None}
     try:
-        for key, rows in tqdm(fresh, total=work.total, initial=len(done), unit="job", disable=None):
+        for key, rows in tqdm(work.jobs(done), **bar):
             journal.append(key, rows)
             done[key] = json.loads(json.dumps(rows))
     except KeyboardInterrupt as stop:
         where = f" in {journal.path}: the same command continues" if done else ""
         raise KeyboardInterrupt(f"{_kept(done, work)}{where}") from stop
-    return work.collect(done)
+    return [row for key in work.keys for row in done[key]]
 
 
 def _kept(done: dict[str, "Rows"], work: "Work") -> str:
     rows = sum(map(len, done.values()))
-    return f"{rows} rows of {len(done)} of {work.total} jobs are kept"
+    return f"{rows} rows of {len(done)} of {len(work.keys)} jobs are kept"
 
 
 def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:

@@ -3,11 +3,11 @@
 How many directions and how little regularisation pay depends on the noise. Its measure is t, the
 standard deviation of the noise in a class mean of rows of norm 1, were classes equal:
 
-    t = 2 K z √(m C) A / (N √h),    z the noise multiplier of (ε, δ),    A records that change together,
+    t = 2 K z √(m C) A / (N √h),    z the noise multiplier of (ε, δ),
 
-2 the sensitivity of a record, h the share of μ² that the sum gets, m = w/H where w users, H of them
-honest, share the noise of one sum, w where every user adds all of it, 1 where all rows lie in one
-place; C parts of what is sent are moved by a record. `embed.water_filling` makes of it directions
+2 the sensitivity of a record, A records that change together, h the share of μ² that the sum gets,
+m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
+it, 1 where all rows lie in one place; C parts of what is sent are moved by a record. `embed.water_filling` makes of it directions
 and lengths, `registry.Rule` the rest. No number here comes from a private row of a user.
 """
 
@@ -111,7 +111,7 @@ class PublicFacts:
         rule, found = rule_of(method), dict(given)
         noise = self.noise(rule)
         components = found.pop("components", None)
-        if not transform.is_identity:
+        if not transform.is_identity and transform.directions is None:
             most = components or components_of(rule, transform, noise)
             transform = transform.mapped(noise, most)
         if method in CHARTER:

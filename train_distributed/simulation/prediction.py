@@ -59,7 +59,7 @@ def predictive_interval(
     Examples:
         >>> found = predictive_interval([[0.5, 0.6], [0.6, 0.7], [0.4, 0.5]], shared=0.0)
         >>> print(found)
-        55.0 (33.2 to 76.8)
+        55.0 (35.4 to 74.6)
     """
     values = np.asarray(values, float)
     tasks = len(values)

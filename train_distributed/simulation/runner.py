@@ -22,7 +22,8 @@ from train_distributed.simulation.shared_training import RowsInMemory, released,
 
 K = TypeVar("K")
 V = TypeVar("V")
-Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Iterator[Tensor]]
+Mapped = Iterator[tuple[PublicTransform, Tensor]]  # transform of the rows, (d, K) weights of them
+Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Mapped]
 SCORED = 64  # weights that are tested together
 Accuracies = tuple[float, float]  # of all rows, and the mean of those of every class
 
@@ -37,7 +38,7 @@ def run_trials(
 ) -> Iterator[tuple[str, list[Result]]]:
     """The cells of every job that is not finished, with the job's key.
 
-    `rivals` trains what is not one of METHODS: (d, K) weights for every promise of the plan.
+    `rivals` trains what is not one of METHODS, for every promise of the plan.
 
     A seed fixes the partition, the test rows and the noise; a job's cells do not depend on which
     others were run. Labels of test rows are read to report accuracies: choosing a setting by them
@@ -73,9 +74,9 @@ class _Stage:
         held, test = self.held((name, job.scenario, job.seed))
         cells = partial(self._cells, job, held, largest_share(self.labels[test]))
         if self.rivals and job.family[0].method not in METHODS:
-            weights = self.rivals(job, self.plan, held, self.transforms[name])
-            found = accuracies(self.rows(name)[test], self.labels[test], weights)
-            return cells(found)
+            x, y = self.rows(name)[test], self.labels[test]
+            made = self.rivals(job, self.plan, held, self.transforms[name])
+            return cells([accuracies(t.map_rows(x), y, iter([w]))[0] for t, w in made])
         sizes = job.scenario.sizes(held.sizes)
         key = (job.family[0].training, sizes.sort().values.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])

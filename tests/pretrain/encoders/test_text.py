@@ -131,15 +131,41 @@ def test_the_packaged_encoder_knows_that_cats_are_nearer_to_dogs() -> None:
     assert cat @ dog > cat @ ship + 0.1
 
 
-def test_the_classifier_is_read_from_the_encoder_s_own_file(tmp_path: Path) -> None:
+def test_the_classifier_is_read_from_the_encoder_s_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
-    file = tmp_path / "weights.safetensors"
+    monkeypatch.chdir(tmp_path)
+    file, lite = Path("weights.safetensors"), "timm:tf_efficientnet_lite0"
     save_file({"_fc.weight": weights, "_fc.bias": torch.zeros(1000)}, file)
-    ids, found = classifier_of("timm:tf_efficientnet_lite0", str(file))
-    assert torch.equal(found, weights.double())
-    assert (len(ids), ids[0]) == (1000, "n01440764")
-    with pytest.raises(ValueError, match="classifier must be that of timm:NAME"):
-        classifier_of("simclr-small", str(file))
-    save_file({"_fc.weight": weights[:10]}, file)
-    with pytest.raises(ValueError, match="classifier must be one layer of 1000"):
-        classifier_of("timm:tf_efficientnet_lite0", str(file))
+    for name in (lite, f"mirrored:{lite}"):
+        held = classifier_of(name, "file weights.safetensors")
+        assert held is not None
+        ids, found = held
+        assert torch.equal(found, weights.double())
+        assert (len(ids), ids[0]) == (1000, "n01440764")
+    save_file({"_fc.weight": weights[:10]}, "ten.safetensors")
+    others = ("ten.safetensors", "nowhere.safetensors")
+    for name, origin in (
+        ("simclr-small", "shipped"),
+        ("hf:weights.safetensors", "file weights.safetensors"),
+        *((lite, f"file {other}") for other in others),
+        (lite, "random"),
+        ("timm:resnet18", "package"),
+    ):
+        assert classifier_of(name, origin) is None
+
+
+def test_the_classifier_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken from the hub's cache, which is empty here."""
+    from huggingface_hub import constants
+
+    asked = []
+
+    def create(name: str, pretrained: bool) -> None:
+        asked.append((name, pretrained, constants.HF_HUB_OFFLINE))
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("timm.create_model", create)
+    assert classifier_of("timm:resnet18", "hub") is None
+    assert asked == [("resnet18", True, True)]

@@ -57,7 +57,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def run(call, sets, no_pictures):
     """Runs class sums on the private set: (exit code, stdout, stderr)."""
-    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    common = [
+        "run",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+    ]
     return lambda *more: call(*common, *more)
 
 

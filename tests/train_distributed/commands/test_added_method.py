@@ -20,12 +20,13 @@ import sys
 
 import torch
 
-from train_distributed.one_shot.class_sums import ClassSums, ClassSumsEstimator
+from train_distributed.one_shot.class_moments import ClassMoments
+from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.registry import METHODS, MethodEntry
 
 
-class PlainMean(ClassSumsEstimator):
+class PlainMean(Discriminant):
     def fit(self, noised):
         means = self.statistic.sums(noised) / self.statistic.counts(noised)
         bias = -0.5 * means[1:].square().sum(0) / self.statistic.transform.constant
@@ -33,7 +34,7 @@ class PlainMean(ClassSumsEstimator):
 
 
 def build(transform, num_classes, *, prior="empirical"):
-    sums = ClassSums(num_classes=num_classes, transform=transform)
+    sums = ClassMoments(num_classes=num_classes, transform=transform, moments=False)
     return Method("plain-mean", sums, PlainMean(statistic=sums, prior=prior), num_classes)
 
 

@@ -23,7 +23,9 @@ from train_distributed.released.card.numbers import rounded_up
 @pytest.fixture
 def model(sets, tmp_path) -> Path:
     """A released model."""
-    released = release(EmbeddingSet.open(sets[0]), "class-sums", Privacy(1.0, 1e-5))
+    released = release(
+        EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), centre="public"
+    )
     released.save(tmp_path / "model")
     return tmp_path / "model"
 
@@ -35,7 +37,7 @@ def test_a_card_is_written_into_the_model_and_is_made_of_it_alone(call, model) -
     assert printed.count("written") == 2
     page, text = (model / name for name in ("card.html", "card.md"))
     assert "Suitable for release" in page.read_text()
-    assert "class sums" in text.read_text()
+    assert "discriminant" in text.read_text()
     assert {path.name for path in model.iterdir()} == {*before, page.name, text.name}
     assert all((model / name).read_bytes() == content for name, content in before.items())
     again = [path.read_bytes() for path in (page, text)]
@@ -99,7 +101,16 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
     rows = EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta)
     rows.save(tmp_path / "private")
     EmbeddingSet(embeddings=x + 0.1, labels=labels).save(tmp_path / "public")
-    common = ["--embeddings", "private", "--public", "public", "--method", "class-sums"]
+    common = [
+        "--embeddings",
+        "private",
+        "--public",
+        "public",
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+    ]
     assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
     assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
@@ -143,7 +154,7 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
     parsed = MENU.parse(words, "x")
     assert isinstance(parsed, Run)
     kept = jsonable(asdict(parsed))
-    used = {"method": kept["method"] or "least-squares"} if parsed.config is None else {}
+    used = {"method": kept["method"] or "discriminant"} if parsed.config is None else {}
     given = {k: v for k, v in kept["options"].items() if v is not None}  # as `run` keeps them
     command = _command(kept | used | {"options": given})
     assert command is not None

@@ -53,7 +53,7 @@ def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon
     assert report["simulation_only"]["seconds"] > 0
 
 
-@pytest.mark.parametrize("method", ["least-squares", "softmax"])
+@pytest.mark.parametrize("method", ["discriminant", "softmax"])
 def test_a_prior_from_a_file_is_in_report_and_model(call, sets, tmp_path, method, no_pictures):
     (tmp_path / "prior.json").write_text('{"c": 0.5, "a": 0.2, "b": 0.3}')
     out = tmp_path / "out"
@@ -92,7 +92,20 @@ def test_users_made_by_label_are_a_simulation(
     """A replaced record moves other records from user to user there: no promise covers that."""
     out = tmp_path / "out"
     common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(out)]
-    assert call(*common, "--method", "class-sums", "--scheme", scheme, "--users", "4")[0] == 0
+    assert (
+        call(
+            *common,
+            "--method",
+            "discriminant",
+            "--centre",
+            "public",
+            "--scheme",
+            scheme,
+            "--users",
+            "4",
+        )[0]
+        == 0
+    )
     report = json.loads((out / "report.json").read_text())
     assert report["suitable_for_release"] is suits
     assert report["noise"] == "discrete"

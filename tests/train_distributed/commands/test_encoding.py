@@ -188,7 +188,13 @@ Door = Callable[[EmbeddingSet, EmbeddingSet, Path], Any]
 
 
 def _released(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
-    release(private, "class-sums", Privacy(1.0, 1e-5), transform=PublicTransform.fit(public))
+    release(
+        private,
+        "discriminant",
+        Privacy(1.0, 1e-5),
+        transform=PublicTransform.fit(public),
+        centre="public",
+    )
 
 
 def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:

@@ -18,7 +18,11 @@ def model(sets, tmp_path) -> Path:
     """A model of embeddings that nobody knows the encoder of."""
     transform = PublicTransform.fit(EmbeddingSet.open(sets[1]), components=3)
     learned = release(
-        EmbeddingSet.open(sets[0]), "class-sums", Privacy(5.0, 1e-5), transform=transform
+        EmbeddingSet.open(sets[0]),
+        "discriminant",
+        Privacy(5.0, 1e-5),
+        transform=transform,
+        centre="public",
     )
     learned.save(tmp_path / "model")
     return tmp_path / "model"

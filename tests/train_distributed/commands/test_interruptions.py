@@ -49,7 +49,7 @@ def evaluation(say, sets) -> list[str]:
     given = ("--embeddings", private, "--share", "0.4", "--out", "held")
     assert say("embed", "hold-out", *given)[0] == 0
     given = ("--embeddings", "held", "--public", public, "--epsilon", "5", "--out", "model")
-    assert say("run", *given, "--method", "class-sums")[0] == 0
+    assert say("run", *given, "--method", "discriminant", "--centre", "public")[0] == 0
     return ["evaluate", "--embeddings", "held", "--model", "model", "--epsilon", "2"]
 
 
@@ -158,7 +158,17 @@ def test_an_error_after_the_noise_says_that_it_counts(run, ledger, monkeypatch) 
 
 @pytest.mark.parametrize("where", ["/dev/full", "closed"])
 def test_an_output_that_nobody_reads_costs_no_model(sets, tmp_path, ledger, where: str) -> None:
-    words = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    words = [
+        "run",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+    ]
     command = [sys.executable, "-u", "-m", "train_distributed", *words, "--out", "made"]
     reading, writing = os.pipe() if where == "closed" else (None, os.open(where, os.O_WRONLY))
     if reading is not None:
@@ -217,7 +227,17 @@ EVALUATED = [("train_distributed.released.evaluate:submissions", "before", 0), C
 @pytest.mark.parametrize(("place", "when", "counted"), CASES)
 def test_ctrl_c_in_a_process(sets, tmp_path, monkeypatch, ledger, place, when, counted) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    command = [
+        "run",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+    ]
     child = process(place, when, *command, "--out", "made")
     child.send_signal(signal.SIGINT)
     time.sleep(0.1)
@@ -246,7 +266,17 @@ def test_killed_outright_nothing_stays_but_what_was_drawn(
     sets, tmp_path, monkeypatch, ledger, place
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--method", "class-sums"]
+    command = [
+        "run",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+    ]
     child = process(place, "after", *command, "--out", "made")
     child.kill()
     child.communicate()

@@ -18,7 +18,7 @@ from embed.draws import random_keys
 from embed.hold_out import hold_out
 from train_distributed.one_shot.model import Release
 
-METHODS = ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic")
+METHODS = ("discriminant", "softmax", "svm", "logistic")
 SALTED = "a hash over a secret salt of the ledger"
 SUM = "read off the noised sum"
 CLEAR = "accuracy on test rows, which no promise covers, of the released model"

@@ -20,7 +20,17 @@ def report(out: Path) -> dict:
 def race(sets, folder: Path, *more: str) -> list[tuple[int, str]]:
     """Two runs into one directory at once: (exit code, last line said) of each."""
     command = [sys.executable, "-m", "train_distributed", "run", "--embeddings", sets[0]]
-    command += ["--public", sets[1], "--method", "class-sums", "--out", str(folder / "made"), *more]
+    command += [
+        "--public",
+        sets[1],
+        "--method",
+        "discriminant",
+        "--centre",
+        "public",
+        "--out",
+        str(folder / "made"),
+        *more,
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
     said = [process.communicate(timeout=300) for process in running]

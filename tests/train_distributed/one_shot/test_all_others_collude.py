@@ -15,7 +15,7 @@ from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 
 DELTA = 1e-5
-METHOD = build_method("class-sums", PublicTransform.identity(3), 2, {}).statistic
+METHOD = build_method("discriminant", PublicTransform.identity(3), 2, {}).statistic
 
 
 def _sum(

@@ -25,7 +25,7 @@ from train_distributed.partition import split
 CONSTANT, P = 0.5, 6
 CLIP = math.sqrt(1 + CONSTANT**2)
 NAMES = ("cat", "dog", "owl")
-WITH_PRIOR = ("discriminant", "class-sums", "least-squares", "softmax", "logistic")
+WITH_PRIOR = ("discriminant", "softmax", "logistic")
 
 
 def rows_of(n: int, shares: list[float], seed: int = 0, gap: float = 1.0) -> EmbeddingSet:
@@ -80,37 +80,12 @@ def weighted_lda(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> np.ndarray
     return (x @ solved - 0.5 * (means.T * solved).sum(0) + np.log(shares)).argmax(1)
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.8)])
-def test_least_squares_of_two_classes_is_the_regression_of_rows_that_weigh_so(
-    transform: PublicTransform, shares: tuple[float, float]
-) -> None:
-    """Without noise: normal equations of pooled scatter within; equal shares: LDA's boundary."""
-    data = rows_of(3000, [0.85, 0.15], 3)
-    x, y = transform(data.embeddings), torch.from_numpy(data.labels)
-    n = len(x)
-    chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([n]))
-    method = build_method("least-squares", transform, 2, {"ridge": 0.0, "prior": shares})
-    weights = fitted(method, method.statistic.submit(chunk)[0], n, 0.0).numpy()
-    rows, labels = x.double().numpy(), y.numpy()
-    means = np.stack([rows[labels == k, 1:].mean(0) for k in range(2)])
-    within = (rows[:, 1:] - means[labels]).T @ (rows[:, 1:] - means[labels]) / n
-    centre = np.array(shares) @ means
-    between = sum(p * np.outer(m - centre, m - centre) for p, m in zip(shares, means, strict=True))
-    cross = np.array(shares) * (means - centre).T
-    directions = np.linalg.solve(within + between, cross)
-    assert np.allclose(weights[1:], directions, rtol=1e-7, atol=1e-9)
-    assert np.allclose(CONSTANT * weights[0], shares - centre @ directions, atol=1e-9)
-    if shares == (0.5, 0.5):
-        lda = weighted_lda(rows[:, 1:], labels, np.array(shares))
-        assert ((rows @ weights).argmax(1) == lda).all()
-
-
-@pytest.mark.parametrize("name", ["class-sums", "discriminant"])
-def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, name: str) -> None:
+@pytest.mark.parametrize("moments", [True, False])
+def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, moments: bool) -> None:
     data = rows_of(2000, [0.6, 0.3, 0.1], 4)
     x, y = transform(data.embeddings), torch.from_numpy(data.labels)
     chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([len(x)]))
-    equal = build_method(name, transform, 3, {"prior": "equal"})
+    equal = build_method("discriminant", transform, 3, {"prior": "equal", "moments": moments})
     total = equal.statistic.submit(chunk)[0]
     plain = fitted(equal, total, len(x), 0.0)
     cases: tuple[tuple[ClassPrior, Tensor], ...] = (
@@ -118,20 +93,26 @@ def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, name: str)
         ("empirical", torch.bincount(y) / len(y)),
     )
     for prior, shares in cases:
-        method = build_method(name, transform, 3, {"prior": prior})
+        method = build_method("discriminant", transform, 3, {"prior": prior, "moments": moments})
         shift = fitted(method, total, len(x), 0.0) - plain
         assert shift[1:].abs().max() < 1e-12
         moved = CONSTANT * shift[0]
         assert torch.allclose(moved - moved[0], (shares / shares[0]).log().double(), atol=1e-6)
 
 
-def test_probabilities_of_ridge_regression_are_calibrated_to_the_prior(
+def test_probabilities_are_calibrated_to_the_prior(
     transform: PublicTransform,
 ) -> None:
     """Where the model is used classes are equal, though 85 % of the private rows are of one."""
     data, used = rows_of(6000, [0.85, 0.15], 5, 0.6), rows_of(6000, [0.5, 0.5], 6, 0.6)
     made = release(
-        data, "least-squares", Privacy(1e3, 1e-5), transform=transform, noise="float", prior="equal"
+        data,
+        "discriminant",
+        Privacy(1e3, 1e-5),
+        transform=transform,
+        noise="float",
+        prior="equal",
+        centre="public",
     )
     sure = made.predict_proba(used.embeddings)[:, 1].numpy()
     for low, high in ((0.05, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95)):

@@ -36,12 +36,9 @@ def gradient(transform: PublicTransform) -> Statistic:
 
 STATISTICS: dict[str, Callable[[PublicTransform], Statistic]] = {
     "first sum": lambda transform: FeatureSum(transform=transform),
-    "class sums": named("class-sums"),
-    "coded class sums": named("class-sums", class_code=0.45),
     "discriminant": named("discriminant"),
-    "discriminant without moments": named("discriminant", moments="none"),
-    "least squares": named("least-squares"),
-    "heavy moments": named("least-squares", alpha=1.5),
+    "discriminant without moments": named("discriminant", moments=False),
+    "heavy moments": named("discriminant", alpha=1.5),
     "softmax": named("softmax", **HEAD),
     "centred softmax": named("softmax", prior="equal", **HEAD),
     "svm": named("svm", **HEAD),

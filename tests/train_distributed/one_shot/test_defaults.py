@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ def known(epsilon: float = 1.0, users: int = 100, rows: int = 25, **more: Any) -
 
 def test_the_noise_is_that_of_a_class_mean() -> None:
     """By simulation: K class sums, each of N/K rows of norm 1, and one sum's noise."""
-    rule, circumstances = rule_of("class-sums"), known(1.0)
+    rule, circumstances = rule_of("discriminant"), known(1.0)
     draw = torch.Generator().manual_seed(0)
     multiplier = 3.7306  # of epsilon 1 at delta 1e-5
     shares = torch.randn(100, 10_000, generator=draw, dtype=torch.float64)
@@ -51,22 +50,21 @@ def test_the_noise_is_that_of_a_class_mean() -> None:
 def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
     """Unless there are few users, a clip, further rounds, or heads; liars do not lengthen them."""
     many = known(users=1000, rows=50)
-    assert many.against_liars("discriminant", {}, 2**0.5) == {"moments": "none", "user_clip": 10.0}
-    assert many.against_liars("class-sums", {"prior": "equal"}, 2**0.5) == {
+    assert many.against_liars("discriminant", {}, 2**0.5) == {"user_clip": 10.0}
+    assert many.against_liars("discriminant", {"prior": "equal"}, 2**0.5) == {
         "prior": "equal",
         "user_clip": 10.0,
     }
     for given in ({"user_clip": 3.0}, {"rounds": 4}):
         assert many.against_liars("discriminant", given, 2**0.5) == given
-    assert many.against_liars("discriminant", {"moments": "all"}, 2**0.5)["moments"] == "all"
     assert known(users=99).against_liars("discriminant", {}, 2**0.5) == {}
     assert many.against_liars("softmax", {}, 2**0.5) == {}
     boasting = replace(many, sizes=torch.cat([many.sizes[:900], torch.full((100,), 10**6)]))
-    assert boasting.against_liars("class-sums", {}, 2**0.5) == {"user_clip": 10.0}
+    assert boasting.against_liars("discriminant", {}, 2**0.5) == {"user_clip": 10.0}
 
 
 def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisation() -> None:
-    for method in ("discriminant", "class-sums", "least-squares", "softmax", "svm", "logistic"):
+    for method in ("discriminant", "softmax", "svm", "logistic"):
         scarce = [known(e, users=400, rows=50).components(method, 1280) for e in (0.05, 0.5, 3, 20)]
         assert scarce == sorted(scarce)
         assert scarce[0] < scarce[-1]
@@ -102,8 +100,7 @@ def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known().options("softmax", {"l2_reg": 7.0}) == {"l2_reg": 7.0, "prior": "equal"}
     plain = {"l2_reg": 7.0, "prior": "empirical"}
     assert known().options("svm", plain) == plain
-    assert known().options("class-sums", {"shrinkage": 0.3}) == {"shrinkage": 0.3}
-    assert known(math.inf).components("class-sums", 5) == 5
+    assert known(math.inf).components("discriminant", 5) == 5
     for method in ALL_METHODS:
         assert 1 <= known().components(method, 12) <= 12
 
@@ -145,10 +142,6 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
         assert quiet.options("discriminant", given) == given
     for given in ({"centre": "public"}, {"centre": "private", "rounds": 0}):
         assert quiet.options("discriminant", given) == given | {"alpha": 1.0}
-    assert quiet.options("class-sums", {}) == {}
-    for facts, method in product((quiet, noisy), ("class-sums", "least-squares")):
-        given = {"centre": "private"}  # no method of gradients
-        assert facts.options(method, given) == given
     bare = RunConfig("discriminant", TransformOptions(), {}, alone)
     for bound, options in (
         (None, default),
@@ -178,10 +171,10 @@ def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
         for given in ({}, {"alpha": 1.0})
     )
     assert 1.06 < heavy / free < 1.061
-    for given in ({"alpha": 0.5}, {"class_code": 0.5}, {"user_clip": 3.0}, {"moments": "none"}):
+    for given in ({"alpha": 0.5}, {"user_clip": 3.0}, {"moments": False}):
         assert few[3.0].moment_weight("discriminant", given) is None
-    assert few[3.0].moment_weight("discriminant", {"moments": "all"}) == 1.0
-    assert few[3.0].moment_weight("least-squares", {}) is None
+    assert few[3.0].moment_weight("discriminant", {"moments": True}) == 1.0
+    assert few[3.0].moment_weight("softmax", {}) is None
     assert (
         known(privacy=Privacy(100.0, 1e-5, unit="user")).moment_weight("discriminant", {}) is None
     )
@@ -212,7 +205,6 @@ def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
     assert known(3.0).transform("softmax", TransformOptions(), 1280).directions == "tempered"
     given = TransformOptions(components=7, directions="mixed")
     assert known().transform("discriminant", given, 1280) == given
-    assert known().transform("class-sums", TransformOptions(), 1280).directions == "principal"
     unwhitened = known().transform("discriminant", TransformOptions(whiten=False), 1280)
     assert unwhitened.directions == "principal"  # tempered ones are whitened in part
 
@@ -221,9 +213,8 @@ def test_a_transform_is_filled_in_where_it_was_left_out() -> None:
     ("method", "options"),
     [
         ("discriminant", {}),
-        ("discriminant", {"moments": "none"}),
-        ("least-squares", {}),
-        ("class-sums", {}),
+        ("discriminant", {"moments": False}),
+        ("discriminant", {"user_clip": 3.0}),
         ("softmax", {"l2_reg": 1.0, "prior": "equal"}),
         ("svm", {"l2_reg": 1.0}),
     ],
@@ -282,7 +273,7 @@ def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
 
 
 @pytest.mark.parametrize(
-    ("method", "loss"), [("softmax", 0.1), ("svm", 0.1), ("least-squares", 0.05)]
+    ("method", "loss"), [("softmax", 0.1), ("svm", 0.1), ("discriminant", 0.05)]
 )
 def test_defaults_are_near_the_best_of_a_grid(method: str, loss: float) -> None:
     """Rows of no task that the rule was fitted to; the grid looks at the test rows, it does not.
@@ -308,7 +299,7 @@ def test_defaults_are_near_the_best_of_a_grid(method: str, loss: float) -> None:
         )
         return made.report["test_accuracy"]
 
-    l2_regs = (0.03, 0.3, 1.0) if method != "least-squares" else (None,)
+    l2_regs = (0.03, 0.3, 1.0) if method != "discriminant" else (None,)
     grid = [
         accuracy(TransformOptions(q), **({} if l2_reg is None else {"l2_reg": l2_reg}))
         for q in (16, 40, 200)

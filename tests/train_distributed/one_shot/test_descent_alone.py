@@ -208,7 +208,7 @@ def test_simulations_take_the_course_that_a_release_takes() -> None:
 @pytest.mark.parametrize(
     ("method", "given"),
     [
-        ("class-sums", ALWAYS),
+        ("discriminant", ALWAYS),
         ("softmax", ALWAYS),
         ("discriminant", {**ALWAYS, "prior": "equal"}),
         ("discriminant", {**ALWAYS, "prior": [0.5, 0.3, 0.2]}),

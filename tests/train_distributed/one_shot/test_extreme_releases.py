@@ -108,7 +108,7 @@ def drawn(name: str, draw: np.random.Generator) -> tuple[Statistic, PublicTransf
         if draw.random() < 0.6:
             options |= {"solver": "sgd", "epochs": int(10 ** draw.uniform(0, 1.5))}
             options["batch_size"] = int(draw.integers(1, 10))
-    elif name == "least-squares" and draw.random() < 0.5:
+    elif name == "discriminant" and draw.random() < 0.5:
         options["alpha"] = 10.0 ** draw.uniform(-3, 3) / clip_norm
     return build_method(name, transform, 2, options).statistic, transform
 

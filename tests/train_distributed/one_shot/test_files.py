@@ -45,7 +45,7 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
         assert getattr(loaded, name) == getattr(released, name)
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
         assert "posterior of Gaussian classes" in file.metadata()["probabilities"]
-        assert file.metadata()["method"] == "class-sums"
+        assert file.metadata()["method"] == "discriminant"
 
 
 def test_equal_models_are_equal_files(released, tmp_path) -> None:

@@ -45,7 +45,7 @@ from train_distributed.one_shot.defaults import (
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 
-SUMS = ["discriminant", "class-sums", "least-squares"]
+SUMS = ["discriminant"]
 ALL: dict[str, Any] = {"centre": "private"}
 DESCENDS: dict[str, Any] = {"descent_above": 0.3}
 
@@ -314,7 +314,7 @@ def test_the_number_of_discriminants_grows_with_the_classes_and_ends_where_noise
     assert facts(0.7).discriminants("discriminant", 512) is None
     assert facts(0.9).discriminants("discriminant", 512) == SEPARATING
     assert facts(0.9).discriminants("discriminant", 100) == 100
-    assert facts(0.9).discriminants("class-sums", 512) is None
+    assert facts(0.9).discriminants("discriminant", 512) is None
     two = facts(num_classes=2).discriminants("discriminant", 512)
     assert two == round(SEPARATING * math.sqrt(0.2))
     assert facts(10.0, num_classes=60).discriminants("discriminant", 512) == COMPONENTS[1]

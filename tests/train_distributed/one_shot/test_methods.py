@@ -32,11 +32,10 @@ def fitted(on: EmbeddingSet) -> PublicTransform:
 
 
 def methods_of(transform: PublicTransform) -> list[Method]:
-    names = ("class-sums", "least-squares", "softmax")
-    return [build_method(name, transform, K, {}) for name in names]
+    return [build_method(name, transform, K, {}) for name in ("discriminant", "softmax")]
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 def test_a_method_made_for_shorter_rows_is_refused(number: int) -> None:
     """Its sensitivity would be that of rows of norm 1 where norm 8 goes in."""
     short, long = (PublicTransform.identity(P, clip_norm, 0.5) for clip_norm in (1.0, 8.0))
@@ -62,9 +61,9 @@ def test_centred_heads_made_for_shorter_features_are_refused(name: str) -> None:
 def test_another_transform_of_the_same_bounds_is_refused_too() -> None:
     one, other = fitted(rows(1)), fitted(rows(2))
     with pytest.raises(ValueError, match="transform must be the method's own"):
-        release(rows(), build_method("class-sums", one, K, {}), PROMISE, transform=other)
+        release(rows(), build_method("discriminant", one, K, {}), PROMISE, transform=other)
     again = PublicTransform.from_tensors(one.tensors())
-    release(rows(), build_method("class-sums", again, K, {}), PROMISE, transform=one)
+    release(rows(), build_method("discriminant", again, K, {}), PROMISE, transform=one)
 
 
 def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
@@ -84,7 +83,7 @@ def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
 
 def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     transform = fitted(rows(1))
-    released = release(rows(), build_method("class-sums", transform, K, {}), PROMISE)
+    released = release(rows(), build_method("discriminant", transform, K, {}), PROMISE)
     assert released.transform is transform
     with pytest.raises(ValueError, match="method must be made for rows of norm"):
         release(rows(), methods_of(transform)[2], PROMISE)  # which knows a norm alone
@@ -96,7 +95,7 @@ def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
         release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
     with pytest.raises(ValueError, match="num_classes must be 4, got 3"):
-        release(rows(), build_method("class-sums", transform, 4, {}), PROMISE)
+        release(rows(), build_method("discriminant", transform, 4, {}), PROMISE)
 
 
 def test_build_method_and_release_agree() -> None:

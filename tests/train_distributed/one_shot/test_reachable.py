@@ -71,7 +71,7 @@ def test_words_at_random_are_named() -> None:
 
 def test_the_bound_is_that_of_the_users_in_the_sum() -> None:
     """Three users' longest sum is out of reach for two."""
-    method, integers, sizes = _case("class-sums", 3, 1e5)
+    method, integers, sizes = _case("discriminant", 3, 1e5)
     total = integers.decode(_alike(method, integers, 3).sum(0, dtype=np.uint64))
     assert unreachable(total, method, integers, sizes) is None
     assert unreachable(total, method, integers, sizes[:2]) is not None
@@ -79,7 +79,7 @@ def test_the_bound_is_that_of_the_users_in_the_sum() -> None:
 
 def test_noise_alone_stays_within_its_tails() -> None:
     """At most 2^-40 of sums are beyond, so none of 2,000; and the bounds are not idle."""
-    method, integers, sizes = _case("class-sums", 2, 1e-3)
+    method, integers, sizes = _case("discriminant", 2, 1e-3)
     words = np.zeros(method.dimension, np.uint64)
     totals = [integers.decode(integers.noised(words) + integers.noised(words)) for _ in range(2000)]
     assert all(unreachable(total, method, integers, sizes) is None for total in totals)
@@ -88,7 +88,7 @@ def test_noise_alone_stays_within_its_tails() -> None:
 
 
 def test_entries_that_are_each_in_reach_are_too_long_together() -> None:
-    method, integers, sizes = _case("class-sums", 3, 1e5)
+    method, integers, sizes = _case("discriminant", 3, 1e5)
     entry = 0.9 * sum(method.entry_bound(int(n)) for n in sizes)
     total = torch.full((method.dimension,), entry, dtype=torch.float64)
     assert "the length" in str(unreachable(total, method, integers, sizes))

@@ -186,7 +186,6 @@ def test_a_prior_moves_the_intercepts_alone():
         ("discriminant", {"rounds": 1001}, "rounds must be in"),
         ("discriminant", {"rounds": 1.5}, "rounds must be in .* and whole, got 1.5"),
         ("discriminant", {"rounds": 2, "user_clip": 3.0}, "user_clip must be left out with rounds"),
-        ("class-sums", {"rounds": 2}, "options must fit method 'class-sums'"),
         ("softmax", {"rounds": 2}, "options must fit method 'softmax'"),
     ],
 )

@@ -35,7 +35,7 @@ GOOD = [1.0, 0.6, 0.7]
 
 
 @pytest.mark.parametrize("noise", ["discrete", "float"])
-@pytest.mark.parametrize("method", ["class-sums", "least-squares", "softmax"])
+@pytest.mark.parametrize("method", ["discriminant", "softmax"])
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -60,14 +60,15 @@ def test_bad_rows_are_refused_under_either_noise(
         release(Stream(rows), method, promise, noise=noise, num_classes=2)
 
 
-@pytest.mark.parametrize("method", ["class-sums", "least-squares"])
-def test_padding_may_be_anything(method: str) -> None:
+@pytest.mark.parametrize("moments", [True, False])
+def test_padding_may_be_anything(moments: bool) -> None:
     rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
     alone = Stream(rows, sizes=torch.tensor([2, 1]))
     promise = Privacy(math.inf, 1e-5, 1.0)
-    before = release(alone, method, promise, noise="float", num_classes=2)
+    given: dict[str, Any] = {"noise": "float", "num_classes": 2, "centre": "public"}
+    before = release(alone, "discriminant", promise, moments=moments, **given)
     rows[1, 1] = 9.0
-    after = release(alone, method, promise, noise="float", num_classes=2)
+    after = release(alone, "discriminant", promise, moments=moments, **given)
     assert torch.equal(before.weights, after.weights)
 
 
@@ -91,7 +92,14 @@ def test_users_come_once_with_the_rows_they_said(twice: bool, message: str) -> N
     rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
     promise = Privacy(5.0, 1e-5, 1.0)
     with pytest.raises(ValueError, match=message):
-        release(Liar(rows, twice=twice), "class-sums", promise, noise="float", num_classes=2)
+        release(
+            Liar(rows, twice=twice),
+            "discriminant",
+            promise,
+            noise="float",
+            num_classes=2,
+            centre="public",
+        )
 
 
 def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
@@ -100,11 +108,11 @@ def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
     held, promise = Stream(transform(public[:4]).unflatten(0, (2, 2))), Privacy(1.0, 1e-5, 1.0)
     given: dict[str, Any] = {"transform": transform, "num_classes": 2}
     with pytest.raises(ValueError, match="vouch_for_transform must be set for users that stream"):
-        release(held, "class-sums", promise, **given)
-    report = release(held, "class-sums", promise, noise="float", **given).report
+        release(held, "discriminant", promise, **given, centre="public")
+    report = release(held, "discriminant", promise, noise="float", **given, centre="public").report
     assert "nobody compared private rows with the public ones" in report["unsuitable_because"]
     given |= {"vouch_for_transform": True}
-    report = release(held, "class-sums", promise, **given).report
+    report = release(held, "discriminant", promise, **given, centre="public").report
     assert report["suitable_for_release"] is True
     assert "vouched for" in report["public_transform"]
 
@@ -128,7 +136,7 @@ def test_labels_are_checked_as_well(label: int) -> None:
     held = Stream(torch.tensor(GOOD).expand(2, 2, 3))
     held.labels[0, 0] = label
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\)"):
-        release(held, "class-sums", Privacy(1.0, 1e-5, 1.0), num_classes=2)
+        release(held, "discriminant", Privacy(1.0, 1e-5, 1.0), num_classes=2, centre="public")
 
 
 def one_row(row: list[float], dtype: torch.dtype) -> Chunk:
@@ -168,7 +176,7 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     clip_norm = math.sqrt(constant**2 + reach**2)
     bound = math.sqrt(clip_norm**2 - constant**2)
     transform = PublicTransform.identity(2, clip_norm, constant)
-    method = build_method("least-squares", transform, 2, {"alpha": weight / bound}).statistic
+    method = build_method("discriminant", transform, 2, {"alpha": weight / bound}).statistic
     longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
     sent = []
     for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
@@ -181,15 +189,15 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     assert stated < moved <= guarantee.joint_sensitivity <= stated * (1 + 1e-10)
 
 
-@pytest.mark.parametrize("name", ["class-sums", "least-squares"])
-def test_rounded_rows_at_the_clip_norm_move_as_stated(name: str) -> None:
+@pytest.mark.parametrize("moments", [True, False])
+def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
     """Antipodal rows whose every entry lies just below a point of the grid that the sum chose.
 
     Rounded to the nearest point they are longer than c, and move the sum by more than is charged.
     """
     entry, constant = 2.0**-4 - 2.0**-22, 0.25
     transform = PublicTransform.identity(64, math.sqrt(64 * entry**2 + constant**2), constant)
-    method = build_method(name, transform, 2, {}).statistic
+    method = build_method("discriminant", transform, 2, {"moments": moments}).statistic
     sizes = torch.tensor([1])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     grid = IntegerSum.of(method, guarantee, sizes).grid

@@ -15,7 +15,7 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition, split
-from train_distributed.research.experiments.lineups import raw_transform
+from train_distributed.research.experiments.trials import raw_transform
 
 N, P, K = 90, 6, 3
 PROMISE = Privacy(1.0, 1e-5)
@@ -44,27 +44,38 @@ def test_users_that_carry_a_transform_are_looked_at_as_the_set_they_are() -> Non
     held = rows()
     own = split(torch.from_numpy(held.labels[:72]), 9)
     with pytest.raises(ValueError, match="transform must not have seen private rows"):
-        release(EmbeddingUsers(held, fitted(held), own), "class-sums", PROMISE, num_classes=K)
+        release(
+            EmbeddingUsers(held, fitted(held), own),
+            "discriminant",
+            PROMISE,
+            num_classes=K,
+            centre="public",
+        )
     clipped_to_8 = EmbeddingUsers(held, PublicTransform.identity(P, 8.0, 0.5), own)
     changes: list[Any] = [{"transform": PublicTransform.identity(P, 1.0, 0.5)}, {"partition": own}]
     for change in changes:
         with pytest.raises(ValueError, match="transform and partition must be None"):
-            release(clipped_to_8, "class-sums", PROMISE, num_classes=K, **change)
-    assert release(clipped_to_8, "class-sums", PROMISE, num_classes=K).report["users"] == 9
+            release(clipped_to_8, "discriminant", PROMISE, num_classes=K, **change, centre="public")
+    assert (
+        release(clipped_to_8, "discriminant", PROMISE, num_classes=K, centre="public").report[
+            "users"
+        ]
+        == 9
+    )
 
 
-@pytest.mark.parametrize("method", ["class-sums", "amp", "admm-dual"])
+@pytest.mark.parametrize("method", ["discriminant", "amp", "admm-dual"])
 def test_a_record_that_two_users_hold_is_refused(method: str) -> None:
     """It would move the sum twice as far as the promise says."""
     order = torch.arange(72)
     order[71] = 0
     twice = Partition(order, torch.tensor([0, 36, 72]))
-    noise: Any = {"class-sums": "discrete"}.get(method, "float")
+    noise: Any = {"discriminant": "discrete"}.get(method, "float")
     with pytest.raises(ValueError, match="every training row to one user, got a row twice"):
         learn(rows(), method, PROMISE, partition=twice, noise=noise)
 
 
-@pytest.mark.parametrize("method", ["class-sums", "output-perturbation"])
+@pytest.mark.parametrize("method", ["discriminant", "output-perturbation"])
 def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) -> None:
     held = rows()  # nine users, every ninth row each
     assert held.users is not None
@@ -85,7 +96,9 @@ def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) ->
 
 def test_a_transform_of_other_columns_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="transform must be of 6 columns, got one of 4"):
-        release(rows(), "class-sums", PROMISE, transform=PublicTransform.identity(4))
+        release(
+            rows(), "discriminant", PROMISE, transform=PublicTransform.identity(4), centre="public"
+        )
 
 
 # A transform that has seen private rows
@@ -113,7 +126,7 @@ def leaked() -> dict[str, EmbeddingSet]:
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_a_transform_that_has_seen_a_private_row_is_refused(what: str, noise: Any) -> None:
     transform = fitted(leaked()[what])
-    for method in ("class-sums", "softmax"):
+    for method in ("discriminant", "softmax"):
         with pytest.raises(ValueError, match="transform must not have seen private rows, got"):
             release(rows(), method, PROMISE, transform=transform, noise=noise)
 
@@ -134,13 +147,15 @@ def test_the_paper_s_transform_knows_its_rows() -> None:
 
 
 def test_the_report_counts_what_was_compared() -> None:
-    report = release(rows(), "class-sums", PROMISE, transform=fitted(rows(1))).report
+    report = release(
+        rows(), "discriminant", PROMISE, transform=fitted(rows(1)), centre="public"
+    ).report
     assert report["public_transform"] == "hashes of the public rows, compared"
     assert (report["public_rows"], report["private_rows_compared"]) == (N, N)
     assert report["shared_rows"] == 0
     assert report["shared_rows_by_chance"] == N * N / 2**64
     assert report["suitable_for_release"] is True
-    bare = release(rows(), "class-sums", PROMISE).report
+    bare = release(rows(), "discriminant", PROMISE, centre="public").report
     assert bare["public_transform"] == "none: it is the identity"
     assert bare["suitable_for_release"] is True
 
@@ -158,8 +173,10 @@ def test_what_private_rows_or_a_seed_have_shaped_is_not_released(
     transform = fitted(replace(rows(1), meta=DECLARED | public))
     given = replace(rows(), meta=DECLARED | private)
     with pytest.raises(ValueError, match=words):
-        release(given, "class-sums", PROMISE, transform=transform)
-    report = release(given, "class-sums", PROMISE, transform=transform, noise="float").report
+        release(given, "discriminant", PROMISE, transform=transform, centre="public")
+    report = release(
+        given, "discriminant", PROMISE, transform=transform, noise="float", centre="public"
+    ).report
     assert any(reason in why for why in report["unsuitable_because"])
 
 
@@ -168,29 +185,48 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
     unknown = PublicTransform.from_tensors(known.tensors(), fitted_on=known.fitted_on)
     silent = replace(known, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look it
     with pytest.raises(ValueError, match="transform must say which rows it has seen"):
-        release(rows(), "class-sums", PROMISE, transform=silent)
+        release(rows(), "discriminant", PROMISE, transform=silent, centre="public")
     for method in (*METHODS, "gradient-perturbation"):
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
             learn(rows(), method, PROMISE, transform=unknown, noise="discrete")
     vouched = release(
-        rows(), "class-sums", PROMISE, transform=unknown, vouch_for_transform=True
+        rows(),
+        "discriminant",
+        PROMISE,
+        transform=unknown,
+        vouch_for_transform=True,
+        centre="public",
     ).report
     assert vouched["public_transform"] == "unknown, vouched for"
     assert vouched["suitable_for_release"] is True
-    simulated = release(rows(), "class-sums", PROMISE, transform=unknown, noise="float").report
+    simulated = release(
+        rows(), "discriminant", PROMISE, transform=unknown, noise="float", centre="public"
+    ).report
     assert "nobody knows which rows the public transform has seen" in str(simulated)
     very = PublicTransform.from_tensors(known.tensors(), fitted_on=rows().content_hash())
     with pytest.raises(ValueError, match="transform must not be fitted on the private rows"):
-        release(rows(), "class-sums", PROMISE, transform=very, vouch_for_transform=True)
+        release(
+            rows(),
+            "discriminant",
+            PROMISE,
+            transform=very,
+            vouch_for_transform=True,
+            centre="public",
+        )
 
 
 @pytest.mark.parametrize("made_by", [{"clip_norm": 1.4}, {"compared": False}, "some transform"])
 def test_rows_that_were_transformed_unseen_need_it_as_well(made_by: Any) -> None:
     held = rows(meta=DECLARED | {"transform": made_by})
     with pytest.raises(ValueError, match="the rows must be raw or compared"):
-        release(held, "class-sums", PROMISE)
-    release(held, "class-sums", PROMISE, vouch_for_transform=True)
-    release(rows(meta=DECLARED | {"transform": {"compared": True}}), "class-sums", PROMISE)
+        release(held, "discriminant", PROMISE, centre="public")
+    release(held, "discriminant", PROMISE, vouch_for_transform=True, centre="public")
+    release(
+        rows(meta=DECLARED | {"transform": {"compared": True}}),
+        "discriminant",
+        PROMISE,
+        centre="public",
+    )
 
 
 # Classes
@@ -202,17 +238,17 @@ def test_classes_that_were_counted_are_refused_for_a_release() -> None:
     labels[5] = 6
     counted = {"class_names": [str(k) for k in range(7)], "classes": "inferred"}
     held = rows(labels=labels, meta=counted)
-    for method in ("class-sums", "gradient-perturbation", "charter-sum"):
+    for method in ("discriminant", "gradient-perturbation", "charter-sum"):
         noise: Any = None if method == "charter-sum" else "discrete"
         options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
         with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
             learn(held, method, PROMISE, noise=noise, **options)
-    simulated = learn(held, "class-sums", PROMISE, noise="float").report
+    simulated = learn(held, "discriminant", PROMISE, noise="float", centre="public").report
     assert simulated["classes"] == "inferred"
     assert "its classes were counted" in str(simulated["unsuitable_because"])
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 6 and 1 outside"):
-        release(held, "class-sums", PROMISE, num_classes=K)
-    released = release(held, "class-sums", PROMISE, num_classes=10)
+        release(held, "discriminant", PROMISE, num_classes=K, centre="public")
+    released = release(held, "discriminant", PROMISE, num_classes=10, centre="public")
     assert released.class_names == tuple(map(str, range(10)))
     assert released.report["classes"] == "declared"
     assert released.report["suitable_for_release"] is True
@@ -221,16 +257,20 @@ def test_classes_that_were_counted_are_refused_for_a_release() -> None:
 def test_numbers_that_an_extraction_says_nothing_about_were_counted() -> None:
     counted = {"class_names": ["0", "1", "2"], "encoder": "simclr-small"}
     with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
-        release(rows(meta=counted), "class-sums", PROMISE)
-    release(rows(meta=counted | {"classes": "declared"}), "class-sums", PROMISE)
-    release(rows(meta=DECLARED | {"encoder": "simclr-small"}), "class-sums", PROMISE)
+        release(rows(meta=counted), "discriminant", PROMISE, centre="public")
+    release(rows(meta=counted | {"classes": "declared"}), "discriminant", PROMISE, centre="public")
+    release(
+        rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE, centre="public"
+    )
 
 
 # Rows
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("method", ["class-sums", "softmax", "gradient-perturbation", "admm-dual"])
+@pytest.mark.parametrize(
+    "method", ["discriminant", "softmax", "gradient-perturbation", "admm-dual"]
+)
 def test_rows_that_are_not_finite_are_refused_at_once(method: str, bad: float, monkeypatch) -> None:
     """All of them, before a row is transformed or noise drawn; test rows too."""
     monkeypatch.setattr(PublicTransform, "__call__", lambda *_: pytest.fail("work has begun"))

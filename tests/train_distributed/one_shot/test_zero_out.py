@@ -24,10 +24,9 @@ K, FEATURES = 3, 4
 TRANSFORM = PublicTransform.identity(FEATURES)
 ROUNDING = 1 + 1e-12  # of these rows; `Guarantee` charges it
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("class-sums", {}),
-    ("least-squares", {}),
-    ("least-squares", {"alpha": 3.0}),
-    ("least-squares", {"class_code": 0.45}),
+    ("discriminant", {}),
+    ("discriminant", {"moments": False}),
+    ("discriminant", {"alpha": 3.0}),
     *((name, {"l2_reg": 30.0}) for name in ("softmax", "svm", "logistic")),
     ("softmax", {"l2_reg": 30.0, "solver": "sgd", "epochs": 3, "batch_size": 4}),
     ("softmax", {"l2_reg": 0.05}),
@@ -118,11 +117,13 @@ def test_a_report_says_it_and_one_without_noise_does_not() -> None:
         users=np.arange(12) // 3,
         meta={"class_names": ["a", "b"]},
     )
-    report = release(rows, "class-sums", Privacy(1.0, 1e-5)).report
+    report = release(rows, "discriminant", Privacy(1.0, 1e-5), centre="public").report
     # √2, the length of a row that begins with 1, instead of 2, from one feature to its opposite
     assert report["zero_out_sensitivity"] == pytest.approx(report["sensitivity"] / math.sqrt(2))
     exact = accounting.epsilon(1e-5, report["noise_multiplier"] * math.sqrt(2))
     assert report["zero_out_epsilon"] == pytest.approx(exact, rel=1e-3)
     assert report["zero_out_epsilon"] < 0.69
-    bare = release(rows, "class-sums", Privacy(math.inf, 1e-5), noise="float").report
+    bare = release(
+        rows, "discriminant", Privacy(math.inf, 1e-5), noise="float", centre="public"
+    ).report
     assert not {"zero_out_epsilon", "zero_out_sensitivity"} & bare.keys()

@@ -28,9 +28,9 @@ def make_release(dim: int = 6, components: int = 4, seed: int = 0, scale: float 
             {
                 "epsilon": 1.0,
                 "delta": 1e-5,
-                "method": "class-sums",
+                "method": "discriminant",
                 "private": True,
-                "probabilities": reading("class-sums"),
+                "probabilities": reading("discriminant"),
             }
         ),
         encoding=Encoding(

@@ -33,7 +33,7 @@ def rows() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "estimator",
     [
         PrivateClassifier(),
-        PrivateClassifier(math.inf, method="class-sums"),
+        PrivateClassifier(math.inf, method="discriminant"),
         PrivateClassifier(3.0, 1e-4, options={"prior": "equal"}),
         PrivateClassifier(owners="one"),
     ],

@@ -20,7 +20,7 @@ from train_distributed.research.protection.rates import Rates
     [
         (Figures, "--data a.gz --eta-primal 2 --overwrite", {"eta_primal": 2.0, "overwrite": True}),
         (Slopes, "--output o --seeds 2 --redraw", {"output": Path("o"), "redraw": True}),
-        (Sampling, "", {"output": Path("results/charter/amplification.json")}),
+        (Sampling, "", {"output": Path("results/rivals/charter/amplification.json")}),
         (MultiRoundAudit, "--epsilons 0.3 1 --replicas 5", {"epsilons": (0.3, 1.0), "replicas": 5}),
         (ExactCost, "--key-bits 4096", {"key_bits": 4096, "clients": 10, "parameters": 7690}),
         (Rates, "--images a --out o", {"images": "a", "threshold": 0.9, "clients": 20}),

@@ -40,14 +40,13 @@ def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("name", "variants"),
     [
-        ("class-sums", [{"shrinkage": 0.1}, {"shrinkage": 0.5}]),
-        ("least-squares", [{"public_share": 0.0}, {"alpha": 2.0}]),
+        ("discriminant", [{}, {"alpha": 2.0}]),
+        ("discriminant", [{"moments": False}]),
         ("softmax", [{}, {"radius": 0.2}, {"radius": 0.5, "bound": "paper"}]),
         ("svm", [{"l2_reg": 0.3}, {"l2_reg": 0.3, "radius": 0.4}]),
         ("softmax", [{"solver": "sgd", "epochs": 3}]),
-        ("class-sums", [{"user_clip": 1.0}, {"user_clip": 3.0, "shrinkage": 0.5}]),
-        ("least-squares", [{"user_clip": 4.0}, {"user_clip": 4.0, "alpha": 2.0}]),
-        ("discriminant", [{"user_clip": 4.0}, {}]),
+        ("discriminant", [{"user_clip": 1.0}, {"user_clip": 3.0, "prior": "equal"}]),
+        ("discriminant", [{"user_clip": 4.0}, {"moments": False}]),
         ("softmax", [{"user_clip": 3.0}, {"user_clip": 2.0, "radius": 0.5}]),
         ("svm", [{"l2_reg": 0.3, "user_clip": 3.0}, {"l2_reg": 0.3, "radius": 0.4}]),
         ("softmax", [{"solver": "sgd", "epochs": 3, "user_clip": 1.0}]),
@@ -71,7 +70,7 @@ def test_settings_share_a_training_only_if_it_does_not_see_their_options():
 
 
 def test_noise_has_the_standard_deviation_of_the_guarantee(held):
-    method = build_method("class-sums", TRANSFORM, 3, {})
+    method = build_method("discriminant", TRANSFORM, 3, {"moments": False})
     promise = Privacy(0.5, 1e-5, 0.5)
     guarantee = Guarantee.of(held.sizes, method.statistic, promise)
     std = guarantee.float_std * math.sqrt(4)
@@ -97,7 +96,7 @@ def blobs(rows: int = 120) -> EmbeddingSet:
 def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():
     scenarios = [Scenario(users=6), Scenario(users=6, stands_for=(600, 15))]
     plan = Grid(
-        settings=[MethodConfig("a", "class-sums")],
+        settings=[MethodConfig("a", "discriminant")],
         scenarios=scenarios,
         promises=[Privacy(0.02, 1e-5), Privacy(math.inf, 1e-5)],
         seeds=range(8),
@@ -118,17 +117,19 @@ def test_clipped_sums_know_who_holds_which_rows():
     schemes = [Scenario(users=60, scheme=scheme) for scheme in ("iid", "one-class")]
     promise = Privacy(8.0, 1e-5, unit="user")  # under noise the length of a sum shows
     data = blobs(1200)
-    for name in ("discriminant", "class-sums", "least-squares"):
-        settings = [MethodConfig("a", name), MethodConfig("b", name, options={"user_clip": 3.0})]
-        seen = {}
-        for scenarios in (schemes, schemes[::-1], schemes[1:]):
-            grid = {"settings": settings, "scenarios": scenarios, "promises": [promise]}
-            plan = Grid(**grid, seeds=[0], num_classes=3)
-            for key, cells in run_trials(data, {"default": TRANSFORM}, plan):
-                assert seen.setdefault(key, cells) == cells
-        assert len(seen) == 4
-        clipped = [cells[0].accuracy for key, cells in seen.items() if "clip" in key]
-        assert clipped[0] != clipped[1]
+    settings = [
+        MethodConfig("a", "discriminant", options={"moments": False}),
+        MethodConfig("b", "discriminant", options={"user_clip": 3.0}),
+    ]
+    seen = {}
+    for scenarios in (schemes, schemes[::-1], schemes[1:]):
+        grid = {"settings": settings, "scenarios": scenarios, "promises": [promise]}
+        plan = Grid(**grid, seeds=[0], num_classes=3)
+        for key, cells in run_trials(data, {"default": TRANSFORM}, plan):
+            assert seen.setdefault(key, cells) == cells
+    assert len(seen) == 4
+    clipped = [cells[0].accuracy for key, cells in seen.items() if "clip" in key]
+    assert clipped[0] != clipped[1]
     sums = {}
     for scenario in schemes:
         generator = torch.Generator().manual_seed(0)
@@ -137,7 +138,10 @@ def test_clipped_sums_know_who_holds_which_rows():
         rows, partition = scenario.place(labels, None, generator)
         x = TRANSFORM(data.embeddings[train])[rows]
         held = RowsInMemory(x, labels[rows], partition)
-        methods = [build_method("class-sums", TRANSFORM, 3, o) for o in ({}, {"user_clip": 2.0})]
+        methods = [
+            build_method("discriminant", TRANSFORM, 3, o)
+            for o in ({"moments": False}, {"user_clip": 2.0})
+        ]
         methods = [method.statistic for method in methods]
         sums[scenario.scheme] = [totals(held, [method])[0] for method in methods]
     torch.testing.assert_close(sums["iid"][0], sums["one-class"][0])

@@ -1,6 +1,6 @@
 """Audit of a whole run of many rounds: the privacy loss against the promise.
 
-python -m train_distributed.research.audit.multi_round --output results/rounds_audit
+python -m train_distributed.research.audit.multi_round --output results/audit/rounds
 """
 
 import json
@@ -102,7 +102,7 @@ def audit(
 class MultiRoundAudit:
     """Audit every method with its noise and with an eighth of it."""
 
-    output: Path = Path("results/rounds_audit")
+    output: Path = Path("results/audit/rounds")
     epsilons: tuple[float, ...] = (0.3, 1.0, 3.0)
     delta: float = 1e-5
     replicas: int = 20_000

@@ -1,8 +1,9 @@
-"""Finished jobs of unfinished work, on disk one by one, so that a killed sweep continues."""
+"""Jobs of an experiment, and those finished on disk, so that a killed sweep continues."""
 
 import glob
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,31 @@ from train_distributed.store.store import Row, Store, read_store
 SUFFIX = ".unfinished.sqlite"
 ROOMS = (pretrain, embed, heads, train_distributed)
 Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Jobs by their keys, and those that are left where some are done."""
+
+    keys: tuple[str, ...]
+    jobs: Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]
+
+    @classmethod
+    def of(cls, jobs: Mapping[str, Callable[[], Rows]]) -> "Work":
+        """Jobs that are independent of each other."""
+        return cls(
+            tuple(jobs),
+            lambda done: ((key, make()) for key, make in jobs.items() if key not in done),
+        )
+
+    @classmethod
+    def joined(cls, works: "Iterable[Work]") -> "Work":
+        """Works one after another."""
+        parts = list(works)
+        return cls(
+            tuple(key for part in parts for key in part.keys),
+            lambda done: (job for part in parts for job in part.jobs(done)),
+        )
 
 
 @dataclass

@@ -17,13 +17,12 @@ from train_distributed.research.experiments.summary import Summary, mean_of, sum
 from train_distributed.simulation.plan import Result
 
 AXES = {"epsilon": "privacy loss ε of one replaced record", "users": "number of users"}
-WORDS = {"delta": "δ = {}", "epsilon": "ε = {}", "rows": "{} rows"}
+WORDS = {"epsilon": "ε = {}", "users": "{} users"}
 SCHEMES = {
     "iid": "pictures dealt at random",
     "one-class": "users with one class each",
     "by-writer": "users are writers",
 }
-PLAIN = {"raw, paper's sensitivity": "as published"}
 SAME = 0.005  # of accuracy: lines that are never further apart are one
 GAP = 0.045  # of an axis's height, between two labels
 MOST_LABELS = 9  # lines with a label at their end; more have a legend
@@ -194,7 +193,4 @@ def _word(field: str, value: Any) -> str:
     if field == "scheme":
         first, _, rest = str(value).partition(" ")
         return f"{SCHEMES.get(first, first)}{', ' * bool(rest)}{rest}"
-    if field == "label":
-        for old, new in PLAIN.items():
-            value = str(value).replace(old, new)
-    return f"{value} users" if field == "users" else WORDS.get(field, "{}").format(value)
+    return WORDS.get(field, "{}").format(value)

@@ -19,14 +19,12 @@ from train_distributed import partition
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines import multi_round
-from train_distributed.research.experiments.checkpoint import Rows
+from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
-from train_distributed.research.experiments.work import Work
 from train_distributed.simulation.runner import accuracies, largest_share
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
-CONSTANT = 0.5  # the constant column next to features of norm 1
 BESIDE = {"balanced": "balanced accuracy", "majority": "always the largest class"}
 ONE_SUM = ("discriminant", "softmax", "svm", "logistic")
 LEARNERS = {name: name for name in ONE_SUM} | {
@@ -104,7 +102,6 @@ def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_ro
 
 def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """One sum against ADMM and Charter, for each number of features and of users."""
-    clip_norm = math.sqrt(1 + CONSTANT**2)
     bare = [replace(conditions.promises[0], epsilon=math.inf)]
     labels, train, test = (
         torch.tensor(private.labels),
@@ -114,9 +111,7 @@ def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
 
     @lru_cache(1)
     def features(components: int) -> tuple[PublicTransform, Tensor]:
-        transform = PublicTransform.fit(
-            public, components=components, clip_norm=clip_norm, constant=CONSTANT
-        )
+        transform = PublicTransform.fit(public, components=components)
         return transform, transform(private.embeddings, dtype=torch.float64)
 
     @lru_cache(1)

@@ -21,7 +21,7 @@ from tests.train_distributed.commands.bad_inputs.case import (
 RUN = "run --embeddings private --public public"
 FITTED = "run --embeddings private --transform"
 SELECT = "select --users 4 --rows-per-user 12 --num-classes 2 --public"
-SWEEP = "sweep accuracy --seeds 1 --users 4 --public public --embeddings"
+SWEEP = "sweep frontier --seeds 1 --users 4 --public public --embeddings"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
 
 
@@ -122,6 +122,6 @@ CASES = table(
     (f"{SWEEP} unlabelled", r"embeddings must have labels"),
     (f"{SWEEP} private --public narrow", r"public must have 6 columns as embeddings, got 3"),
     (f"{SWEEP} private --epsilons -1", r"epsilon must be > 0, got -1"),
-    ("sweep accuracy --seeds 1 --users 4 --public foreign --embeddings private", r"one encoder"),
+    ("sweep frontier --seeds 1 --users 4 --public foreign --embeddings private", r"one encoder"),
     (f"{SWEEP} train_only", r"must .* got"),
 )

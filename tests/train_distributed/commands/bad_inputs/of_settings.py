@@ -10,8 +10,8 @@ from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, t
 RUN = "run --embeddings private --public public"
 IID = f"{RUN} --scheme iid --users"
 SELECT = "select --public public --users 4 --rows-per-user 12 --num-classes 2"
-SWEEP = "sweep accuracy --embeddings private --public public"
-AUDIT = "audit --method class-sums"
+SWEEP = "sweep frontier --embeddings private --public public"
+AUDIT = "audit --method discriminant"
 CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
 FIT = "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm"
@@ -53,8 +53,6 @@ CASES = table(
     (f"{RUN} --epochs 3", r"options must fit method 'discriminant'"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
-    (f"{RUN} --method least-squares --ridge nan", r"ridge must be .* got nan"),
-    (f"{RUN} --method least-squares --ridge inf", r"ridge must be .* got inf"),
     (f"{RUN} --method non-private-svm", r"epsilon must be inf for 'non-private-svm', got 1"),
     (f"{RUN} --method amp --noise discrete", r"noise must be 'float' for 'amp'"),
     (f"{RUN} --method admm-dual --iterations 0", r"iterations must be >= 1, got 0"),
@@ -74,7 +72,7 @@ CASES = table(
         put("p.json", '{"blue": 0.2, "green": 0.3, "red": 0.5}'),
     ),
     (f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
-    (f"{RUN} --method class-sums --user-clip 0", r"user_clip must be finite and > 0, got 0"),
+    (f"{RUN} --user-clip 0", r"user_clip must be finite and > 0, got 0"),
     (f"{RUN} --method softmax --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     (f"{RUN} --config table.csv", r"table\.csv"),
     *(
@@ -122,7 +120,7 @@ CASES = table(
     ),
     (f"{SELECT} --out old", r"output directory must not exist .* got old"),
     ("sweep everything", r"everything"),
-    ("sweep accuracy", r"embeddings must be given for accuracy, got None"),
+    ("sweep frontier", r"embeddings must be given for frontier, got None"),
     (f"{SWEEP} --users 1000", r"users must be in \[1, 48\]"),
     (f"{SWEEP} --epsilons 0", r"epsilons? must be > 0, got .*0"),
     (f"{SWEEP} --seeds 0", r"seeds must be >= 1, got 0"),
@@ -137,7 +135,7 @@ CASES = table(
         put("r.json.gz", b"\x1f\x8b\0"),
     ),
     ("plot r.json", r"results must be the JSON of a sweep", put("r.json", DEEP)),
-    ("plot r.json", r"results must", put("r.json", '{"experiment": "accuracy"}')),
+    ("plot r.json", r"results must", put("r.json", '{"experiment": "frontier"}')),
     ("plot r.json", r"results must be", put("r.json", '{"experiment": []}')),
     # audit, protect, account
     (f"{AUDIT} --trials 0", r"trials must be >= .* got 0"),

@@ -103,7 +103,9 @@ def _models(root: Path) -> None:
         fitted.save(root / f"{name}.safetensors")
         transforms[name] = fitted
     private = EmbeddingSet.open(root / "private")
-    model = release(private, "least-squares", PRIVACY, transform=transforms["transform"])
+    model = release(
+        private, "discriminant", PRIVACY, transform=transforms["transform"], centre="public"
+    )
     model.save(root / "model")
     shutil.copytree(root / "model", root / "bare")  # without its encoder
     shutil.copy(root / "network.safetensors", root / "model" / "encoder.safetensors")

@@ -27,7 +27,7 @@ SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
 SESSION = Entry(
     kind="release",
     data="d" * 64,
-    method="class-sums",
+    method="discriminant",
     noise="discrete",
     unit="record",
     epsilon=5.0,
@@ -103,7 +103,7 @@ def test_what_no_ledger_holds_is_added_up_from_the_journals(
 def test_what_other_commands_spent_on_the_rows_counts(two: tuple[Path, list[Federation]]) -> None:
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
-    beside.reserve(replace(SESSION, method="least-squares"))
+    beside.reserve(replace(SESSION, method="discriminant"))
     with pytest.raises(ValueError, match=f"most_epsilon must be >= {epsilon(3):g}, got 8"):
         _journal(folder, first, 8.0)
     _journal(folder, first, epsilon(3) * (1 + 1e-8))

@@ -170,7 +170,7 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
         return Federation.load(tmp_path / folder / "federation.json").task["options"]
 
     clip = round(PublicTransform.load(transform).clip_norm * ROWS**0.5, 1)
-    clipped = {"moments": "none", "user_clip": clip}
+    clipped = {"user_clip": clip}
     assert options_of("many", parties, protocol="shares") == clipped
     assert f"vectors are clipped to {clip}," in capsys.readouterr().out
     assert options_of("trusted", parties, protocol="shares", trust_users=True) == {}

@@ -102,7 +102,9 @@ def test_an_evaluation_takes_sets_of_one_size(engine: Engine, place: Path, tmp_p
     own = EmbeddingSet.open(place / "same resize")
     own = replace(own, users=np.arange(len(own)) % 4)
     public = PublicTransform.load(place / "ours.safetensors")
-    release(own, "class-sums", Privacy(9.0, 1e-5), transform=public).save(tmp_path / "model")
+    release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, centre="public").save(
+        tmp_path / "model"
+    )
     rows = {f"rows{user}": ROWS // 2 for user in range(USERS)}
     home = federation(tmp_path, 0, model=tmp_path / "model", **rows)
     for name in OTHER:

@@ -35,7 +35,7 @@ def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
 ) -> None:
     """`--unit user --group-size 2` must add the noise of two users, not of one record."""
     promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
-    task = make("class-sums", privacy=promise)
+    task = make("discriminant", privacy=promise)
     one = replace(task.terms, privacy=PROMISE)
     federation = replace(task.federation, task=one.as_task())
     single = ModelTask.of(federation, tmp_path / "public.safetensors")
@@ -47,7 +47,7 @@ def test_the_noise_is_planned_for_the_users_that_a_sum_is_sure_to_hold(
     make: Callable[..., ModelTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Federation, "certain", 2)
-    assert make("class-sums").guarantee.min_survivors == 2
+    assert make("discriminant").guarantee.min_survivors == 2
 
 
 def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:

@@ -73,7 +73,7 @@ def trained(names: tuple[str, ...]) -> Release:
     users = np.arange(120) % 8
     meta = {"class_names": list(names)}
     held = EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=meta)
-    return release(held, "class-sums", Privacy(1.0, 1e-5), noise="float")
+    return release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", centre="public")
 
 
 def text_of(page: Page) -> str:
@@ -167,7 +167,9 @@ def test_the_card_names_further_rounds_where_there_were_any() -> None:
     assert "4 secure sums of clipped gradients" in as_markdown(several)
 
 
-@pytest.mark.parametrize("method", ["class-sums", "dp-fl", "charter", None, "a method of tomorrow"])
+@pytest.mark.parametrize(
+    "method", ["discriminant", "dp-fl", "charter", None, "a method of tomorrow"]
+)
 def test_a_card_says_which_method(method: str | None) -> None:
     words = words_of(str(method)) if method else "not recorded"
     assert f"| method | {words} |" in as_markdown(model(method=method)).replace("\\", "")

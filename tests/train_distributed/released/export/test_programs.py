@@ -105,7 +105,7 @@ SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
 def files(small, tmp_path_factory) -> tuple[Release, Path]:
     """One model, and the folder of both its files."""
     folder = tmp_path_factory.mktemp("files")
-    released = learned(small, SHRUNK, SIZE, "least-squares")
+    released = learned(small, SHRUNK, SIZE, "discriminant")
     program, told = trace(released, small, SIZE), described(released, SIZE)
     for kind, (save, _) in KINDS.items():
         save(program, told, folder / f"model.{kind}")
@@ -119,15 +119,12 @@ def test_a_file_is_as_predict(files, small, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["class-sums", "discriminant"])
-def test_a_file_of_a_model_about_a_centre_is_as_predict(
-    tmp_path, small, method: str, kind: str
-) -> None:
+def test_a_file_of_a_model_about_a_centre_is_as_predict(tmp_path, small, kind: str) -> None:
     """Private pictures are darker than public ones, so that they have much in common."""
-    released, path = learned(small, SHRUNK, SIZE, method, light=DARK), tmp_path / "model"
+    released, path = learned(small, SHRUNK, SIZE, "discriminant", light=DARK), tmp_path / "model"
     assert released.report["common_share"] > 0.3
     assert released.report["directions_kept"] in (6, 7)
-    assert (released.transform.discriminants is None) == (method == "class-sums")
+    assert released.transform.discriminants is not None
     KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
     check(kind, released, small, SIZE, path)
 
@@ -135,7 +132,7 @@ def test_a_file_of_a_model_about_a_centre_is_as_predict(
 @pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> None:
     preprocess, path = Preprocess(image_size=24, invert=True), tmp_path / f"model.{kind}"
-    released = learned(small, preprocess, SIZE, "class-sums")
+    released = learned(small, preprocess, SIZE, "discriminant")
     KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
     check(kind, released, small, SIZE, path)
 
@@ -144,7 +141,7 @@ def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> 
 def test_encoders_side_by_side_each_with_its_own_scaling(tmp_path, small, kind: str) -> None:
     joined = Concat([(small, SHRUNK), (small, Preprocess(image_size=24))]).eval()
     preprocess, path = Preprocess(invert=True), tmp_path / f"model.{kind}"
-    released = learned(joined, preprocess, SIZE, "class-sums")
+    released = learned(joined, preprocess, SIZE, "discriminant")
     KINDS[kind][0](trace(released, joined, SIZE), described(released, SIZE), path)
     check(kind, released, joined, SIZE, path)
     assert joined.scaled == [part.scaled for part in joined.prepared]  # the encoder is as before
@@ -167,7 +164,7 @@ def test_a_file_with_a_known_encoder_is_as_predict(
     tmp_path, kind: str, name: str, preprocess: Preprocess, size: tuple[int, int]
 ) -> None:
     encoder = build_encoder(name, weights="random" if "timm" in name else None)
-    released = learned(encoder, preprocess, size, "least-squares")
+    released = learned(encoder, preprocess, size, "discriminant")
     path = tmp_path / f"model.{kind}"
     KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
     check(kind, released, encoder, size, path)
@@ -238,7 +235,7 @@ def test_files_say_what_they_are(files, small) -> None:
 
 
 def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
-    stored = learned(small, Preprocess(), (16, 16), "class-sums")
+    stored = learned(small, Preprocess(), (16, 16), "discriminant")
     assert picture_size(stored, None) == (16, 16)
     assert picture_size(stored, (32, 16)) == (32, 16)
     for asked in ((0, 3), (3, 100_000)):
@@ -256,7 +253,7 @@ def test_pictures_of_any_size_are_brought_to_it_in_the_file(
     small, tmp_path: Path, taken: tuple[int, int], size: tuple[int, int]
 ) -> None:
     """As Pillow does it when they are read."""
-    released = learned(small, Preprocess(), taken, "class-sums")
+    released = learned(small, Preprocess(), taken, "discriminant")
     pixels = some_pictures(size)
     program = trace(released, small, size).module()
     classes, shares = program(torch.from_numpy(pixels))
@@ -272,7 +269,7 @@ def test_pictures_of_any_size_are_brought_to_it_in_the_file(
 
 @pytest.fixture
 def directory(tmp_path, small) -> Path:
-    released = learned(small, Preprocess(image_size=12), (16, 16), "least-squares")
+    released = learned(small, Preprocess(image_size=12), (16, 16), "discriminant")
     released.save(tmp_path / "model")
     save_encoder(small, tmp_path / "model" / "encoder.safetensors")
     return tmp_path / "model"

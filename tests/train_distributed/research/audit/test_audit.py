@@ -150,22 +150,28 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 
 
 def test_an_audited_release_is_marked() -> None:
-    target = Target("class-sums", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
+    target = Target("discriminant", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
     known = FaultInjection(known_noise=[0])
-    report = release(data, "class-sums", Privacy(1.0, 1e-5), faults=known).report
+    report = release(data, "discriminant", Privacy(1.0, 1e-5), faults=known, centre="public").report
     assert report["suitable_for_release"] is False
     assert "an audit: 1 users or servers added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
-        release(data, "class-sums", Privacy(1.0, 1e-5), faults=FaultInjection(known_noise=[4]))
+        release(
+            data,
+            "discriminant",
+            Privacy(1.0, 1e-5),
+            faults=FaultInjection(known_noise=[4]),
+            centre="public",
+        )
 
 
 def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
     """Class sums at 180 degrees; an SVM by its label; least squares with heavy moments between."""
     for method, options, pair in (
-        ("class-sums", {}, "180 degrees, same label"),
+        ("discriminant", {}, "180 degrees, same label"),
         ("svm", {"l2_reg": 20.0, "prior": "empirical"}, "0 degrees, another label"),
-        ("least-squares", {"alpha": 1.5}, "105 degrees, same label"),
+        ("discriminant", {"alpha": 1.5}, "105 degrees, same label"),
     ):
         target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
         found, shift = worst_pair(target)
@@ -177,7 +183,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
 
 def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
     federation = WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6))
-    finding = attack(Target("class-sums", federation, "float"), trials=600)
+    finding = attack(Target("discriminant", federation, "float"), trials=600)
     assert not finding.broken
     assert finding.epsilon > 2.5  # fresh noise: some 4.6, with a standard deviation of .5
     json.dumps(finding.as_dict(), allow_nan=False)
@@ -212,7 +218,19 @@ def test_baselines_can_be_audited(method: str) -> None:
     assert not attack(target, trials=300).broken
 
 
-QUICK = ["audit", "--method", "class-sums", "--noise", "float", "--users", "1", "--epsilon", "8"]
+QUICK = [
+    "audit",
+    "--method",
+    "discriminant",
+    "--centre",
+    "public",
+    "--noise",
+    "float",
+    "--users",
+    "1",
+    "--epsilon",
+    "8",
+]
 
 
 def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:

@@ -150,17 +150,17 @@ FAULTS = {
     "the honest server's noise left out": Fault(
         no_honest_server,
         Target(
-            "class-sums", WorstCase(6, 1, 1, 2, replace(PROMISE, noise_by="servers")), "discrete"
+            "discriminant", WorstCase(6, 1, 1, 2, replace(PROMISE, noise_by="servers")), "discrete"
         ),
         250,
     ),
-    "half the noise": Fault(half_the_noise, Target("class-sums", federation(), "float"), 500),
-    "no clip": Fault(no_clip, Target("class-sums", federation(), "float"), 150),
+    "half the noise": Fault(half_the_noise, Target("discriminant", federation(), "float"), 500),
+    "no clip": Fault(no_clip, Target("discriminant", federation(), "float"), 150),
     "seed reused": Fault(
-        same_seed_twice, Target("class-sums", federation(), "float", releases=2), 180
+        same_seed_twice, Target("discriminant", federation(), "float", releases=2), 180
     ),
     "no users' clip": Fault(
-        no_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 150
+        no_users_clip, Target("discriminant", CLIPPED, "float", {"user_clip": 1.0}), 150
     ),
     "half the noise in an evaluation": Fault(
         half_the_noise, Target("evaluation", ANSWERS, "float"), 500
@@ -179,11 +179,11 @@ LONG_FAULTS = {
         matrix_charged_alone, Target("evaluation", ANSWERS, "float"), 600
     ),
     "half of the users' clip": Fault(
-        half_of_a_users_clip, Target("class-sums", CLIPPED, "float", {"user_clip": 1.0}), 500
+        half_of_a_users_clip, Target("discriminant", CLIPPED, "float", {"user_clip": 1.0}), 500
     ),
     "noise for t times the survivors": Fault(
         share_of_the_survivors,
-        Target("class-sums", federation(users=20, rows=1, min_survivors=11), "float"),
+        Target("discriminant", federation(users=20, rows=1, min_survivors=11), "float"),
         400,
     ),
     "no users' clip, discrete": Fault(

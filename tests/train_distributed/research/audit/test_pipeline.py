@@ -14,8 +14,8 @@ from embed.engines.trial import trial_pictures
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
-from train_distributed.research.audit.pipeline import neighbours
-from train_distributed.research.audit.pipeline.neighbours import (
+from tests.train_distributed.research.audit.pipeline import neighbours
+from tests.train_distributed.research.audit.pipeline.neighbours import (
     COMPUTED,
     METHODS,
     PipelineAudit,
@@ -25,8 +25,8 @@ from train_distributed.research.audit.pipeline.neighbours import (
     of_draws,
     of_rows,
 )
-from train_distributed.research.audit.pipeline.records import Record, records_of, replacements
-from train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
+from tests.train_distributed.research.audit.pipeline.records import Record, records_of, replacements
+from tests.train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
 
 CLASSES = ("cat", "dog", "owl")
 KINDS = 8
@@ -131,8 +131,8 @@ def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None
 def test_a_sensitivity_of_half_is_found(
     pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "METHODS", (("class-sums", {}),))
-    monkeypatch.setattr("heads.class_codes.ClassCode.sensitivity", lambda *_: 1.0)
+    monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"centre": "public"}),))
+    monkeypatch.setattr("heads.statistics._farthest", lambda *_: 1.0)
     found = [check for check in checks(pipeline) if check.command == "run"]
     assert any(check.broken for check in found)
 

@@ -42,7 +42,7 @@ class WindowTarget(Target):
     def of(cls, folder: Path, *, honest: bool = True) -> "WindowTarget":
         """Three users with a row each."""
         case = WorstCase(3, 1, 1, 2, PROMISE)
-        return cls("class-sums", case, folder=folder, honest=honest)
+        return cls("discriminant", case, folder=folder, honest=honest)
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) the opened sum without the leader's noise."""
@@ -75,7 +75,7 @@ class WindowTarget(Target):
 
     def _words(self, data: EmbeddingSet) -> tuple[IntegerEncoder, np.ndarray, int]:
         """Encoding, (users, D) int64 vectors, and the length that is proven of each."""
-        statistic = build_method("class-sums", self.transform, 2, {}).statistic
+        statistic = build_method("discriminant", self.transform, 2, {}).statistic
         users = EmbeddingUsers(data, self.transform, own_partition(data))
         guarantee = Guarantee.of(users.sizes, statistic, PROMISE)
         encoder = IntegerEncoder.of(statistic, guarantee, users.sizes)

@@ -33,12 +33,12 @@ def sets(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def swept(sets: tuple[Path, Path], out: Path, name: Any, **changes: Any) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2, "lineup": ("ours",)}
+    given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2}
     Sweep(name, *sets, Conditions(**given | changes), out=out).run()
     return json.loads((out / "results.json").read_text())["cells"]
 
 
-@pytest.mark.parametrize("name", ["central", "groups"])
+@pytest.mark.parametrize("name", ["frontier", "non-iid"])
 def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: str) -> None:
     out = tmp_path / "out"
     cells = swept(sets, out, name)
@@ -49,13 +49,9 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: s
     assert text.count(" ± ") == text.count("(") > 3
 
 
-def test_folds_and_rounds_have_their_own(sets, tmp_path) -> None:
-    folded = swept(sets, tmp_path / "folds", "central", folds=3, seeds=1)
+def test_folds_have_their_own(sets, tmp_path) -> None:
+    folded = swept(sets, tmp_path / "folds", "frontier", folds=3, seeds=1, schemes=("iid",))
     assert all(0.88 < cell["majority"] < 0.92 for cell in folded)
-    pytest.importorskip("opacus")
-    swept(sets, tmp_path / "rounds", "rounds", seeds=1, epsilons=(2.0,))
-    text = (tmp_path / "rounds" / "table.txt").read_text()
-    assert "always the largest class: 90.0, balanced accuracy: in brackets" in text
 
 
 def test_so_do_rivals_of_many_rounds(sets, tmp_path) -> None:
@@ -66,7 +62,7 @@ def test_so_do_rivals_of_many_rounds(sets, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("missing", [("balanced", "majority"), ("majority",)])
-@pytest.mark.parametrize("name", ["central", "groups", "rivals"])
+@pytest.mark.parametrize("name", ["frontier", "rivals"])
 def test_an_older_result_is_drawn_and_says_what_it_lacks(
     sets, tmp_path, capsys, name: str, missing: tuple[str, ...]
 ) -> None:

@@ -46,7 +46,7 @@ def test_every_learner_appears_with_its_cost(sweep, capsys):
     assert [line.split("  ")[0] for line in text.splitlines()[1:]] == list(rivals.LEARNERS)
     for row in rows:
         name, spent = row["learner"], row["epsilon"]
-        if name in ("class-sums", *rivals.WITHOUT_NOISE):
+        if name in ("discriminant", *rivals.WITHOUT_NOISE):
             assert row["accuracy"] > 0.9
         assert spent is None if name in rivals.WITHOUT_NOISE else 9.9 < spent <= 10
     with pytest.raises(FileExistsError, match="must not exist"):

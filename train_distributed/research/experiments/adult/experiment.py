@@ -1,7 +1,7 @@
 r"""The figures of Zhang and Zhu's paper on UCI Adult.
 
     python -m train_distributed.research.experiments.adult.experiment \
-        --data adult.data.gz --output results/admm_adult
+        --data adult.data.gz --output results/rivals/admm
 
 Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 """
@@ -50,7 +50,7 @@ class Figures:
     """Convergence, privacy-accuracy curves and the fitted trade-off of DVP and PVP on UCI Adult."""
 
     data: Path  # adult.data.gz
-    output: Path = Path("results/admm_adult")
+    output: Path = Path("results/rivals/admm")
     nodes: int = 6  # P, on a ring
     # η is chosen as the paper chooses ρ: lowest empirical loss at α = .3, powers of ten from .01.
     eta_dual: float = 10.0  # without noise and under dual perturbation

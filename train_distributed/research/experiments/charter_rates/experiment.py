@@ -1,6 +1,7 @@
-"""Rates at which Charter's excess risk falls, and the number of cuts of Vaidya's method.
+r"""Rates at which Charter's excess risk falls, and the number of cuts of Vaidya's method.
 
-python -m train_distributed.research.experiments.charter_rates.experiment --output results/charter
+python -m train_distributed.research.experiments.charter_rates.experiment \
+    --output results/rivals/charter
 """
 
 import json
@@ -55,7 +56,7 @@ CLIP = 1.5  # gradients w - x have about this length at the corners
 class Slopes:
     """Excess risk of ½‖w - x‖² in R^5 with a known minimiser, and cuts on max-affine problems."""
 
-    output: Path = Path("results/charter")
+    output: Path = Path("results/rivals/charter")
     dimension: int = 5
     clients: int = 8
     rows: int = 3000

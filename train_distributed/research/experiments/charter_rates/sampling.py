@@ -1,7 +1,7 @@
-r"""Gain of our account of sampled batches over dp-accounting's, in the cells of results/charter.
+r"""Gain of our account of sampled batches over dp-accounting's, in the same cells.
 
 python -m train_distributed.research.experiments.charter_rates.sampling \
-    --output results/charter/amplification.json
+    --output results/rivals/charter/amplification.json
 
 Theirs is the general theorem for sampling without replacement (Wang, Balle and Kasiviswanathan
 2019) at the rate of every round. It takes one rate for both neighbours, which rounds that never use
@@ -36,7 +36,7 @@ from train_distributed.research.experiments.charter_rates.experiment import CLIP
 class Sampling:
     """Per cell: noise without amplification, our noise, and its ε by either account."""
 
-    output: Path = Path("results/charter/amplification.json")
+    output: Path = Path("results/rivals/charter/amplification.json")
     overwrite: bool = False
 
     def run(self) -> None:

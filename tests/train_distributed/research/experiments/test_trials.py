@@ -1,0 +1,72 @@
+"""Lines of an experiment: ours are what `run` does, those of the paper have their own settings."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet
+from train_distributed import Privacy
+from train_distributed.commands.run import Run
+from train_distributed.research.experiments.catalogue import ours, published
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.experiments.trials import Line, as_run, trials
+from train_distributed.simulation.scenario import Scenario
+
+USERS, CLASSES, WIDTH = 10, 4, 40
+
+
+@pytest.fixture
+def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
+    draw = np.random.default_rng(0)
+    labels, known = np.arange(260) % CLASSES, np.arange(320) % 8
+    x = 2 * np.eye(CLASSES, WIDTH)[labels] + 0.3 * draw.standard_normal((260, WIDTH))
+    public = 2 * np.eye(8, WIDTH, 2)[known] + 0.3 * draw.standard_normal((320, WIDTH))
+    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
+    meta = {"class_names": list("abcd")}
+    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
+    return private, EmbeddingSet(embeddings=public.astype(np.float32), labels=known)
+
+
+@pytest.mark.parametrize("line", list(ours(Scenario(users=USERS))), ids=lambda line: line.method)
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_ours_has_the_settings_of_run(sets, tmp_path: Path, line: Line, epsilon: float) -> None:
+    for rows, name in zip(sets, ("private", "public"), strict=True):
+        rows.save(tmp_path / name)
+    promise = Privacy(epsilon, 1e-5)
+    Run(
+        embeddings=tmp_path / "private",
+        public=tmp_path / "public",
+        method=line.method,
+        privacy=promise,
+        scheme="iid",
+        users=USERS,
+        seed=0,
+        ledger=Path("none"),
+        out=tmp_path / "out",
+    ).run()
+    used = json.loads((tmp_path / "out" / "report.json").read_text())["configuration"]
+    transform, options = as_run(line, torch.full((USERS,), 20), CLASSES, promise, WIDTH)
+    assert used["options"] == json.loads(json.dumps(options))
+    assert used["transform_options"]["components"] == transform.components
+
+
+def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
+    conditions = Conditions(epsilons=(0.5, 8.0), seeds=2)
+    partitions = Scenario(users=USERS), Scenario(users=4, scheme="one-class")
+    lines = [line for where in partitions for line in (*ours(where), *published(where))]
+    work = trials(lines, conditions, *sets)
+    done = dict(work.jobs({}))
+    assert tuple(done) == work.keys
+    assert len(set(work.keys)) == len(work.keys)
+    rows = [row for key in work.keys for row in done[key]]
+    names = ("label", "scheme", "users", "options", "epsilon", "seed")
+    found = [str([row[name] for name in names]) for row in rows]
+    assert len(set(found)) == len(found) == len(lines) * 4
+    of_paper = [row for row in rows if "published" in row["label"]]
+    assert {row["transform"] for row in of_paper} == {"published"}
+    assert {row["options"]["bound"] for row in of_paper} == {"paper"}
+    left = dict(work.jobs(dict(list(done.items())[:-3])))
+    assert tuple(left) == work.keys[-3:]

@@ -1,1 +1,0 @@
-"""Neighbours through whole commands: one record is replaced, and everything else is compared."""

@@ -273,7 +273,7 @@ class Rehearsal:
 
     def public_alone(self, stage: "Stage") -> Course:
         """What a release comes to whose sum says nothing: zero private rows."""
-        method = self.one_sum(stage, {"noise": 0.0})
+        method = self.one_sum(stage, {"class_noise": 0.0})
         nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
         return Course(method).after(nothing, self.sizes.rows, NOTHING)
 

@@ -35,7 +35,10 @@ class Target:
 
     @property
     def transform(self) -> PublicTransform:
-        """Nothing but the constant and a clip to 1."""
+        """Nothing but the constant and a clip to 1; for two sums, fitted to rows of length 1."""
+        if self.options.get("sums") == 2:
+            axes = torch.eye(self.federation.features)
+            return PublicTransform.fit(torch.cat([axes, -axes]), constant=CONSTANT)
         clip_norm = math.sqrt(1 + CONSTANT**2)
         return PublicTransform.identity(self.federation.features, clip_norm, CONSTANT)
 
@@ -74,9 +77,7 @@ class Target:
     @property
     def _several(self) -> bool:
         """Whether there are several sums."""
-        rule, given = rule_of(self.method), self.options
-        by_default = "public" if "user_clip" in given or not rule.centred else "private"
-        return bool(given.get("rounds")) or given.get("centre", by_default) == "private"
+        return bool(self.options.get("rounds")) or self.options.get("sums") == 2
 
     def _promises(self) -> list[Privacy]:
         promise = self.federation.privacy
@@ -122,14 +123,13 @@ class Claim:
 
 
 SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is attained
-ONE = {"centre": "public"}  # of one sum
 EVERY = (
-    ("discriminant", ONE),
+    ("discriminant", {}),
     ("softmax", {}),
     ("svm", SVM),
     ("logistic", SVM),
 )
-CLIP = {"user_clip": 0.5} | ONE  # of users whose sums are several times as long
+CLIP = {"user_clip": 0.5}  # of users whose sums are several times as long
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 
 
@@ -150,11 +150,8 @@ def standing() -> tuple[Target, ...]:
         Target("discriminant", pair, "float", {"rounds": 4}),
         Target("discriminant", single, "discrete", {"rounds": 2}),
         # with a sum before, about whose noised mean the rows of the other are taken
-        Target("discriminant", pair, "float", {"centre": "private"}),
-        Target("discriminant", single, "discrete", {"centre": "private"}),
-        Target("discriminant", pair, "float", {"centre": "private", "keep": (1, 2, 1)}),
-        # after which gradients take the place of its own sum
-        Target("discriminant", single, "discrete", {"centre": "private", "descent_above": 0.0}),
+        Target("discriminant", pair, "float", {"sums": 2}),
+        Target("discriminant", single, "discrete", {"sums": 2}),
         # trained by projected SGD, with a short last batch and with either bound
         Target("svm", pair, "float", SVM | SGD),
         Target("softmax", pair, "float", {"radius": 0.5, "bound": "paper"} | SGD),
@@ -163,19 +160,17 @@ def standing() -> tuple[Target, ...]:
         Target("softmax", pair, "float", {"prior": "equal"}),
         Target("logistic", single, "discrete", SVM | {"prior": "equal"}),
         # an unusual weight of the second moments: the worst angle is neither 0 nor 180 degrees
-        Target("discriminant", WorstCase(1, 2, 2, 2, tight), "float", ONE | {"alpha": 1.5}),
+        Target("discriminant", WorstCase(1, 2, 2, 2, tight), "float", {"alpha": 1.5}),
         # many classes, many users, more of them dishonest, all of them honest
         Target("svm", WorstCase(1, 2, 1, 10, tight), "float", SVM),
-        Target("discriminant", WorstCase(40, 1, 2, 3, tight), "float", ONE),
-        Target("discriminant", WorstCase(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float", ONE),
+        Target("discriminant", WorstCase(40, 1, 2, 3, tight), "float"),
+        Target("discriminant", WorstCase(8, 1, 1, 2, Privacy(3.0, 1e-5, 0.2)), "float"),
         Target("softmax", WorstCase(6, 2, 1, 2, Privacy(3.0, 1e-5, 1.0)), "float"),
         # users that drop out
-        Target("discriminant", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float", ONE),
+        Target("discriminant", WorstCase(10, 1, 1, 2, tight, min_survivors=7), "float"),
         Target("svm", WorstCase(4, 2, 1, 2, wide, min_survivors=3), "discrete", SVM),
         # groups and whole users
-        Target(
-            "discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float", ONE
-        ),
+        Target("discriminant", WorstCase(4, 2, 1, 2, Privacy(3.0, 1e-5, group_size=3)), "float"),
         Target("svm", WorstCase(4, 3, 1, 2, by_user), "float", SVM),
         Target("softmax", WorstCase(1, 3, 1, 2, Privacy(8.0, 1e-6, unit="user")), "discrete"),
         # users whose submissions are clipped, and groups of them
@@ -187,9 +182,9 @@ def standing() -> tuple[Target, ...]:
         Target("svm", WorstCase(1, 3, 2, 3, by_user), "discrete", SVM | {"user_clip": 0.05}),
         Target("discriminant", WorstCase(1, 3, 2, 2, tight), "discrete", CLIP),
         # small and large ε, and several releases of the same data
-        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float", ONE),
-        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float", ONE),
-        Target("discriminant", WorstCase(2, 1, 1, 2, tight), "float", ONE, releases=3),
+        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(1.0, 0.1)), "float"),
+        Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float"),
+        Target("discriminant", WorstCase(2, 1, 1, 2, tight), "float", releases=3),
         # the evaluation of a model, with its bins and without, at the claims of a small ε too
         *(Target("evaluation", case) for case in _answers()),
         Target("evaluation", AnswersCase(2, 3, 1, 2, tight), "float"),

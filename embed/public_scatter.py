@@ -41,11 +41,19 @@ class PublicScatter:
                 sums = sums + of_class.index_add_(0, own, block)
                 counts = counts + torch.bincount(own, minlength=len(known))[:, None]
             rows += len(block)
-        mean, classes = total / rows, counts.numel()
+        if known is None:  # all of one class
+            sums, counts = total[None], torch.full((1, 1), float(rows), dtype=torch.float64)
+        return cls.of_totals(outer, sums, counts[:, 0])
+
+    @classmethod
+    def of_totals(cls, outer: Tensor, sums: Tensor, counts: Tensor) -> "PublicScatter":
+        """Scatter by (D, D) Σ y yᵀ, and (K, D) sums and (K,) counts > 0 of the classes."""
+        classes, rows = len(counts), float(counts.sum())
+        mean = sums.sum(0) / rows
         if classes < 2 or rows == classes:
             return cls(mean, positive(outer / rows - torch.outer(mean, mean)))
-        means = sums / counts
-        within = (outer - (means * counts).T @ means) / (rows - classes)
+        means = sums / counts[:, None]
+        within = (outer - (means * counts[:, None]).T @ means) / (rows - classes)
         deviations = means - means.mean(0)
         between = deviations.T @ deviations / (classes - 1) - within * (1 / counts).mean()
         return cls(mean, positive(within), positive(between))

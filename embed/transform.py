@@ -155,6 +155,8 @@ class PublicTransform:
         check.within(f"[1, {self.basis.shape[1]}]", components=components)
         if self.directions is not None:
             raise ValueError("transform must be to raw coordinates, got a mapped one")
+        if abs(self.reach - 1) > 2.0**-40:
+            raise ValueError(f"transform must clip features to length 1, got {self.reach}")
         public = self.public
         about = Centre.public(public) if centre is None else centre
         channel = Channel.of(public, about.share)

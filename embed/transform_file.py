@@ -79,8 +79,8 @@ def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
     names = {"mean", "basis", "scale", "bounds", "row_mean", "within_class"}
     if names - tensors.keys() or "second_moment" in tensors:
         raise ValueError(
-            f"transform must hold {sorted(names)}, got {sorted(tensors)}; one of an earlier version "
-            "is to be fitted again"
+            f"transform must hold {sorted(names)}, got {sorted(tensors)}; one of an earlier "
+            "version is to be fitted again"
         )
     if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
         raise ValueError("bounds must have shape (2,) and basis (p, D), got others")

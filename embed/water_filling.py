@@ -16,7 +16,6 @@ LEAST_FLOOR = 1e-9  # of W's mean eigenvalue; W of rows that are all alike has n
 LEAST_SHARE = 0.03  # λ: how far private classes may differ otherwise than public ones do
 ONE_SUM_SHARE = 0.05  # λ about the public mean, where no first sum says how far private rows lie
 PLANNED_SHARE = 0.25  # λ for the number of directions, fixed before the first sum
-INFORMATION = 0.8  # of it, that the directions hold
 MOST = 256  # directions; second moments of more are noise, and many bytes
 LEAST_NOISE, LOUDEST = 1e-6, 1e60  # bounds of t: its square is a normal number
 
@@ -55,7 +54,7 @@ class Channel:
         """(count,) lengths a >= 0 of the first directions; see `water_filling`."""
         return water_filling(self.strengths[:count], noise)
 
-    def count(self, noise: float, information: float = INFORMATION, most: int = MOST) -> int:
+    def count(self, noise: float, information: float = 1.0, most: int = MOST) -> int:
         """The fewest directions that hold this share of Σ log(1 + β a²/t²), `most` at most."""
         bounded = min(max(noise, LEAST_NOISE), LOUDEST)
         heard = self.strengths * self.lengths(noise).square() / bounded**2

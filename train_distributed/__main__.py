@@ -54,7 +54,7 @@ MENU = Menu(
         Entry("card", f"{_FOLDER}.card:Card"),
         Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
         Entry("plot", f"{_FOLDER}.sweep:Plot"),
-        Entry("select", f"{_FOLDER}.select:Select"),
+        Entry("rehearse", f"{_FOLDER}.rehearse:Rehearse"),
         Entry("account", f"{_FOLDER}.account:Account"),
         Entry("audit", f"{_FOLDER}.audit:Audit"),
         Entry("protect", f"{_FOLDER}.protect:Protect"),

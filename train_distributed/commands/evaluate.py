@@ -42,6 +42,10 @@ class Evaluate(ModelPictures):
     embeddings: Path | None = None
     """Embedding set with held-out rows, not transformed, instead of --data."""
     privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    prior: Literal["equal", "private", "both"] | Path | None = None
+    """Class frequencies for which the model is evaluated: equal, as in the private rows, or a JSON
+    file of class and share; `both`: equal and private by one sum, at the same epsilon, with 1.4
+    times the noise (default: those that the model was released for)."""
     bins: int = 10
     """Number of confidence bins for the calibration error; 0: no calibration error."""
     confidence: float = 0.95
@@ -104,6 +108,7 @@ class Evaluate(ModelPictures):
         from embed.store import EVALUATION, EmbeddingSet
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
+        from train_distributed.one_shot.class_prior import with_shares
         from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
         from train_distributed.one_shot.users import own_partition
@@ -139,6 +144,7 @@ class Evaluate(ModelPictures):
                 release,
                 embeddings,
                 self.privacy,
+                prior=with_shares({"prior": self.prior}, release.class_names)["prior"],
                 bins=self.bins,
                 confidence=self.confidence,
                 sampling=self.sampling,
@@ -169,6 +175,9 @@ def lines_of(report: dict[str, Any]) -> Iterator[str]:
     for name, share in report["recall"].items():
         label = f"recall of {name}"
         yield f"{label:28} {_share(share)}, of about {max(0, share['rows']):.0f} rows"
+    for prior, under in report.get("by_prior", {}).items():
+        for name in ("accuracy", "balanced_accuracy"):
+            yield f"{name + ', ' + prior:28} {_share(under[name])}"
     for words in report["warnings"]:
         yield f"{'warning':28} {words}"
 

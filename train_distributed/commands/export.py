@@ -19,8 +19,9 @@ class Export:
     """Write a released model as an ONNX, torch.export or scikit-learn file that runs by itself.
 
     ONNX and torch.export take uint8 pictures of one size, any number at once: preprocessing,
-    encoder, transform and classifier are in the file. scikit-learn takes embeddings. The file is
-    then run in its own runtime and compared with `predict`.
+    encoder, transform and classifier are in the file, which is for the class frequencies that the
+    model was released for. scikit-learn takes embeddings. The file is then run in its own runtime
+    and compared with `predict`.
 
     Example: blind-averaging export --model runs/mine --format onnx --out exported
     """

@@ -14,8 +14,8 @@ from train_distributed.commands.federation.collecting import Collect, MakeWindow
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.commands.predict import Predict
 from train_distributed.commands.protect import Protect
+from train_distributed.commands.rehearse import Rehearse
 from train_distributed.commands.run import Run
-from train_distributed.commands.select import Select
 from train_distributed.commands.sweep import Plot, Sweep
 
 account = function("account", Account)
@@ -28,8 +28,8 @@ fit_head = function("fit_head", Fit)
 plot_sweep = function("plot_sweep", Plot)
 predict = function("predict", Predict)
 protect = function("protect", Protect)
+rehearse = function("rehearse", Rehearse)
 run = function("run", Run)
-select = function("select", Select)
 sweep = function("sweep", Sweep)
 
 show_ledger = function("show_ledger", ledger.Show)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from train_distributed.commands.model_pictures import ModelPictures
 
@@ -24,6 +25,10 @@ class Predict(ModelPictures):
     Example: blind-averaging predict --model runs/mine --data PICTURES --out predicted
     """
 
+    prior: Literal["equal", "private"] | Path | None = None
+    """Class frequencies where the pictures are from: equal, as in the private rows, or a JSON file
+    of class and share (default: those that the model was released for). Not for softmax, svm and
+    logistic, whose users' rows carry theirs inside."""
     splits: tuple[str, ...] = ()
     """Splits to classify, of train, test, val and evaluation (default: all that the data has)."""
     evaluate: bool = False
@@ -50,10 +55,14 @@ class Predict(ModelPictures):
 
     def _into(self, partial: Path) -> None:
         from pretrain.cli.progress import Progress
+        from train_distributed.one_shot.class_prior import with_shares
         from train_distributed.one_shot.model import Release
         from train_distributed.released.predictions import write_predictions
 
         released = Release.load(self.model)
+        if self.prior is not None:
+            given = with_shares({"prior": self.prior}, released.class_names)
+            released = released.with_prior(given["prior"])
         if self.data is None:
             rows = self._rows_of_set(released)
         else:
@@ -110,6 +119,7 @@ class Predict(ModelPictures):
 
         read = released.report.probabilities or UNKNOWN
         facts = {"model": self.model.name, "probabilities": read}
+        facts |= check.present(prior=released.report.prior)
         write_json(partial / "metrics.json", facts | metrics)
         if "confusion" in metrics:
             draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")

@@ -245,6 +245,8 @@ def lines_of(report: "Report") -> Iterator[str]:
             yield f"{name:22} {report[name]}"
     if (sent := report.bytes_per_user or 0) > MANY_BYTES:
         yield f"{'bytes_per_user':22} {sent:,.0f} (--components bounds them)"
+    if report.other_priors is not None:
+        yield f"{'other_priors':22} {report.other_priors}"
     if report.test_metrics is not None:
         for name, value in brief(report["test_metrics"]):
             yield f"{name:22} {value}"

@@ -105,7 +105,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
             raise ValueError(f"evaluation rows must be {agreed} as agreed, got {len(rows)}")
         partition = split(torch.zeros(agreed, dtype=torch.int64), 1)
         grid = self._grid
-        given = (self.method, self.model, embeddings, rows, partition, grid)
+        given = (self.method, [self.model], embeddings, rows, partition, grid)
         ((_, (sent,)),) = submissions(*given)
         return self.integers.encode(sent.numpy())
 

@@ -179,7 +179,14 @@ class ModelTask(SumTask[Terms]):
             odd += self._unreachable(each, part.submission, integers)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         transform = course.transform or self.transform
-        model = Release(fitted.weights, transform, names, temperature=fitted.temperature)
+        model = Release(
+            fitted.weights,
+            transform,
+            names,
+            temperature=fitted.temperature,
+            class_shares=fitted.class_shares,
+            prior=fitted.prior,
+        )
         return reported(model, report, verdict)
 
 

@@ -32,17 +32,17 @@ class AveragedHeads(Estimator):
         size = heads.dim * heads.num_classes
         weights = noised.total[:size].unflatten(0, (-1, heads.num_classes)) / noised.rows
         if not heads.centred:
-            return Fitted(weights)
+            return Fitted(weights, prior=heads.prior)
         assert heads.constant is not None
         equal = torch.full((heads.num_classes,), 1 / heads.num_classes, dtype=torch.float64)
         at_mean = noised.total[size:] / noised.rows @ weights[1:]
         intercepts = self.taught_by(shares_of(heads.prior, equal)) - at_mean / heads.constant
-        return Fitted(torch.cat([intercepts[None], weights[1:]]))
+        return Fitted(torch.cat([intercepts[None], weights[1:]]), prior=heads.prior)
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Class prior of the weights; a head's sum shows no shares of the users' rows."""
-        if self.statistic.prior == "empirical":
-            return reported_prior("empirical", None, class_names)
+        if self.statistic.prior == "private":
+            return reported_prior("private", None, class_names)
         unknown = torch.ones(self.statistic.num_classes, dtype=torch.float64)
         return reported_prior(self.statistic.prior, unknown / unknown.sum(), class_names)
 

@@ -47,7 +47,7 @@ class TrainedHeads(Statistic):
     A radius projects: at every step of SGD, and once after the exact solver (projection onto a
     ball never expands, so the certified sensitivity holds).
 
-    **Centred heads.** A prior other than "empirical" sets the intercepts anew: at the mean of all
+    **Centred heads.** A prior other than "private" sets the intercepts anew: at the mean of all
     rows the classes score as rows without features would teach, in the prior's shares. A heavily
     regularised head learns W_k ~ (π_k μ_k − μ̄/K)/Λ and no bias that goes with it, so where private
     pictures lie far from the public centre, their common part decides between classes. For that
@@ -63,7 +63,7 @@ class TrainedHeads(Statistic):
     epochs: int = 150  # of SGD
     batch_size: int = 20  # of SGD
     bound: Bound = "tight"
-    prior: ClassPrior = "empirical"
+    prior: ClassPrior = "private"  # of a plain head, as published
     constant: float | None = None  # a, the first column of all rows; needed for another prior
 
     def validate(self) -> None:
@@ -72,11 +72,11 @@ class TrainedHeads(Statistic):
         check.at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         self.head.sensitivity(1, bound=self.bound)
         prior = checked_prior(self.prior, self.num_classes)
-        if prior == "empirical":
+        if prior == "private":
             return
         if isinstance(self.head, HuberSVMHead) and prior != "equal":
             raise ValueError(
-                "prior must be 'empirical' or 'equal' for an SVM, whose margins follow no shares; "
+                "prior must be 'equal' or 'private' for an SVM, whose margins follow no shares; "
                 f"a softmax or logistic head or a discriminant can have another, got {self.prior!r}"
             )
         if self.constant is None or not 0 < self.constant < self.head.clip_norm:
@@ -88,7 +88,7 @@ class TrainedHeads(Statistic):
     @property
     def centred(self) -> bool:
         """Whether the features' sum is sent as well."""
-        return self.prior != "empirical"
+        return self.prior != "private"
 
     @property
     def mean_scale(self) -> float:

@@ -47,8 +47,8 @@ def shifted(
     k = int(np.abs(moved).argmax())
     return [
         f"the classes are shifted: the model goes by {100 * learned[names[k]]:.1f} % of "
-        f"{names[k]!r}, of these rows they are {100 * shares[k]:.1f} % (--prior equal, or a file "
-        "of shares, learns for others)"
+        f"{names[k]!r}, of these rows they are {100 * shares[k]:.1f} % (`predict --prior "
+        "equal`, or a file of shares, is for others)"
     ]
 
 

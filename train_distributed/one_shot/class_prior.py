@@ -1,4 +1,4 @@
-"""Prior probabilities of the classes: as counted, equal, or as given."""
+"""Prior probabilities of the classes: equal, as in the private rows, or as given."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from pretrain.cli.json_text import parsed
 
-Word = Literal["empirical", "equal"]
+Word = Literal["equal", "private"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
 TOLERANCE = 1e-6  # by which shares may miss one together
+SHADED = 2.5  # power of T: a prior that weighs too much costs the small classes all rows
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:
     """The prior of a method; raises ValueError for another word, or shares that are no prior."""
     if isinstance(prior, str) and prior in get_args(Word):
-        return "empirical" if prior == "empirical" else "equal"
+        return "private" if prior == "private" else "equal"
     if not isinstance(prior, Sequence) or isinstance(prior, str):
         words = ", ".join(map(repr, get_args(Word)))
         raise ValueError(f"prior must be one of {words} or a share of every class, got {prior!r}")
@@ -35,7 +36,7 @@ def checked_prior(prior: object, num_classes: int) -> ClassPrior:
 
 def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
     """(K,) float64 shares, adding up to 1, that a prior means where (K,) were counted."""
-    if prior == "empirical":
+    if prior == "private":
         return counted
     if prior == "equal":
         return torch.full_like(counted, 1 / len(counted))
@@ -43,11 +44,48 @@ def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
     return shares / shares.sum()
 
 
+def tempered(shares: Tensor, temperature: float) -> Tensor:
+    """(K,) class shares to the power T^`SHADED`, renormalised; unchanged for T >= 1.
+
+    Under-confident scores are outweighed by an unequal prior: of two faint classes in 3:1 every row
+    would go to the larger.
+    """
+    if temperature >= 1:
+        return shares
+    powers = shares.pow(temperature**SHADED)
+    return powers / powers.sum()
+
+
+def prior_shift(new: ClassPrior, old: ClassPrior, counted: Tensor, temperature: float) -> Tensor:
+    """(K,) log π_k − log π'_k, which turns scores for one prior π' into those for another π.
+
+    Both are `tempered` as the scores are.
+
+    Args:
+        new: π.
+        old: π'.
+        counted: (K,) shares of the private rows.
+        temperature: T of the scores, before and after.
+    """
+    after, before = (tempered(shares_of(each, counted), temperature) for each in (new, old))
+    return after.log() - before.log()
+
+
+def with_shift(weights: Tensor, shift: Tensor, constant: float) -> Tensor:
+    """(d, K) weights of rows with this constant first, whose scores have (K,) `shift` more."""
+    return torch.cat([(weights[0] + shift / constant)[None], weights[1:]])
+
+
+def word_of(prior: ClassPrior | None) -> str | None:
+    """Word of a prior, for a report; None where it is unknown."""
+    return prior if prior is None or isinstance(prior, str) else "given"
+
+
 def reported_prior(
     prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
 ) -> dict[str, Any]:
     """Word of a prior, and its shares as far as (K,) shares of the users' rows are known."""
-    report: dict[str, Any] = {"prior": prior if isinstance(prior, str) else "given"}
+    report: dict[str, Any] = {"prior": word_of(prior)}
     if counted is None:
         return report
     shares = shares_of(prior, counted).tolist()
@@ -83,6 +121,4 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         checked_prior(shares, len(keys))
         return tuple(map(float, shares))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"prior must be empirical, equal or a file, got {path}: {error}"
-        ) from error
+        raise ValueError(f"prior must be equal, private or a file, got {path}: {error}") from error

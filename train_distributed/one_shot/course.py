@@ -121,7 +121,7 @@ class Course:
         fitted = self.method.fit(self.noised)
         if self.descent is None:
             return fitted
-        return Fitted(self.descent.released)
+        return Fitted(self.descent.released, class_shares=fitted.class_shares, prior=fitted.prior)
 
     @property
     def noised(self) -> NoisedSum:

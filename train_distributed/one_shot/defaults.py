@@ -3,12 +3,13 @@
 How many directions and how little regularisation pay depends on the noise. Its measure is t, the
 standard deviation of the noise in a class mean of rows of norm 1, were classes equal:
 
-    t = 2 K z √(m C) A / (N √h),    z the noise multiplier of (ε, δ),    A records that change together,
+    t = 2 K z √(m C) A / (N √h),    z the noise multiplier of (ε, δ),
 
-2 the sensitivity of a record, h the share of μ² that the sum gets, m = w/H where w users, H of them
-honest, share the noise of one sum, w where every user adds all of it, 1 where all rows lie in one
-place; C parts of what is sent are moved by a record. `embed.water_filling` makes of it directions
-and lengths, `registry.Rule` the rest. No number here comes from a private row of a user.
+2 the sensitivity of a record, A records that change together, h the share of μ² that the sum gets,
+m = w/H where w users, H of them honest, share the noise of one sum, w where every user adds all of
+it, 1 where all rows lie in one place; C parts of what is sent are moved by a record.
+`embed.water_filling` makes of it directions and lengths, `registry.Rule` the rest. No number here
+comes from a private row of a user.
 """
 
 import math
@@ -71,15 +72,17 @@ class PublicFacts:
             quiet = 0 < self.noise(rule, sums=found.get("sums", 1)) <= QUIET
             if len(self.sizes) == 1 and quiet:
                 found["rounds"] = ROUNDS
-        if "noise" not in found:
+        if "class_noise" not in found:
             share = found.get("sums", 1), found.get("rounds", 0)
             noise = self.noise(rule, clip if rule.l2_reg is None else None, *share)
             if not transform.is_identity:
-                found |= {"noise": noise}
+                found |= {"class_noise": noise}
             if rule.l2_reg is not None:
                 found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
-        if "noise" in found and "components" not in found:
-            found["components"] = components_of(rule, transform, found["noise"])
+        if rule.l2_reg is not None and clip is None:  # which would shorten features with the head
+            found = {"prior": "equal", **found}
+        if "class_noise" in found and "components" not in found:
+            found["components"] = components_of(rule, transform, found["class_noise"])
         return found
 
     def noise(
@@ -111,7 +114,7 @@ class PublicFacts:
         rule, found = rule_of(method), dict(given)
         noise = self.noise(rule)
         components = found.pop("components", None)
-        if not transform.is_identity:
+        if not transform.is_identity and transform.directions is None:
             most = components or components_of(rule, transform, noise)
             transform = transform.mapped(noise, most)
         if method in CHARTER:
@@ -152,7 +155,7 @@ def components_of(rule: Rule, transform: PublicTransform, noise: float) -> int:
     if transform.known is not None:
         return min(MOST, transform.dim - 1)
     channel = Channel.of(transform.public, PLANNED_SHARE)
-    return channel.count(rule.heard * noise, rule.information)
+    return channel.count(noise, rule.information)
 
 
 def rule_of(method: str) -> Rule:

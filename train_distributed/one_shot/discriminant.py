@@ -29,10 +29,11 @@ from train_distributed.one_shot.class_prior import (
     checked_prior,
     reported_prior,
     shares_of,
+    tempered,
 )
 from train_distributed.one_shot.further_rounds import Descent
 from train_distributed.one_shot.method import Estimator, Fitted, Method
-from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered, tempered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
 from train_distributed.one_shot.statistic import NoisedSum
 
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
@@ -52,7 +53,7 @@ class Discriminant(Estimator):
     """
 
     statistic: ClassMoments
-    prior: ClassPrior = "empirical"  # π of the classes; as the noised counts say
+    prior: ClassPrior = "equal"  # π of the classes
 
     def validate(self) -> None:
         """Checks the prior."""
@@ -74,7 +75,8 @@ class Discriminant(Estimator):
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
         found, scatter = self._estimated(noised)
         ratio = 1.0 if scatter is None else scatter.ratio(found)
-        return Scattered(self._weights(found, ratio), ratio)
+        weights = self._weights(found, ratio)
+        return Scattered(weights, ratio, class_shares=found.shares, prior=self.prior)
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
@@ -88,7 +90,7 @@ class Discriminant(Estimator):
         return Descent.of(start, offset, found, *bounds, rounds)
 
     def _weights(self, found: Gaussians, ratio: float = 1.0) -> Tensor:
-        shares = tempered(shares_of(self.prior, found.shares), ratio)
+        shares = tempered(shares_of(self.prior, found.shares), math.sqrt(ratio))
         return found.weights(shares, self.statistic.transform.constant)
 
     def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
@@ -143,7 +145,7 @@ def build(
     *,
     moments: bool = True,
     alpha: float | None = None,
-    prior: ClassPrior = "empirical",
+    prior: ClassPrior = "equal",
     rounds: int = 0,
 ) -> Method:
     """Method `discriminant`, of class sums alone without `moments`; `rounds` further sums.

@@ -8,18 +8,22 @@ from torch import Tensor
 from embed import PublicTransform
 from pretrain.cli.json_text import read_field
 from pretrain.tensor_file import read_tensors
+from train_distributed.one_shot.class_prior import TOLERANCE
 
 MODEL, REPORT = "model.safetensors", "report.json"
 LARGEST_WEIGHT = 1e100  # of a file that anybody may have made: squares of scores are finite
 PREFIX = "transform."  # of the public transform's tensors
+SHARES = "class_shares"  # of the private rows, noised
 
 
-def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], dict[str, str]]:
+def read_model(
+    model: Path,
+) -> tuple[Tensor, PublicTransform, tuple[str, ...], Tensor | None, dict[str, str]]:
     """Reads model.safetensors, whose parts fit one another.
 
     Returns:
         (d, K) finite float64 weights, the transform of their rows, the names of K distinct classes,
-        and the file's metadata.
+        their (K,) float64 shares or None, and the file's metadata.
 
     Raises:
         ValueError: naming the file that is missing, damaged or does not fit.
@@ -34,6 +38,7 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
         raise ValueError(
             f"{model}: weights must be finite and at most {LARGEST_WEIGHT:g}, got {largest:g}"
         )
+    shares = tensors.pop(SHARES, None)
     if unknown := sorted(name for name in tensors if not name.startswith(PREFIX)):
         raise ValueError(f"{model} must hold weights and a transform, got {unknown} too")
     transform = _transform(model, {k.removeprefix(PREFIX): v for k, v in tensors.items()})
@@ -47,7 +52,21 @@ def read_model(model: Path) -> tuple[Tensor, PublicTransform, tuple[str, ...], d
         raise ValueError(
             f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
         )
-    return weights.double(), transform, names, metadata
+    return weights.double(), transform, names, _shares(model, shares, len(names)), metadata
+
+
+def _shares(path: Path, shares: Tensor | None, classes: int) -> Tensor | None:
+    if shares is None:
+        return None
+    if shares.shape != (classes,) or not shares.is_floating_point():
+        found = f"{shares.dtype} {tuple(shares.shape)}"
+        raise ValueError(f"{path}: {SHARES} must be float ({classes},), got {found}")
+    shares = shares.double()
+    if not (shares > 0).all():  # also true for NaN
+        raise ValueError(f"{path}: {SHARES} must be > 0, got {float(shares.min()):g}")
+    if not abs(float(shares.sum()) - 1) <= TOLERANCE:  # also true where one is infinite
+        raise ValueError(f"{path}: {SHARES} must have the sum 1, got {float(shares.sum()):.9g}")
+    return shares
 
 
 def _transform(path: Path, tensors: dict[str, Tensor]) -> PublicTransform:

@@ -5,7 +5,7 @@ What an estimator does is post-processing and costs no privacy.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from embed import PublicTransform
 from embed.centre import Centre
 from pretrain import check
+from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.further_rounds import (
     CLIP_SHARE,
     MOST_ROUNDS,
@@ -28,6 +29,9 @@ class Fitted:
     """Weights of a linear classifier."""
 
     weights: Tensor  # (d, K) float64
+    # (K,) float64 of the private rows, noised, where scores can be moved from prior to prior
+    class_shares: Tensor | None = field(default=None, kw_only=True)
+    prior: ClassPrior | None = field(default=None, kw_only=True)  # of the weights; None: unknown
 
     @property
     def temperature(self) -> float:

@@ -22,13 +22,13 @@ class MethodOptions:
     """Batch size of SGD; for DP-FL the expected one."""
     bound: Literal["tight", "paper"] | None = None
     """Bound on the sensitivity of a head; `paper` needs --radius."""
-    prior: Literal["empirical", "equal"] | Path | None = None
-    """Class frequencies where the model will be used: as in the private rows, equal, or a JSON file
-    of class and share (not for svm). `equal` maximises balanced accuracy. Default: `equal` for
-    softmax, svm and logistic without --user-clip, whose users then send the sum of their rows as
-    well; `empirical` for all other methods."""
+    prior: Literal["equal", "private"] | Path | None = None
+    """Class frequencies where the model will be used, for which its answers are: equal, as in the
+    private rows, or a JSON file of class and share (not for svm). Default: `equal`, which maximises
+    balanced accuracy; `private` for softmax, svm and logistic with --user-clip. A model of
+    `discriminant` can be had for any other later (`predict --prior`)."""
     sums: Literal[1, 2] | None = None
-    """Number of secure sums. 2: a first one finds where the private rows lie, for 5 % of the
+    """Number of secure sums. 2: a first one finds where the private rows lie, for 10 % of the
     privacy budget (of μ²), and so along which directions the second one shows most of their
     classes; 1: about the public mean. Default in `run`: 2, but 1 with --user-clip or --unit user
     without a clip of the first sum, and for methods that we compare with."""
@@ -79,5 +79,5 @@ class MethodOptions:
 class SettledOptions(MethodOptions):
     """Settings with those that a public rule fills in and nobody types."""
 
-    noise: float | None = None
+    class_noise: float | None = None
     """Noise in a class mean, for which directions and their lengths are chosen; see `defaults`."""

@@ -6,14 +6,15 @@ under the curves) is kept, in a temporary file where it is long. All numbers are
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self, get_args
 
 import numpy as np
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
 from train_distributed.one_shot.cautions import few_classes, shifted
-from train_distributed.one_shot.model import log_odds, probabilities
+from train_distributed.one_shot.class_prior import Word
+from train_distributed.one_shot.model import Release, log_odds, probabilities
 
 BINS = 15  # of equal width, as Guo et al. 2017 use
 IN_MEMORY = 1 << 25  # bytes of log-odds
@@ -28,6 +29,7 @@ class Evaluation:
         rows: n, of all blocks together.
         temperature: T of the model's probabilities.
         learned: share of every class that the model goes by; None: it goes by none.
+        shifts: (K,) what scores have more under priors of these names; None: nothing is known.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Evaluation:
         rows: int,
         temperature: float = 1.0,
         learned: Mapping[str, float] | None = None,
+        shifts: Mapping[str, Tensor] | None = None,
     ) -> None:
         if rows < 1:
             raise ValueError(f"rows with labels must be >= 1, got {rows}")
@@ -43,10 +46,21 @@ class Evaluation:
         self.class_names, self.rows, self.temperature = tuple(class_names), rows, temperature
         self.learned = learned
         self.confusion = np.zeros((classes, classes), np.int64)  # by label and predicted class
+        self.shifts = shifts or {}
+        self._under = {name: np.zeros((classes, classes), np.int64) for name in self.shifts}
         self._labels = np.empty(rows, np.int64)
         self._odds = _array((classes, rows))
         self._bins = np.zeros((3, BINS))  # per bin: rows, sum of confidence, hits
         self._seen = 0
+
+    @classmethod
+    def of(cls, released: Release, rows: int) -> Self:
+        """For so many rows of a model, under every prior that it can be had for."""
+        shifts = None
+        if released.class_shares is not None:
+            shifts = {word: released.prior_shift(word) for word in get_args(Word)}
+        learned = released.report.learned_shares
+        return cls(released.class_names, rows, released.temperature, learned, shifts)
 
     def add(self, scores: Tensor, labels: np.ndarray) -> None:
         """Counts (b, K) float64 scores with their (b,) labels in [0, K)."""
@@ -59,6 +73,8 @@ class Evaluation:
         self._seen = here.stop
         predicted = scores.argmax(1).numpy()
         np.add.at(self.confusion, (y, predicted), 1)
+        for name, shift in self.shifts.items():
+            np.add.at(self._under[name], (y, (scores + shift).argmax(1).numpy()), 1)
         self._labels[here] = y
         self._odds[:, here] = log_odds(scores, self.temperature).numpy().T
         sure = probabilities(scores, self.temperature).amax(1).numpy()
@@ -101,6 +117,7 @@ class Evaluation:
             for k, name in enumerate(self.class_names)
         }
         small = len(self.class_names) <= SHOWN
+        by_prior = {name: _shares_right(counts) for name, counts in self._under.items()}
         return {
             "rows": self.rows,
             "accuracy": accuracy,
@@ -113,6 +130,7 @@ class Evaluation:
             "calibration_bins": f"{BINS} of equal width, by the probability of the class predicted",
             "per_class": per_class,
             **({"confusion": self.confusion.tolist()} if small else {}),
+            **({"by_prior": by_prior} if by_prior else {}),
             "warnings": self._warnings(accuracy),
         }
 
@@ -157,7 +175,21 @@ def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:
     names = ("balanced_accuracy", "macro_f1", "auroc", "expected_calibration_error")
     known = [(name, metrics[name]) for name in names]
     lines = [(name, "unknown" if value is None else f"{value:.4f}") for name, value in known]
+    under = metrics.get("by_prior", {})
+    if len({tuple(shares.values()) for shares in under.values()}) > 1:  # else it is one model
+        for name, shares in under.items():
+            words = ", ".join(f"{metric} {value:.4f}" for metric, value in shares.items())
+            lines.append((f"with prior {name}", words))
     return [*lines, *(("warning", words) for words in metrics["warnings"])]
+
+
+def _shares_right(confusion: np.ndarray) -> dict[str, float]:
+    """Accuracy and balanced accuracy, from (K, K) counts by label and predicted class."""
+    hits, present = confusion.diagonal(), confusion.sum(1)
+    return {
+        "accuracy": float(hits.sum() / present.sum()),
+        "balanced_accuracy": float((hits[present > 0] / present[present > 0]).mean()),
+    }
 
 
 def _if(count: int, value: float) -> float | None:

@@ -16,14 +16,32 @@ from embed.project import in_blocks, product
 from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
-from train_distributed.one_shot.files import MODEL, PREFIX, REPORT, read_field, read_model
+from train_distributed.one_shot.class_prior import (
+    ClassPrior,
+    checked_prior,
+    prior_shift,
+    reported_prior,
+    with_shift,
+)
+from train_distributed.one_shot.files import (
+    MODEL,
+    PREFIX,
+    REPORT,
+    SHARES,
+    read_field,
+    read_model,
+)
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.one_shot.report_file import Report
+from train_distributed.one_shot.report_file import MEASURED, Report
 
 BLOCK = 2048  # rows scored at a time, the same wherever they come from
 BY_GRADIENTS = (
     "softmax of the scores: those of a softmax regression, learned from clipped gradients and "
     "disturbed by noise; not calibrated"
+)
+INSIDE = (
+    "what it learned from carries the prior of its rows inside, so that only a new `run --prior` "
+    "gives another"
 )
 UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
 
@@ -66,6 +84,8 @@ class Release:
     opened: Tensor | None = None  # (D,) float64 noised sums, as whoever opened them saw them
     encoding: Encoding | None = None  # how pictures became the embeddings; None: unknown
     temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
+    class_shares: Tensor | None = None  # (K,) float64 of the private rows, from the noised sum
+    prior: ClassPrior | None = None  # of the classes, which the weights are for; None: unknown
 
     def __post_init__(self) -> None:
         if not isinstance(self.report, Report):
@@ -79,6 +99,41 @@ class Release:
     def with_report(self, **more: Any) -> Self:
         """Release whose report has these keys too, or these values for its own."""
         return replace(self, report=self.report | more)
+
+    def prior_shift(self, prior: ClassPrior) -> Tensor:
+        """(K,) what scores for another prior of the classes have more; see `class_prior`.
+
+        Raises:
+            ValueError: no prior, or a model whose own cannot be told from its scores.
+        """
+        new = checked_prior(prior, len(self.class_names))
+        if new == self.prior:
+            return torch.zeros(len(self.class_names), dtype=torch.float64)
+        if self.class_shares is None or self.prior is None:
+            own = "unknown" if self.prior is None else repr(self.prior)
+            raise ValueError(f"prior must be the model's own, {own} ({INSIDE}), got {prior!r}")
+        return prior_shift(new, self.prior, self.class_shares, self.temperature)
+
+    def with_prior(self, prior: ClassPrior) -> Self:
+        """Release for other frequencies of the classes where it will be used.
+
+        Scores move by `prior_shift`, probabilities and classes with them. What the report says of
+        test rows is left out, for it was measured of the model as it was.
+
+        Args:
+            prior: "equal", "private" (as in the private rows) or the share of every class.
+
+        Raises:
+            ValueError: as `prior_shift`.
+        """
+        shift, new = self.prior_shift(prior), checked_prior(prior, len(self.class_names))
+        if new == self.prior:
+            return self
+        weights = with_shift(self.weights, shift, self.transform.constant)
+        told = self.report.without(*MEASURED) | reported_prior(
+            new, self.class_shares, self.class_names
+        )
+        return replace(self, weights=weights, prior=new, report=told)
 
     def scores(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 scores of raw (n, p) embeddings, which pass the public transform first.
@@ -134,7 +189,7 @@ class Release:
     @classmethod
     def load_file(cls, where: Path) -> "Release":
         """Reads model.safetensors alone, without a report; raises ValueError as `read_model`."""
-        weights, transform, class_names, metadata = read_model(where)
+        weights, transform, class_names, shares, metadata = read_model(where)
         temperature = read_field(metadata, "temperature", where)
         temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
@@ -146,12 +201,19 @@ class Release:
                 encoding = encoding.of_pictures(shape)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
+        prior = read_field(metadata, "prior", where)  # None: of an earlier version
+        try:
+            prior = None if prior is None else checked_prior(prior, len(class_names))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
         return cls(
             weights,
             transform,
             class_names,
             encoding=encoding,
             temperature=temperature,
+            class_shares=shares,
+            prior=prior,
         )
 
     def save(self, directory: Path | str, *, overwrite: bool = False) -> None:
@@ -171,6 +233,8 @@ class Release:
         """The files of `save`, into a directory that exists."""
         tensors = {"weights": self.weights.contiguous()}
         tensors |= {PREFIX + k: v.contiguous() for k, v in self.transform.tensors().items()}
+        if self.class_shares is not None:
+            tensors[SHARES] = self.class_shares
         metadata = {
             "class_names": json.dumps(self.class_names),
             "temperature": json.dumps(float(self.temperature)),
@@ -178,8 +242,8 @@ class Release:
         }
         if self.method is not None:
             metadata["method"] = self.method
-        if self.report.class_prior is not None:
-            metadata["class_prior"] = json.dumps(self.report.class_prior)
+        if self.prior is not None:
+            metadata["prior"] = json.dumps(self.prior)
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         write_tensors(directory / MODEL, tensors, metadata)

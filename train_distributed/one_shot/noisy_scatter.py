@@ -18,7 +18,6 @@ from train_distributed.one_shot.method import Fitted
 RIDGE = 0.7  # of the edge of the noise's spectrum
 FADING = 4.0  # mean variances; where classes are known, a larger ridge shrinks again
 DEVIATION = 0.15  # prior standard deviation of the ratio about that of the estimate without ridge
-SHADED = 1.25  # power of the ratio: a prior that weighs too much costs the small classes all rows
 LEAST_RATIO = 1e-3  # noise without bounds rounds the ratio to 0, or below
 LEAST_SAID = 1e-60
 
@@ -85,15 +84,3 @@ class Scattered(Fitted):
         heavier tails and covariances of their own; on ten kinds of them the root served better.
         """
         return math.sqrt(self.ratio)
-
-
-def tempered(shares: Tensor, ratio: float) -> Tensor:
-    """(K,) class shares to the power ratio^`SHADED`, renormalised; unchanged for a ratio >= 1.
-
-    Under-confident scores are outweighed by an unequal prior: of two faint classes in 3:1 every row
-    would go to the larger.
-    """
-    if ratio >= 1:
-        return shares
-    powers = shares.pow(ratio**SHADED)
-    return powers / powers.sum()

@@ -25,8 +25,7 @@ SURE = 0.0066  # t up to which second moments weigh more than is free
 class Rule:
     """How a method's settings follow from t, the noise in a class mean; see `defaults`."""
 
-    heard: float = 1.0  # c_t: directions are those of noise c_t t
-    information: float = 1.0  # of all that they hold, in as few directions as hold it
+    information: float = 1.0  # of all that directions hold, in as few of them as hold it
     l2_reg: float | None = None  # Λ/t; None: the method has no Λ that a rule could help
     one_vs_rest: bool = False  # C = K parts of what is sent instead of 1, in t
     noise: Literal["shared", "everybody's", "central"] = "shared"  # m
@@ -59,7 +58,7 @@ METHODS: dict[str, MethodEntry] = {
         "estimates under a public prior",
         probabilities="softmax of the scores / temperature: the posterior of Gaussian classes with "
         "what the sum leaves open of their means, calibrated as far as the classes are such",
-        rule=Rule(heard=0.5, information=0.8),
+        rule=Rule(information=0.9),
         sums_rows=True,
     ),
     "softmax": MethodEntry(
@@ -116,9 +115,9 @@ def build_method(
 
     Options are keywords of the entry's `build`, and for any method
 
-    * `noise`, t, for which the rows are mapped; without it they are raw coordinates;
-    * `components`, q, with `noise`: the most directions;
-    * `sums`, 2 for a first one that finds the centre, which needs `noise`; 1 is the default;
+    * `class_noise`, t, for which the rows are mapped; without it they are raw coordinates;
+    * `components`, q, with `class_noise`: the most directions;
+    * `sums`, 2 for a first one that finds the centre, which needs `class_noise`; 1 is the default;
     * `user_clip`, the norm of `UserClip`, or a pair for the first sum and the other. With one a
       discriminant sends no second moments: those of n rows are about α n long, class sums of mixed
       classes √n, so that a clip that spares both would need √n times the noise.
@@ -134,10 +133,12 @@ def build_method(
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
     own = dict(options)
-    sums, noise = own.pop("sums", 1), own.pop("noise", None)
+    sums, noise = own.pop("sums", 1), own.pop("class_noise", None)
     components = own.pop("components", None)
     check.one_of((1, 2), sums=sums)
     first_clip, clip = clips(own.pop("user_clip", None))
+    if noise is not None:
+        check.within("[0, inf)", class_noise=noise)
     if "prior" in own:
         own["prior"] = checked_prior(own["prior"], num_classes)
     if name == "discriminant":
@@ -146,19 +147,17 @@ def build_method(
             own["alpha"] = moment_weight(noise)
     on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
     if noise is None:
-        check.left_out("without noise", components=components, first_clip=first_clip)
+        check.left_out("without class_noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
         return on(transform)
-    check.within("[0, inf)", noise=noise)
-    heard = METHODS[name].rule.heard * noise
     most = min(MOST, transform.dim - 1) if components is None else components
-    planned = transform.mapped(heard, most, Centre.public(transform.public, PLANNED_SHARE))
+    planned = transform.mapped(noise, most, Centre.public(transform.public, PLANNED_SHARE))
     most = planned.dim - 1
     if sums == 1:
         check.left_out("of a first sum, without one", user_clip=first_clip)
-        return on(transform.mapped(heard, most))
+        return on(transform.mapped(noise, most))
     first = FeatureSum(transform=transform)
-    about = partial(_about, on, transform, heard, most)
+    about = partial(_about, on, transform, noise, most)
     method = replace(on(planned), first=_clipped(first, first_clip), on=about)
     method.validate()
     return method

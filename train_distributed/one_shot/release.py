@@ -175,6 +175,8 @@ class ReleaseRequest:
             names,
             opened=torch.cat(opened),
             temperature=temperature,
+            class_shares=None if self.faults else fitted.class_shares,  # go with T
+            prior=fitted.prior,
         )
         return reported(released, facts, verdict, source.embeddings)
 
@@ -224,7 +226,7 @@ def release(
 ) -> Release:
     """One private model from all users' rows, by one sum or more.
 
-    With a transform fitted on public rows a first sum finds where the rows lie, with a twentieth of
+    With a transform fitted on public rows a first sum finds where the rows lie, with a tenth of
     the promise; see `first_sum`. `sums=1` does without.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the

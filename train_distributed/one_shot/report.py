@@ -12,7 +12,7 @@ from embed.store import TEST
 from pretrain import check
 from pretrain.cli.provenance import versions
 from train_distributed.ledger.ledger import NONE
-from train_distributed.one_shot.model import BLOCK, Release, reading
+from train_distributed.one_shot.model import BLOCK, INSIDE, Release, reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 
@@ -45,6 +45,8 @@ def reported(
     made = made or released.transform.encoding
     read = reading(facts.get("method"), facts.get("descent_rounds"))
     report |= {"encoding": made and made.to_json(), "probabilities": read}
+    if released.class_shares is None:
+        report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():
@@ -86,9 +88,7 @@ def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> d
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
-    evaluation = Evaluation(
-        released.class_names, len(rows), released.temperature, released.report.learned_shares
-    )
+    evaluation = Evaluation.of(released, len(rows))
     for start in range(0, len(rows), BLOCK):
         part = rows[start : start + BLOCK]
         evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])

@@ -13,6 +13,7 @@ from pretrain.cli.json_text import read_object
 
 VERSION = 1  # of the file; one without a version is read as this one
 NOT_PRIVATE = ("not private", "inf")  # how files write an infinite privacy loss
+MEASURED = ("test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics")
 
 T = TypeVar("T")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -27,6 +28,14 @@ class ClassMetrics:
     rows: Count
     precision: float | None
     recall: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorMetrics:
+    """Metrics under one prior of the classes."""
+
+    accuracy: float
+    balanced_accuracy: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,7 @@ class Metrics:
     per_class: dict[str, ClassMetrics]
     warnings: list[str]
     confusion: list[list[Count]] | None = None  # by label and predicted class
+    by_prior: dict[str, PriorMetrics] | None = None  # None: the model has one prior alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +123,9 @@ class Report(Mapping[str, Any]):
     method: str | None = None
     noise: str | None = None
     user_clip: float | None = None
-    prior: str | None = None  # "empirical", "equal" or "given"
+    prior: str | None = None  # "equal", "private" or "given"
     class_prior: dict[str, float] | None = None
+    other_priors: str | None = None  # why the model has none; None: it has
     known_before: list[str] | None = None  # of the classes, from public sources; None: nothing
     believed: dict[str, float] | None = None  # probability of every guess, given the noised sum
     rounds: Count = 1
@@ -163,7 +174,7 @@ class Report(Mapping[str, Any]):
     @property
     def learned_shares(self) -> dict[str, float] | None:
         """Class shares that were counted in the noised sum; None: the model goes by others."""
-        return self.class_prior if self.prior == "empirical" else None
+        return self.class_prior if self.prior == "private" else None
 
     def need(self, *names: str) -> None:
         """Raises ValueError unless the file has all of these keys."""
@@ -174,6 +185,10 @@ class Report(Mapping[str, Any]):
         """Report of a model that is unsuitable for release for this reason too."""
         why = [*self.unsuitable_because, reason]
         return self | {"suitable_for_release": False, "unsuitable_because": why}
+
+    def without(self, *names: str) -> Self:
+        """Report without these keys."""
+        return type(self).of({name: v for name, v in self.written.items() if name not in names})
 
     def __or__(self, more: Mapping[str, Any]) -> Self:
         """Report with more keys, or with other values for its own."""

@@ -63,7 +63,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         classes: all K classes, whether or not they occur; None: those that occur.
         honest_fraction: of all users; None: a half, for a single user 1.
         unit: of protection.
-        options: settings of the method, such as `{"prior": "equal"}`.
+        options: settings of the method, such as `{"prior": "private"}`; predictions are for the
+            prior of the classes that it says, equal shares if left out, and
+            `release_.with_prior` has others of the same model.
         owners: "one": all rows are one owner's, and groups are refused; "many": groups must be
             given; None: either, with a warning where there are none.
         random_state: seed of a simulation; None: the operating system draws the noise.

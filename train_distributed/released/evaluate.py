@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.store import EVALUATION
+from pretrain import check
 from pretrain.cli.provenance import versions
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.one_shot.class_prior import ClassPrior, Word, word_of
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability
@@ -40,6 +42,7 @@ from train_distributed.released.evaluation_rows import (
     submissions,
 )
 
+Prior = ClassPrior | Literal["both"]
 APART = "no row of these sets is in both: for one replaced record the promises do not add up"
 ADDED = "rows that were trained on may be among them: the promises add up"
 OF_GROUPS = "users, and groups of records, may have rows in both: for them the promises add up"
@@ -49,6 +52,7 @@ OF_GROUPS = "users, and groups of records, may have rows in both: for them the p
 class Sum:
     """Opened sum over held-out rows, not read yet."""
 
+    releases: list[Release]  # that predicted the rows, each for a prior
     method: Evaluation
     opened: Tensor  # (D,) float64
     sizes: Tensor  # (users,) n_i of those in it
@@ -62,7 +66,7 @@ class Evaluated:
     """A report with intervals, and what it was read from."""
 
     report: dict[str, Any]
-    estimates: Estimates
+    estimates: Estimates  # under the model's own prior, where there are two
     opened: Tensor  # (D,) float64
 
 
@@ -86,24 +90,39 @@ def evaluate(
             only "users" with all of their rows.
         **settings: those of `summed`.
 
+    The report of "both" priors has, beside the estimates under the model's own, those under either
+    as `by_prior`.
+
     Raises:
         ValueError: a setting out of range, no evaluation rows, or rows that `held_out` refuses.
             Nothing has been sent then.
     """
     check_reading(confidence, sampling)
     found = summed(release, embeddings, privacy, **settings)
-    read = estimate(
-        found.method,
-        found.opened,
-        found.sizes,
-        found.noise_std,
-        confidence=confidence,
-        sampling=sampling,
-        grid=found.grid,
+    estimates = [
+        estimate(
+            method,
+            piece,
+            found.sizes,
+            found.noise_std,
+            confidence=confidence,
+            sampling=sampling,
+            grid=found.grid,
+        )
+        for method, piece in found.method.apart(found.opened)
+    ]
+    under = [
+        each.as_dict(model.class_names, model.report.learned_shares)
+        for model, each in zip(found.releases, estimates, strict=True)
+    ]
+    priors: list[ClassPrior | None] = [each.prior for each in found.releases]
+    own = priors.index(release.prior) if release.prior in priors else 0
+    told = {"sampling": sampling} | check.present(prior=word_of(priors[own])) | under[own]
+    if len(priors) > 1:
+        told |= {"by_prior": dict(zip(map(str, priors), under, strict=True))}
+    return Evaluated(
+        found.report | told | {"versions": versions(*MADE_WITH)}, estimates[own], found.opened
     )
-    told = {"sampling": sampling}
-    told |= read.as_dict(release.class_names, release.report.learned_shares)
-    return Evaluated(found.report | told | {"versions": versions(*MADE_WITH)}, read, found.opened)
 
 
 def summed(
@@ -111,6 +130,7 @@ def summed(
     embeddings: EmbeddingSet,
     privacy: Privacy,
     *,
+    prior: Prior | None = None,
     bins: int = 10,
     overlap: Overlap = "refuse",
     training: Iterable[EmbeddingSet] = (),
@@ -124,7 +144,9 @@ def summed(
 ) -> Sum:
     """The noised counts of all users' held-out rows; further settings are those of `release`.
 
-    `bins` are of confidence, for its calibration; 0: none. `overlap` "add" lets rows in that were
+    `prior` is that of the classes for which the model is evaluated, None: its own; "both" evaluates
+    it for "equal" and "private" by the one sum, whose noise is √2 times as large. `bins` are of
+    confidence, for its calibration; 0: none. `overlap` "add" lets rows in that were
     trained on; the report then says that the promises of both add up. `training` are further sets
     whose training rows may not be among the rows. `reserve` is called once, when all users'
     counts are there, so that nothing can be refused any more, and before any noise is drawn.
@@ -133,7 +155,12 @@ def summed(
         ValueError: as `evaluate`.
     """
     check_noise(noise, generator)
-    method = Evaluation(num_classes=release.weights.shape[1], bins=bins)
+    releases = [release]
+    if prior is not None:
+        priors = get_args(Word) if prior == "both" else (prior,)
+        releases = [release.with_prior(each) for each in priors]
+    classes = release.weights.shape[1]
+    method = Evaluation(num_classes=classes, bins=bins, predictions=len(releases))
     method.validate()
     if noise == "discrete" and privacy.private:
         refuse_seeded_split(embeddings)
@@ -155,7 +182,7 @@ def summed(
     )
     _, summation = sums[0]
     grid = FINEST_GRID if summation.grid is None else summation.grid
-    for users, sent in submissions(method, release, embeddings, rows, partition, grid, generator):
+    for users, sent in submissions(method, releases, embeddings, rows, partition, grid, generator):
         present = kept[users]
         if present.any():
             summation.add(users[present], sent[present])
@@ -178,7 +205,7 @@ def summed(
     report |= privacy.large_delta(len(rows))
     report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
     noise_std = summation.noise_std(len(survivors))
-    return Sum(method, opened, survivors, noise_std, grid, report)
+    return Sum(releases, method, opened, survivors, noise_std, grid, report)
 
 
 def overlap_words(privacy: Privacy, overlap: Overlap = "refuse") -> str:

@@ -23,6 +23,12 @@ confidences; that is less, 2 (w/2 + g)² ≤ w², as g ≤ w/5. Jointly
 attained by a right and a wrong answer, of two classes, at either end of one bin. Without bins
 Δ = 2. A user's n_i records move the sum by n_i Δ at most, attained where all are such.
 
+**Several predictions.** Where a model is evaluated under J priors at once, a record adds the parts
+above J times, once for every prediction of it. They are one vector, noised jointly: each of the J
+pieces moves by Δ at most, so all of it by √(Σ_j Δ²) = √J Δ. That is attained as well, by the pair
+above where all J predictions of a record are alike, so no less noise would do. A record that is
+taken out moves every piece by as much as it moves the one, likewise alike: √J times again.
+
 Confidences are rounded to a multiple of g = 2⁻ᵉ, and s is a power of two: every entry is a whole
 number of steps g, exactly, and nothing is charged for rounding.
 
@@ -33,7 +39,8 @@ function of the row (`embed.project`), and rows come in an order that nobody cho
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,11 +56,13 @@ class Evaluation(Submission):
 
     num_classes: int  # K
     bins: int = 10  # B of confidence, of equal width on [0, 1]; 0: no H and no R
+    predictions: int = 1  # J of every record
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
         check.at_least(2, num_classes=self.num_classes)
         check.within(f"[0, {MOST_BINS}]", bins=self.bins)
+        check.at_least(1, predictions=self.predictions)
 
     @property
     def first_bin(self) -> int:
@@ -72,7 +81,12 @@ class Evaluation(Submission):
 
     @property
     def dimension(self) -> int:
-        """K² + 2 K + 3 B'."""
+        """J (K² + 2 K + 3 B')."""
+        return self.predictions * self._piece
+
+    @property
+    def _piece(self) -> int:
+        """Length of what one prediction adds to."""
         return self.num_classes * (self.num_classes + 2) + 3 * self.sent_bins
 
     @property
@@ -85,14 +99,14 @@ class Evaluation(Submission):
         return float(n)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """Δ; see above."""
-        return math.sqrt(6 + (self.weight / self.bins) ** 2) if self.bins else 2.0
+        """√J Δ; see above."""
+        one = 6 + (self.weight / self.bins) ** 2 if self.bins else 4
+        return math.sqrt(self.predictions * one)
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """Movement by one record that is taken out: a one of each part, and its rest."""
-        if not self.bins:
-            return math.sqrt(2)
-        return math.sqrt(3 + (self.weight * (0.5 / self.bins + COARSEST_GRID)) ** 2)
+        rest = self.weight * (0.5 / self.bins + COARSEST_GRID) if self.bins else 0.0
+        return math.sqrt(self.predictions * ((3 if self.bins else 2) + rest**2))
 
     def middles(self, grid: float) -> Tensor:
         """(B',) float64: the middle of every bin that is sent, rounded down to the grid."""
@@ -100,23 +114,35 @@ class Evaluation(Submission):
         return ((places + 0.5) / max(1, self.bins) / grid).floor() * grid
 
     def submit(
-        self, users: Tensor, labels: Tensor, probabilities: Tensor, count: int, grid: float
+        self,
+        users: Tensor,
+        labels: Tensor,
+        probabilities: Sequence[Tensor],
+        count: int,
+        grid: float,
     ) -> Tensor:
         """Vectors that users send, before their noise.
 
         Args:
             users: (n,) int64 in [0, count): whose row it is.
             labels: (n,) int64 in [0, K).
-            probabilities: (n, K) of every row; the first largest is the prediction.
+            probabilities: J of (n, K), of every row; the first largest is the prediction.
             count: u, the number of users.
             grid: g, a power of two from 2⁻²⁰ to 2⁻⁸, to whose multiples confidences are rounded.
 
         Returns:
-            (u, D) float64: M, G, H and R row after row.
+            (u, D) float64: M, G, H and R row after row, those of one prediction after another's.
         """
+        each = (self._counts(users, labels, shares, count, grid) for shares in probabilities)
+        return torch.cat(list(each), 1)
+
+    def _counts(
+        self, users: Tensor, labels: Tensor, probabilities: Tensor, count: int, grid: float
+    ) -> Tensor:
+        """(u, D/J) what one prediction of every row adds."""
         confidence, predicted = torch.nan_to_num(probabilities.double(), nan=0.0).max(1)
-        sent = torch.zeros(count * self.dimension, dtype=torch.float64)
-        start, one = users * self.dimension, torch.ones(len(users), dtype=torch.float64)
+        sent = torch.zeros(count * self._piece, dtype=torch.float64)
+        start, one = users * self._piece, torch.ones(len(users), dtype=torch.float64)
         right = (labels == predicted).long()
         sent.index_add_(0, start + labels * self.num_classes + predicted, one)
         start = start + self.num_classes**2
@@ -130,10 +156,14 @@ class Evaluation(Submission):
             sent.index_add_(0, start + 2 * place + right, one)
             rest = self.weight * (rounded * grid - self.middles(grid)[place])
             sent.index_add_(0, start + 2 * self.sent_bins + place, rest)
-        return sent.unflatten(0, (count, self.dimension))
+        return sent.unflatten(0, (count, self._piece))
+
+    def apart(self, total: Tensor) -> list[tuple["Evaluation", Tensor]]:
+        """Of every prediction the statistic, and its piece of a (D,) sum."""
+        return [(replace(self, predictions=1), piece) for piece in total.split(self._piece)]
 
     def parts(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(K, K) M, (K, 2) G, (B', 2) H and (B',) R/s of a (D,) sum."""
+        """(K, K) M, (K, 2) G, (B', 2) H and (B',) R/s of a (D,) sum, of one prediction."""
         classes, bins = self.num_classes, self.sent_bins
         matrix, by_class, by_bin, rest = total.split([classes**2, 2 * classes, 2 * bins, bins])
         square = matrix.unflatten(0, (classes, classes))

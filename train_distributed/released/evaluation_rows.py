@@ -4,7 +4,7 @@ Refusals are visible, as those before a release are (`one_shot.validation`): the
 noise, for the set as a whole, and no ε covers them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -76,7 +76,7 @@ def held_out(
 
 def submissions(
     method: Evaluation,
-    release: Release,
+    releases: Sequence[Release],
     embeddings: EmbeddingSet,
     rows: np.ndarray,
     partition: Partition,
@@ -85,9 +85,9 @@ def submissions(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Vectors that users send, before their noise: (u,) which users, (u, D) float64.
 
-    Of (N,) places of rows, of which a partition says who holds them; `grid` is that of
-    confidences. Each user's rows come in a random order (`one_shot.users` says why), by the
-    generator; None: by the operating system.
+    Of (N,) places of rows, of which a partition says who holds them; `releases` are the model under
+    every prior that it is evaluated for, and `grid` is that of confidences. Each user's rows come
+    in a random order (`one_shot.users` says why), by the generator; None: by the operating system.
     """
     partition = partition.shuffled(apart(generator))
     counts, offsets = partition.counts, partition.offsets.tolist()
@@ -97,15 +97,16 @@ def submissions(
         inside = partition.order[offsets[first] : offsets[first + len(users)]]
         places = rows[inside.numpy()]
         parts = [
-            release.predict_proba(np.asarray(embeddings.embeddings[places[s : s + BLOCK]]))
+            [each.predict_proba(block) for each in releases]
             for s in range(0, len(places), BLOCK)
+            for block in [np.asarray(embeddings.embeddings[places[s : s + BLOCK]])]
         ]
         yield (
             users,
             method.submit(
                 torch.arange(len(users)).repeat_interleave(counts[users]),
                 torch.from_numpy(np.array(embeddings.labels[places])),
-                torch.cat(parts),
+                [torch.cat(each) for each in zip(*parts, strict=True)],
                 len(users),
                 grid,
             ),

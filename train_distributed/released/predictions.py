@@ -69,9 +69,7 @@ def write_predictions(
     counts = np.zeros(len(released.class_names), np.int64)
     evaluation = None
     if rows.labels is not None:
-        evaluation = Evaluation(
-            released.class_names, rows.count, released.temperature, released.report.learned_shares
-        )
+        evaluation = Evaluation.of(released, rows.count)
     done = 0
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)

@@ -1,12 +1,11 @@
-"""A grid to compare, as values: methods x promises x partitions x seeds; the best results."""
+"""A grid to compare, as values: methods x promises x partitions x seeds."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,9 +14,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
-TIE = 0.002  # of accuracy
-NEAR = 0.015  # of accuracy on public tasks, by which what suits other kinds may be behind
-SUBMITTED = ("sums", "components", "noise")  # options that say which sums there are
+SUBMITTED = ("sums", "components", "class_noise")  # options that say which sums there are
 TOGETHER = ("clip", "noise")  # options of descents that are trained at once
 
 
@@ -69,6 +66,8 @@ class Result:
     delta: float | None = None
     balanced: float | None = None  # mean accuracy of the classes; None: not measured
     majority: float | None = None  # share of the largest class of the test rows; None: likewise
+    # "equal" and "private", each with accuracy and balanced_accuracy; None: it has one prior alone
+    by_prior: Mapping[str, Mapping[str, float]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
@@ -142,116 +141,3 @@ class Trial:
 def sums_rows(method: str) -> bool:
     """True where users send a sum over their rows, whoever holds them."""
     return method in METHODS and METHODS[method].sums_rows
-
-
-Place = tuple[str, str, tuple[tuple[str, Any], ...]]
-
-
-def place(of: "MethodConfig | Result") -> Place:
-    """Method, transform and options: equal for one candidate's setting and its results."""
-    options = of.options.items()  # of a file lists, which were tuples
-    values = ((name, tuple(v) if isinstance(v, list) else v) for name, v in options)
-    return of.method, of.transform, tuple(sorted(values))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A candidate's mean accuracy in a rehearsal, for one ε."""
-
-    setting: MethodConfig
-    accuracy: float  # balanced, in the rehearsal, not of the private run
-    regret: float = 0.0  # how far it is below the best candidate, where it is farthest
-
-    @property
-    def place(self) -> Place:
-        """Equal for equal settings, whatever their labels."""
-        return place(self.setting)
-
-    @property
-    def twin(self) -> tuple[object, ...]:
-        """Equal for settings that differ in the moments' weight alone."""
-        method, transform, options = self.place
-        return method, transform, [each for each in options if each[0] != "alpha"]
-
-
-def safest_first(best: Sequence[Choice]) -> list[Choice]:
-    """Choices, one first that suits other kinds of pictures, if there is one `NEAR` the best.
-
-    On public tasks it is as good, and where rows have much in common it keeps other directions.
-    """
-    near = [c for c in best if c.accuracy > best[0].accuracy - NEAR and "keep" in c.setting.options]
-    return sorted(best, key=lambda choice: choice not in near[:1])
-
-
-def ranking(cells: Iterable[Result]) -> dict[float | None, list[Choice]]:
-    """Candidates by ε, best first, by mean accuracy over tasks and seeds; the first wins a tie.
-
-    Of candidates that differ in the moments' weight alone, by less than `TIE`, the heavier comes
-    first: a rehearsal has fewer rows than the run, and what those leave open of the moments hides
-    what their noise does.
-
-    Examples:
-        >>> def cell(method: str, accuracy: float) -> Result:
-        ...     return Result(method, method, "iid", 1.0, 0, accuracy, {}, "default")
-        >>> best = ranking([cell("softmax", 0.5), cell("svm", 0.6), cell("softmax", 0.8)])
-        >>> [(choice.setting.method, round(choice.accuracy, 2)) for choice in best[1.0]]
-        [('softmax', 0.65), ('svm', 0.6)]
-    """
-    values: dict[float | None, dict[Place, tuple[MethodConfig, list[float]]]] = {}
-    for cell in cells:
-        setting = MethodConfig(cell.label, cell.method, cell.transform, cell.options)
-        of_epsilon = values.setdefault(cell.epsilon, {})
-        of_epsilon.setdefault(place(cell), (setting, []))[1].append(
-            cell.accuracy if cell.balanced is None else cell.balanced
-        )
-    return {
-        epsilon: _heaviest_first(
-            sorted(
-                (Choice(setting, float(np.mean(found))) for setting, found in of_epsilon.values()),
-                key=lambda choice: -choice.accuracy,
-            )
-        )
-        for epsilon, of_epsilon in values.items()
-    }
-
-
-def by_regret(cells: Mapping[str, Iterable[Result]]) -> list[Choice]:
-    """Candidates by their largest regret over kinds of tasks, the least first; of one ε.
-
-    The regret of a candidate on a kind is how far its mean accuracy is below the best one's. On one
-    kind alone the order is that of `ranking`.
-
-    Args:
-        cells: of each kind, from the same candidates.
-
-    Examples:
-        >>> def cell(name: str, accuracy: float) -> Result:
-        ...     return Result(name, name, "iid", 1.0, 0, accuracy, {}, "default")
-        >>> photographs = [cell("a", 0.9), cell("b", 0.85), cell("c", 0.5)]
-        >>> letters = [cell("a", 0.2), cell("b", 0.5), cell("c", 0.6)]
-        >>> best = by_regret({"photographs": photographs, "letters": letters})
-        >>> [(choice.setting.method, round(choice.regret, 2)) for choice in best]
-        [('b', 0.1), ('a', 0.4), ('c', 0.4)]
-    """
-    ranked = [each for kind in cells.values() for each in ranking(kind).values()]
-    regrets: dict[Place, list[float]] = {}
-    for of_kind in ranked:
-        top = max(choice.accuracy for choice in of_kind)
-        for choice in of_kind:
-            regrets.setdefault(choice.place, []).append(top - choice.accuracy)
-    means = dict.fromkeys(regrets, 0.0)
-    for choice in (choice for of_kind in ranked for choice in of_kind):
-        means[choice.place] += choice.accuracy / len(ranked)
-    found = [
-        Choice(choice.setting, means[choice.place], max(regrets[choice.place]))
-        for choice in ranked[0]
-    ]
-    return found if len(ranked) == 1 else sorted(found, key=lambda c: (c.regret, -c.accuracy))
-
-
-def _heaviest_first(ranked: list[Choice]) -> list[Choice]:
-    best = ranked[0]
-    twins = [each for each in ranked if each.twin == best.twin]
-    near = [each for each in twins if best.accuracy - each.accuracy < TIE]
-    first = max(near, key=lambda each: each.setting.options.get("alpha") or 0.0)
-    return [first, *(each for each in ranked if each is not first)]

@@ -1,289 +1,427 @@
-"""A private run played through on public labelled embeddings, to choose what the run will use."""
+"""A run played through on public rows: which accuracy it will have, beside what is public."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from embed import EmbeddingSet
-from embed.directions import RESTRICTED, Directions
-from embed.store import TEST, TRAIN
-from embed.transform_options import TransformOptions
+from embed import EmbeddingSet, PublicTransform
+from embed.guesses import Sources, added_to, examples_of
+from embed.knowledge import NONE, Knowledge
 from pretrain import check
-from train_distributed.one_shot.defaults import HEAVY, KNOWING, PublicFacts
-from train_distributed.one_shot.registry import Centre
+from train_distributed.one_shot.course import Course
+from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import rounds_of, sums_of
+from train_distributed.one_shot.statistic import Statistic
+from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.fits import Fits
-from train_distributed.simulation.known_before import KnownBefore
-from train_distributed.simulation.plan import Choice, Grid, MethodConfig, Result, place
-from train_distributed.simulation.runner import run_trials
-from train_distributed.simulation.scenario import Scenario, held_out
-from train_distributed.simulation.tasks import drawn, pose_task, rebalanced, task_shares
+from train_distributed.simulation.coordinates import ClassTotals, RawCoordinates
+from train_distributed.simulation.runner import accuracies, largest_share
+from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.shared_training import RowsInMemory, released
+from train_distributed.simulation.tasks import (
+    Task,
+    held_out_tasks,
+    tasks_like,
+    tasks_of_known,
+)
 
-FOLDS = 4  # parts of a task's rows: one of them tests, another one in the next task
-COMPONENTS = (64, 128, 256, 512)
-KINDS: tuple[Directions, ...] = ("principal", "hedge", "discriminant")
-FEW = 8  # candidates that are played through in all tasks
-MANY = 256  # components from which on the noise of the moments matters
+METHOD = "discriminant"
+TASKS, SEEDS = 12, 2
+GAIN, DOUBLINGS = 0.05, (2, 4, 8, 16)  # of balanced accuracy; how often users or ε are doubled
+FEW = 4  # tasks on which that is tried
+CLIPPED = 3  # tasks that users' clips are found on
+STEPS = 1e4  # standard deviation of a user's noise in steps: any, for its seconds
+NOTHING = 1e12  # standard deviation of the noise in a sum that says nothing
+Kind = Literal["private", "no privacy", "public alone", "largest class"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Public facts about a run: sizes, classes and partition, nothing from its rows."""
+    """Public facts about a run: sizes and classes."""
 
     users: int  # w
     rows_per_user: int  # n
     num_classes: int  # K
-    scheme: str = "iid"
-    concentration: float | None = None  # dirichlet only
 
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
         check.at_least(1, users=self.users, rows_per_user=self.rows_per_user)
         check.at_least(2, num_classes=self.num_classes)
 
-    def of_new_classes(self, public: int) -> "Sizes":
-        """Sizes of so few classes that half of the public ones are left.
+    @property
+    def rows(self) -> int:
+        """Rows of all users."""
+        return self.users * self.rows_per_user
 
-        For private classes that are none of the `public` ones: transforms are fitted on what a task
-        leaves over, or what separates its own labels would look better than it is.
-        """
-        return self.of_classes(max(2, public // 2))
-
-    def of_classes(self, most: int) -> "Sizes":
-        """Sizes of at most so many classes, each with as many rows."""
-        classes = min(self.num_classes, most)
-        rows = round(self.rows_per_user * classes / self.num_classes)
-        return replace(self, num_classes=classes, rows_per_user=max(1, rows))
-
-    def leading(self, privacy: Privacy, width: int) -> int:
-        """Directions that the public rule allows for, whatever is known of the classes."""
-        return self._facts(privacy).components("discriminant", width)
-
-    def kept_of_others(self, privacy: Privacy, width: int) -> tuple[int, int]:
-        """Directions that the public rule keeps where pictures are unlike the public ones."""
-        _, fewer, more = self._facts(privacy).keep_by_rule("discriminant", width)
-        return fewer, self.discriminants(privacy, width) or more
-
-    def discriminants(self, privacy: Privacy, width: int) -> int | None:
-        """The second of these numbers where it is one of discriminants; None where it is not."""
-        return self._facts(privacy).discriminants("discriminant", width)
-
-    def moment_weight(self, privacy: Privacy) -> float | None:
-        """Weight α that the public rule gives to second moments; None: one that adds no noise."""
-        return self._facts(privacy).moment_weight("discriminant", {})
-
-    def _facts(self, privacy: Privacy) -> PublicFacts:
+    def facts(self, privacy: Privacy) -> PublicFacts:
+        """What the public rule for settings knows."""
         sizes = torch.full((self.users,), self.rows_per_user)
         return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
 
-    @property
-    def name(self) -> str:
-        """The `scheme` of its rehearsal's cells."""
-        return self.stand_in(self.users * self.rows_per_user).name
-
     def stand_in(self, rows: int) -> Scenario:
-        """Scenario of as many users as `rows` public rows can play, or one with all of them."""
+        """Scenario of as many users as `rows` public rows can play, whose sums stand for all."""
         each = min(self.rows_per_user, rows)
         return Scenario(
             users=min(self.users, rows // each),
-            scheme=self.scheme,
             rows_per_user=each,
-            concentration=self.concentration,
             stands_for=(self.users, self.rows_per_user),
         )
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Settings to choose from and the transforms that they name."""
+class Played:
+    """Accuracy of one model on the test rows of a task."""
 
-    settings: tuple[MethodConfig, ...]
-    transforms: Mapping[str, TransformOptions]
+    task: int
+    seed: int
+    kind: Kind
+    epsilon: float | None  # of private models
+    users: int
+    accuracy: float
+    balanced: float  # mean accuracy of the classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """Tasks that are like the asked one, and a run's settings on each of them.
+
+    Public rows are projected once to the raw coordinates of a transform of all of them; it has not
+    seen their labels by then. The scatter within and between classes, which directions come from,
+    is that of the rows which a task leaves public.
+    """
+
+    sizes: Sizes
+    privacy: Privacy  # but for ε
+    tasks: Sequence[Task]
+    rows: Tensor  # (N, D + 1) raw rows that tasks are made of
+    labels: np.ndarray  # (N,)
+    public: EmbeddingSet  # raw coordinates of the public set
+    raw: RawCoordinates
+    totals: ClassTotals  # of the public set
+    known_classes: bool  # whether tasks are of the classes that are asked for
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    names: tuple[str, ...] = ()  # of the source's labels
+    sources: Sources | None = None  # of names, in the coordinates
+    examples: int = 0  # of each class, that are held back from a task
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method, as given
 
     @classmethod
-    def default(
+    def of(
         cls,
-        dim: int,
+        public: EmbeddingSet,
+        sizes: Sizes,
+        privacy: Privacy,
         *,
-        rounds: int = 0,
-        centre: Centre = "public",
-        others: tuple[int, int] | None = None,
-        discriminants: int | None = None,
-        leading: int | None = None,
-        moment_weight: float | None = None,
-    ) -> "Candidates":
-        """The discriminant on public directions of (p,) embeddings; at most 32 candidates.
+        like: EmbeddingSet | None = None,
+        knowledge: Knowledge | None = None,
+        tasks: int = TASKS,
+    ) -> "Rehearsal":
+        """Tasks of a public set, or of one `like` the private rows.
 
-        Second moments have the `moment_weight` given, those of many directions also `HEAVY`.
-        `rounds` are T further sums, an alternative to none. About a private centre those of the
-        kind "hedge" keep `others`, by the public rule, where pictures are of another kind; the
-        second number of these are `discriminants`, if there are any. None is "mixed" then, which
-        is best for pictures of the public kind alone. Where the classes are known all but the
-        first directions are faint; one candidate has as many `leading` ones as the public rule
-        says.
+        Raises:
+            ValueError: no labels, a row that is not finite, too few classes, or a number out of
+                range.
         """
-        weighed = check.present(alpha=moment_weight)
-        alone: dict[str, Any] = {} if centre == "public" else {"centre": centre}
-        others = None if centre == "public" else others
-        directions: tuple[Directions, ...] = KINDS if others else (*KINDS, "mixed")
-        kinds = product(sorted({min(q, dim) for q in COMPONENTS}), directions)
-        grid = {
-            f"q={q} {kind}": TransformOptions(components=q, directions=kind) for q, kind in kinds
-        }
-        if leading is not None:
-            grid = {name: _faint(each, dim) for name, each in grid.items()}
-            grid["by rule"] = _faint(TransformOptions(components=leading, directions="hedge"), dim)
-        settings, transforms = [], {}
-        for name, options in grid.items():
-            own, q = alone, options.leading or options.components or dim
-            if others is not None and options.directions == "hedge":
-                keep = (q, *others)
-                own = {**alone, "keep": keep}
-                widest = max(keep)
-                if discriminants is not None:  # one transform for all of them
-                    widest = min(RESTRICTED, dim)
-                    name = f"q={widest} hedge"
-                options = replace(options, components=widest, discriminants=discriminants)
-            transforms[name] = options
-            settings.append(MethodConfig("discriminant", "discriminant", name, own | weighed))
-            if q < MANY:
-                continue
-            more = [{**own, "alpha": HEAVY}] if (moment_weight or 0) < HEAVY else []
-            more += [{**own, "rounds": rounds}] if rounds else []
-            settings += [MethodConfig("discriminant", "discriminant", name, each) for each in more]
-        return cls(tuple(settings), transforms)
+        sizes.validate()
+        knowledge = knowledge or Knowledge()
+        knowledge.validate()
+        for name, each in {"public": public, "like": like}.items():
+            if each is not None:
+                each.need_labels(name)
+                each.check_finite(name)
+        count, known = sizes.num_classes, _known_classes(public, like, sizes, knowledge)
+        if known is not None:
+            posed = tasks_of_known(public.labels, known, tasks)
+        elif like is None:
+            posed = held_out_tasks(public.labels, count, tasks)
+        else:
+            posed = tasks_like(like.labels, count, tasks, len(public))
+        raw = RawCoordinates.fit(public)
+        source = public if like is None or known is not None else like
+        rows = raw.of(public)
+        meta = {name: public.meta[name] for name in ("class_names",) if name in public.meta}
+        labels = np.array(public.labels)
+        coordinates = EmbeddingSet(embeddings=rows[:, 1:].numpy(), labels=labels, meta=meta)
+        totals = ClassTotals.of(rows[:, 1:], labels, int(labels.max()) + 1)
+        same = known is not None or len(np.unique(source.labels)) == count
+        sources = None
+        if knowledge.text_encoder is not None:
+            sources = Sources.of(knowledge, public).compressed(raw.basis)
+        shown = 0
+        if knowledge.examples not in (None, NONE) and known is None:
+            examples = EmbeddingSet.open(knowledge.examples)
+            examples.need_labels("examples")
+            shown = int(np.median(np.unique(examples.labels, return_counts=True)[1]))
+        return cls(
+            sizes=sizes,
+            privacy=privacy,
+            tasks=posed,
+            rows=rows if source is public else raw.of(source),
+            labels=np.array(source.labels),
+            public=coordinates,
+            raw=raw,
+            totals=totals,
+            known_classes=same,
+            knowledge=knowledge,
+            names=tuple(map(str, source.meta.get("class_names", ()))),
+            sources=sources,
+            examples=shown,
+        )
 
-    def for_equal_classes(self) -> "Candidates":
-        """Candidates with every class equally probable, where a method has that option."""
-        balanced = [
-            s if s.method == "svm" else replace(s, options={**s.options, "prior": "equal"})
-            for s in self.settings
-        ]
-        return replace(self, settings=tuple(balanced))
+    def stage(self, task: Task) -> "Stage":
+        """The rows of a task, and the transform that a run would have."""
+        labels, private = task.labels(self.labels), task.private
+        shown = np.zeros(len(private), bool)
+        if self.examples:
+            shown = _first_of_each(labels, self.examples, task.number)
+        taken = np.ones(len(self.public), bool)
+        taken[task.public] = False
+        posed = torch.from_numpy(self.public.embeddings[taken])
+        transform = self.raw.transform(self.totals.without(posed, self.public.labels[taken]))
+        transform = self._knowing(transform, task, private[shown], labels[shown])
+        return Stage(
+            task=replace(task, private=private[~shown]),
+            rows=self.rows,
+            labels=torch.from_numpy(labels[~shown]),
+            transform=transform,
+        )
 
-    @staticmethod
-    def half(number: int) -> int:
-        """How many of so many candidates are left after a task; `FEW` are never given up."""
-        return max(FEW, (number + 1) // 2)
+    def _knowing(
+        self,
+        transform: PublicTransform,
+        task: Task,
+        shown: np.ndarray,
+        labels: np.ndarray,
+    ) -> PublicTransform:
+        """The transform with guesses of the task's classes, as a run has them of the real ones."""
+        names = [self.names[label] for label in task.classes] if self.names else []
+        if not names or (self.sources is None and not self.examples and not self.known_here):
+            return transform
+        knowledge, public = replace(self.knowledge, names=None), self.public.subset(task.public)
+        if self.known_here:
+            return added_to(knowledge, transform, public, names, self.sources)
+        with tempfile.TemporaryDirectory() as folder:
+            place = NONE
+            if self.examples:
+                place = Path(folder) / "examples"
+                examples = EmbeddingSet(
+                    embeddings=self.rows[torch.from_numpy(shown), 1:].numpy(),
+                    labels=labels,
+                    meta={"class_names": names},
+                )
+                examples.save(place)
+            knowledge = replace(knowledge, examples=place)
+            return added_to(knowledge, transform, public, names, self.sources)
 
-    def better_half(self, ranked: Sequence[Choice]) -> "Candidates":
-        """The first half of a ranking, or the first `FEW`: the others are given up."""
-        first = {choice.place for choice in ranked[: self.half(len(ranked))]}
-        kept = tuple(setting for setting in self.settings if place(setting) in first)
-        names = {setting.transform for setting in kept}
-        transforms = {name: each for name, each in self.transforms.items() if name in names}
-        return Candidates(kept, transforms)
+    @cached_property
+    def known_here(self) -> bool:
+        """Whether public rows have the classes of the tasks."""
+        first = self.tasks[0]
+        return bool(np.isin(self.public.labels[first.public], first.classes).any()) and (
+            len(self.rows) == len(self.public)
+        )
+
+    def promise(self, epsilon: float) -> Privacy:
+        """The promise with this ε."""
+        return replace(self.privacy, epsilon=epsilon)
+
+    def settled(self, stage: "Stage", epsilon: float, users: int) -> dict[str, Any]:
+        """Options of the method as `run` would fill them in."""
+        facts = replace(self.sizes, users=users).facts(self.promise(epsilon))
+        return facts.settings(METHOD, stage.transform, self.options)
+
+    def method(self, stage: "Stage", epsilon: float, users: int) -> Method:
+        """The method with these options; made once for all seeds."""
+        key = epsilon, users
+        if key not in stage.made:
+            options = self.settled(stage, epsilon, users)
+            made = build_method(METHOD, stage.transform, self.sizes.num_classes, options)
+            stage.made[key] = made
+        return stage.made[key]
+
+    def play(self, stage: "Stage", seed: int, epsilon: float, users: int | None = None) -> Played:
+        """One whole release, and its accuracy on test rows of the task."""
+        sizes = replace(self.sizes, users=users or self.sizes.users)
+        promise, method = self.promise(epsilon), self.method(stage, epsilon, sizes.users)
+        course = stage.release(method, sizes, promise, seed)
+        right = stage.measure(course, self.sizes, seed)
+        number = stage.task.number
+        if not promise.private:
+            return Played(number, seed, "no privacy", None, sizes.users, *right)
+        return Played(number, seed, "private", epsilon, sizes.users, *right)
+
+    def baselines(self, stage: "Stage", seed: int) -> Iterator[Played]:
+        """The largest class, and, where classes are known, public knowledge alone."""
+        number, users = stage.task.number, self.sizes.users
+        _, test = stage.task.split(seed, self.sizes.rows)
+        share = largest_share(stage.labels[torch.from_numpy(test)])
+        yield Played(number, seed, "largest class", None, users, share, 1 / self.sizes.num_classes)
+        if stage.transform.known is not None:
+            right = stage.measure(self.public_alone(stage), self.sizes, seed)
+            yield Played(number, seed, "public alone", None, users, *right)
+
+    def public_alone(self, stage: "Stage") -> Course:
+        """What a release comes to whose sum says nothing: zero private rows."""
+        method = self.one_sum(stage, {"class_noise": 0.0})
+        nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
+        return Course(method).after(nothing, self.sizes.rows, NOTHING)
+
+    def one_sum(self, stage: "Stage", options: Mapping[str, Any]) -> Method:
+        """The method about the public centre."""
+        facts = self.sizes.facts(self.promise(1.0))
+        settled = facts.settings(METHOD, stage.transform, {"sums": 1, **options})
+        return build_method(METHOD, stage.transform, self.sizes.num_classes, settled)
+
+    def played(self, epsilons: Sequence[float]) -> Iterator[tuple[Played, ...]]:
+        """All tasks with all seeds, for every ε and without noise, beside the baselines."""
+        for task in self.tasks:
+            stage = self.stage(task)
+            for seed in range(SEEDS):
+                yield tuple(self.baselines(stage, seed))
+                for epsilon in (*epsilons, math.inf):
+                    yield (self.play(stage, seed, epsilon),)
+
+    def needed(self, epsilon: float, *, more: Literal["users", "epsilon"]) -> float | None:
+        """Users, or ε, of the first doubling that gains `GAIN` on a few tasks; None: none does."""
+        stages = [self.stage(task) for task in self.tasks[:FEW]]
+        before = [self.play(stage, 0, epsilon).balanced for stage in stages]
+        for factor in DOUBLINGS:
+            users = factor * self.sizes.users if more == "users" else None
+            asked = epsilon if more == "users" else factor * epsilon
+            after = [self.play(stage, 0, asked, users).balanced for stage in stages]
+            if np.subtract(after, before).mean() >= GAIN:
+                return users or asked
+        return None
+
+    def proposed_clips(self, epsilon: float) -> tuple[float, float]:
+        """Users' clips of the first sum and of the other: median lengths of what users would send.
+
+        These are users of public rows, like the federation's. Nothing private is looked at, so the
+        clip may be as short as serves: noise grows with it, and from the shortest vector down the
+        signal shrinks as much.
+        """
+        sizes, found = self.sizes, list[list[float]]()
+        usual = math.sqrt(sizes.rows_per_user)
+        for task in self.tasks[:CLIPPED]:
+            stage = self.stage(task)
+            facts = sizes.facts(self.promise(epsilon))
+            options = facts.settings(METHOD, stage.transform, {"user_clip": (usual, usual)})
+            method = build_method(METHOD, stage.transform, sizes.num_classes, options)
+            assert method.first is not None
+            assert method.transform is not None
+            held = stage.users(sizes, seed=0)
+            missing = sizes.rows_per_user / int(held.sizes.max())
+            mapped = replace(held, x=method.transform.map_rows(held.x))
+            pair = (held, method.first), (mapped, method.statistic)
+            found.append([missing * lengths(*each).median().item() for each in pair])
+        first, own = np.mean(found, 0)
+        return float(f"{first:.3g}"), float(f"{own:.3g}")
+
+    def cost(self, stage: "Stage", epsilon: float) -> tuple[int, float]:
+        """Bytes that a user sends in all sums, and seconds that its vectors and noise take."""
+        method, promise = self.method(stage, epsilon, self.sizes.users), self.promise(epsilon)
+        sizes = self.sizes.facts(promise).sizes
+        sums = sums_of(rounds_of(method, sizes, promise), sizes, discrete=True, generator=None)
+        one = stage.users(replace(self.sizes, users=1), seed=0)
+        began = time.perf_counter()
+        assert method.transform is not None
+        for statistic in (method.first, method.statistic):
+            if statistic is not None:
+                first = statistic is method.first
+                rows = one.x if first else method.transform.map_rows(one.x)
+                for chunk in replace(one, x=rows).chunks():
+                    discrete_gaussian(STEPS, statistic.submit(chunk).numel())
+        seconds = time.perf_counter() - began
+        return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
 
 
-def _faint(given: TransformOptions, dim: int) -> TransformOptions:
-    """Adds faint directions to the given ones, as many as `run` has where classes are known."""
-    own, wanted = given.components or dim, min(KNOWING, dim)
-    return replace(given, components=wanted, leading=own) if own < wanted else given
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A task with its rows and its transform."""
+
+    task: Task
+    rows: Tensor  # (N, D + 1) raw rows of the source
+    labels: Tensor  # (m,) in [0, K), of the task's private ones
+    transform: PublicTransform  # from raw coordinates
+    made: dict[tuple[float, int], Method] = field(default_factory=dict)  # by ε and users
+
+    def users(self, sizes: Sizes, seed: int) -> RowsInMemory:
+        """Users like those of `sizes`, as far as there are public rows for them."""
+        chosen, _ = self.task.split(seed, sizes.rows)
+        labels = self.labels[torch.from_numpy(chosen)]
+        generator = torch.Generator().manual_seed(seed)
+        rows, partition = sizes.stand_in(len(labels)).place(labels, None, generator)
+        own = torch.from_numpy(self.task.private[chosen])[rows]
+        return RowsInMemory(self.rows[own], labels[rows], partition)
+
+    def release(self, method: Method, sizes: Sizes, promise: Privacy, seed: int) -> Course:
+        """All sums of users like those of `sizes`, with float noise."""
+        held = self.users(sizes, seed)
+        generator = torch.Generator().manual_seed(SEEDS * self.task.number + seed)
+
+        def draw(_: int, dimension: int) -> Tensor:
+            return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
+        every = sizes.facts(promise).sizes
+        return released(method, None, held, every, promise, draw)
+
+    def measure(self, course: Course, sizes: Sizes, seed: int) -> tuple[float, float]:
+        """Accuracy and balanced accuracy on test rows."""
+        _, test = self.task.split(seed, sizes.rows)
+        rows = self.rows[torch.from_numpy(self.task.private[test])]
+        weights = iter([course.fitted().weights])
+        return accuracies(course.moved(rows), self.labels[torch.from_numpy(test)], weights)[0]
 
 
-def rehearse(
-    public: EmbeddingSet,
-    federations: Sequence[Sizes],
-    promises: Sequence[Privacy],
-    candidates: Candidates,
-    *,
-    tasks: int | Sequence[int],
-    seeds: int,
-    balance: Sequence[float] | None = None,
-    before: KnownBefore | None = None,
-    like: EmbeddingSet | None = None,
-    whole: Fits | None = None,
-    finished: Collection[str] = (),
-) -> Iterator[tuple[str, list[Result]]]:
-    """Accuracy of every candidate on tasks that public classes are grouped into.
+def lengths(users: RowsInMemory, statistic: Statistic) -> Tensor:
+    """(users,) L2 norms of what every user submits, scaled, less what as many public rows would."""
+    own, scale = statistic.unclipped, statistic.scale
+    found = []
+    for chunk in users.chunks():
+        sent = own.submit(chunk)
+        if own.expected_row is not None:
+            sent = sent - chunk.counts.double()[:, None] * own.expected_row
+        found.append((sent * scale).norm(dim=1))
+    return torch.cat(found)
 
-    A task has K classes, each a union of similar public classes, and is solved by users like those
-    of the federation; where the public rows are fewer than theirs, sums are scaled up to their
-    number and the noise is that of all. Transforms are fitted on public classes that the task does
-    not use, as the real one will know other classes than the private ones; test rows are held out.
 
-    Args:
-        public: labelled embeddings that are nobody's secret, with at least K classes.
-        federations: sizes of the runs, of one K.
-        promises: one accuracy each.
-        candidates: what to choose from.
-        tasks: how many groupings, or their numbers.
-        seeds: partitions and noises per grouping.
-        balance: (K,) shares of the classes among training rows; empty: equal and 1:2 by turns;
-            None: as public classes have them.
-        before: what will be known of the private classes before; None: nothing.
-        like: labelled public embeddings of the private kind, with at least K classes, which tasks
-            are made of instead; transforms are fitted on all public rows then.
-        whole: transforms of all public rows, shared by several calls; None: fitted here.
-        finished: keys of jobs to leave out.
+def _known_classes(
+    public: EmbeddingSet, like: EmbeddingSet | None, sizes: Sizes, knowledge: Knowledge
+) -> list[int] | None:
+    """Labels of public rows that are the private classes; None: these are unknown there.
 
-    Yields:
-        key and cells of one job; their `seed` counts through tasks.
-
-    Raises:
-        ValueError: no labels, a row that is not finite, fewer than K public classes, or a number
-            out of range.
+    They are where --names are among the names of public classes, and where `like` is the public set
+    itself with as many classes.
     """
-    public.need_labels("public")
-    public.check_finite("public")
-    for federation in federations:
-        federation.validate()
-    classes = federations[0].num_classes
-    if like is not None:
-        like.need_labels("like")
-        like.check_finite("like")
-    source = public if like is None else like
-    whole = whole or Fits(public, candidates.transforms)
-    for task in range(tasks) if isinstance(tasks, int) else tasks:
-        shares = None if balance is None else task_shares(classes, task, balance or None)
-        rng = np.random.default_rng(task)
-        groups = pose_task(source, classes, rng) if like is None else drawn(like, classes, rng)
-        labels = groups[source.labels]
-        asked, known = np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0)
-        tested = np.zeros(len(asked), bool)
-        tested[held_out(labels[asked], tested, FOLDS, task)[1]] = True
-        if shares is not None:
-            kept = tested.copy()
-            kept[~tested] = rebalanced(labels[asked[~tested]], shares, rng)
-            asked, tested = asked[kept], tested[kept]
-        shown = None
-        if before is not None and before.examples:
-            train = np.flatnonzero(~tested)
-            held_back = np.zeros(len(asked), bool)
-            held_back[train] = before.held_back(labels[asked[train]], task)
-            shown, asked, tested = asked[held_back], asked[~held_back], tested[~held_back]
-        plan = Grid(
-            settings=candidates.settings,
-            scenarios=[each.stand_in(int((~tested).sum())) for each in federations],
-            promises=promises,
-            seeds=range(task * seeds, (task + 1) * seeds),
-            num_classes=classes,
-        )
-        plan.validate()
-        if {job.key for job in plan.trials()} <= set(finished):
-            continue
-        posed = EmbeddingSet(
-            embeddings=source.embeddings[asked],
-            labels=labels[asked],
-            split=np.where(tested, TEST, TRAIN).astype(np.uint8),
-        )
-        others = 0 if like is not None else len(np.unique(public.labels[known]))
-        enough = others > 1 and len(known) > len(asked) // 2
-        fits = Fits(public.subset(known), candidates.transforms) if enough else whole
-        transforms = fits.transforms(candidates.transforms)
-        if before is not None:
-            here = replace(before, sources=before.sources.compressed(fits.compression.basis))
-            examples = None
-            if shown is not None:
-                examples = EmbeddingSet(embeddings=public.embeddings[shown], labels=labels[shown])
-                examples = fits.compression.apply(examples)
-            of_task = [np.flatnonzero(groups == k).tolist() for k in range(classes)]
-            transforms = {
-                name: here.added_to(each, fits.public, of_task, examples)
-                for name, each in transforms.items()
-            }
-        yield from run_trials(fits.compression.apply(posed), transforms, plan, finished=finished)
+    names = knowledge.names or ()
+    if knowledge.examples is None and examples_of(public, names) is not None:
+        place = {
+            str(n).replace("_", " ").casefold().strip(): k
+            for k, n in enumerate(public.meta.get("class_names", ()))
+        }
+        return [place[name.replace("_", " ").casefold().strip()] for name in names]
+    own = np.unique(public.labels)
+    if like is not None and like.content_hash() == public.content_hash():
+        return own.tolist() if len(own) == sizes.num_classes else None
+    return None
+
+
+def _first_of_each(labels: np.ndarray, count: int, task: int) -> np.ndarray:
+    """(m,) bool mask of `count` rows of each class, half of them at most; drawn by the task."""
+    order = np.random.default_rng([task, 2]).permutation(len(labels))
+    shown = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        own = order[labels[order] == label]
+        shown[own[: min(count, len(own) // 2)]] = True
+    return shown

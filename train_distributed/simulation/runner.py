@@ -1,18 +1,19 @@
 """Many releases of the same users: methods x promises x partitions x seeds, as simulations."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, product
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.class_prior import Word, prior_shift, with_shift
 from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.promise import Privacy
@@ -22,9 +23,13 @@ from train_distributed.simulation.shared_training import RowsInMemory, released,
 
 K = TypeVar("K")
 V = TypeVar("V")
-Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Iterator[Tensor]]
+Mapped = Iterator[tuple[PublicTransform, Tensor]]  # transform of the rows, (d, K) weights of them
+Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Mapped]
 SCORED = 64  # weights that are tested together
+SHARES: tuple[str, str] = ("accuracy", "balanced_accuracy")
 Accuracies = tuple[float, float]  # of all rows, and the mean of those of every class
+ByPrior = Mapping[str, Mapping[str, float]]
+Found = tuple[float, float, ByPrior | None]  # accuracies, and those under every prior
 
 
 def run_trials(
@@ -37,7 +42,7 @@ def run_trials(
 ) -> Iterator[tuple[str, list[Result]]]:
     """The cells of every job that is not finished, with the job's key.
 
-    `rivals` trains what is not one of METHODS: (d, K) weights for every promise of the plan.
+    `rivals` trains what is not one of METHODS, for every promise of the plan.
 
     A seed fixes the partition, the test rows and the noise; a job's cells do not depend on which
     others were run. Labels of test rows are read to report accuracies: choosing a setting by them
@@ -66,16 +71,17 @@ class _Stage:
         self.rows = _Latest(self._rows)
         self.held = _Latest(self._held)
         self.sums: dict[object, list[Tensor]] = {}
-        self.known: dict[object, list[Accuracies]] = {}
+        self.known: dict[object, list[Found]] = {}
 
     def play(self, job: Trial) -> list[Result]:
         name = job.family[0].transform
         held, test = self.held((name, job.scenario, job.seed))
         cells = partial(self._cells, job, held, largest_share(self.labels[test]))
         if self.rivals and job.family[0].method not in METHODS:
-            weights = self.rivals(job, self.plan, held, self.transforms[name])
-            found = accuracies(self.rows(name)[test], self.labels[test], weights)
-            return cells(found)
+            x, y = self.rows(name)[test], self.labels[test]
+            made = self.rivals(job, self.plan, held, self.transforms[name])
+            found = [accuracies(t.map_rows(x), y, iter([w]))[0] for t, w in made]
+            return cells([(*each, None) for each in found])
         sizes = job.scenario.sizes(held.sizes)
         key = (job.family[0].training, sizes.sort().values.numpy().tobytes(), job.seed)
         found = self.known.get(key, [])
@@ -85,9 +91,7 @@ class _Stage:
             self.known[key] = found
         return cells(found)
 
-    def _played(
-        self, job: Trial, held: RowsInMemory, sizes: Tensor, test: Tensor
-    ) -> list[Accuracies]:
+    def _played(self, job: Trial, held: RowsInMemory, sizes: Tensor, test: Tensor) -> list[Found]:
         """Accuracies of every setting of the family under every promise."""
         transform = self.transforms[job.family[0].transform]
         pairs = list(product(job.family, self.plan.promises))
@@ -99,10 +103,11 @@ class _Stage:
             )
         )
         x, y = self.rows(job.family[0].transform)[test], self.labels[test]
+        constant = transform.constant
         if not any(_mapped(method) for method in methods):
-            return accuracies(x, y, (course.fitted().weights for course in courses))
-        moved = ((each.moved(x), each.fitted().weights) for each in courses)
-        return [accuracies(rows, y, iter([weights]))[0] for rows, weights in moved]
+            return under_priors(x, y, (course.fitted() for course in courses), constant)
+        moved = ((each.moved(x), each.fitted()) for each in courses)
+        return [under_priors(rows, y, [fit], constant)[0] for rows, fit in moved]
 
     def _method(
         self, setting: MethodConfig, transform: PublicTransform, sizes: Tensor, promise: Privacy
@@ -113,7 +118,7 @@ class _Stage:
         return build_method(setting.method, transform, self.plan.num_classes, options)
 
     def _cells(
-        self, job: Trial, held: RowsInMemory, majority: float, found: Sequence[Accuracies]
+        self, job: Trial, held: RowsInMemory, majority: float, found: Sequence[Found]
     ) -> list[Result]:
         users, rows = len(held.sizes), int(held.sizes.sum())
         pairs = product(job.family, self.plan.promises)
@@ -132,8 +137,9 @@ class _Stage:
                 promise.delta,
                 balanced,
                 majority,
+                by_prior,
             )
-            for (setting, promise), (accuracy, balanced) in zip(pairs, found, strict=True)
+            for (setting, promise), (accuracy, balanced, by_prior) in zip(pairs, found, strict=True)
         ]
 
     def _rows(self, name: str) -> Tensor:
@@ -198,6 +204,32 @@ class _Latest(Generic[K, V]):
 def largest_share(y: Tensor) -> float:
     """Accuracy of always answering with the most frequent of (n,) labels."""
     return int(torch.bincount(y).max()) / len(y)
+
+
+def under_priors(x: Tensor, y: Tensor, fits: Iterable[Fitted], constant: float) -> list[Found]:
+    """What classifiers reach on rows (n, d), whose first number is `constant`, with labels (n,)."""
+    names: list[list[str]] = []
+
+    def weights() -> Iterator[Tensor]:
+        for each in fits:
+            known = _for_priors(each, constant)
+            names.append(list(known))
+            yield from (each.weights, *known.values())
+
+    values = iter(accuracies(x, y, weights()))
+    return [
+        (*next(values), {n: dict(zip(SHARES, next(values), strict=True)) for n in own} or None)
+        for own in names
+    ]
+
+
+def _for_priors(fitted: Fitted, constant: float) -> dict[str, Tensor]:
+    """(d, K) weights for every prior, where a classifier can be had for any."""
+    shares, prior = fitted.class_shares, fitted.prior
+    if shares is None or prior is None:
+        return {}
+    shifts = {word: prior_shift(word, prior, shares, fitted.temperature) for word in get_args(Word)}
+    return {word: with_shift(fitted.weights, shift, constant) for word, shift in shifts.items()}
 
 
 def accuracies(x: Tensor, y: Tensor, weights: Iterator[Tensor]) -> list[Accuracies]:

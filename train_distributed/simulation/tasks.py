@@ -1,115 +1,115 @@
-"""Tasks made of public classes: which classes are one, and how many rows of each take part."""
+"""Tasks made of labelled public rows: K of their classes are posed as the private ones."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
-from embed import EmbeddingSet
-
-GROUP = 10  # public classes in one class of a task, at most
-SHARE = 4  # a task uses one in so many public classes, at most
-ROUNDS = 20  # of balanced k-means
-UNEVEN = 2.0  # of every other task: odd classes have so many times the rows of even ones
+LEFT = 2  # classes that a task must leave to the public set: their scatter shapes the rows
+TESTED = 0.25  # share of a task's rows that test, at least
+MOST_TESTED = 4000  # rows that test
+KEPT = 0.5  # share of the rows of a class that stays public where public rows have the classes
 
 
-def pose_task(public: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """(classes,) the task's class of each public label: groups of similar ones; −1: none.
+@dataclass(frozen=True)
+class Task:
+    """Which classes are posed as private ones, and which rows are whose."""
 
-    At most a quarter of the public classes are used, if there are 4K, so that transforms are fitted
-    on nearly as many classes as the real one: directions that labels shape are worse, and were
-    passed over, where half of the classes were left.
+    number: int  # which seeds its draws
+    classes: np.ndarray  # (K,) labels of the source, in the order of the task's own 0..K-1
+    private: np.ndarray  # (m,) rows of the source that users hold or that test
+    public: np.ndarray  # (n,) rows of the public set that its transform is fitted on
 
-    Raises:
-        ValueError: fewer than K public classes.
+    def labels(self, source: np.ndarray) -> np.ndarray:
+        """(m,) int64 class in [0, K) of each private row, of the (N,) labels of the source."""
+        place = np.full(int(source.max()) + 1, -1)
+        place[self.classes] = np.arange(len(self.classes))
+        return place[source[self.private]]
+
+    def split(self, seed: int, wanted: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in `private` of rows that users hold, `wanted` or fewer, and of test rows."""
+        order = np.random.default_rng([self.number, seed]).permutation(len(self.private))
+        held = min(wanted, int((1 - TESTED) * len(order)))
+        return order[:held], order[held : held + MOST_TESTED]
+
+
+def held_out_tasks(labels: np.ndarray, num_classes: int, tasks: int) -> list[Task]:
+    """Tasks of K classes each, whose transform is fitted on the rows of all other classes.
+
+    Raises ValueError for fewer than K + `LEFT` classes among the (N,) labels.
     """
-    classes = _enough_classes("public", public, num_classes)
-    each = max(1, min(GROUP, len(classes) // (SHARE * num_classes)))
-    means = np.stack([public.embeddings[public.labels == c].mean(0) for c in classes])
-    group = np.full(classes.max() + 1, -1)
-    group[classes] = balanced_groups(means, num_classes, each, rng)
-    return group
-
-
-def drawn(like: EmbeddingSet, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """(classes,) the task's class of each label of a set of the private kind: K of them, or −1.
-
-    Raises:
-        ValueError: fewer than K classes.
-    """
-    classes = _enough_classes("like", like, num_classes)
-    group = np.full(classes.max() + 1, -1)
-    group[np.sort(rng.permutation(classes)[:num_classes])] = np.arange(num_classes)
-    return group
-
-
-def _enough_classes(name: str, source: EmbeddingSet, num_classes: int) -> np.ndarray:
-    """(L,) labels that a set holds; ValueError for fewer than K."""
-    classes = np.unique(source.labels)
-    if len(classes) < num_classes:
+    known = np.unique(labels)
+    if len(known) < num_classes + LEFT:
         raise ValueError(
-            f"{name} must hold at least num_classes = {num_classes} classes, got {len(classes)}"
+            f"public must hold at least num_classes + {LEFT} = {num_classes + LEFT} classes, or "
+            "its class names the private ones' (--names), or --like must be given, "
+            f"got {len(known)} classes"
         )
-    return classes
+    found = []
+    for number, classes in enumerate(dealt(known, num_classes, tasks)):
+        asked = np.isin(labels, classes)
+        found.append(Task(number, classes, np.flatnonzero(asked), np.flatnonzero(~asked)))
+    return found
 
 
-def balanced_groups(
-    means: np.ndarray, groups: int, each: int, rng: np.random.Generator
-) -> np.ndarray:
-    """(L,) group of each class, so many `each`, and −1 for those that fit no group well.
+def tasks_like(labels: np.ndarray, num_classes: int, tasks: int, public: int) -> list[Task]:
+    """Tasks of K classes of a set of the private kind; all `public` rows stay public.
 
-    k-means of (L, p) means with equal sizes: classes are assigned to centres at least total
-    distance.
+    Raises ValueError for fewer than K classes among the (N,) labels of that set.
+    """
+    known, everything = np.unique(labels), np.arange(public)
+    if len(known) < num_classes:
+        raise ValueError(
+            f"like must hold at least num_classes = {num_classes} classes, got {len(known)}"
+        )
+    return [
+        Task(number, classes, np.flatnonzero(np.isin(labels, classes)), everything)
+        for number, classes in enumerate(dealt(known, num_classes, tasks))
+    ]
+
+
+def tasks_of_known(labels: np.ndarray, classes: Sequence[int], tasks: int) -> list[Task]:
+    """Tasks of classes that public rows have: half of their rows, drawn anew, stays public."""
+    of_classes = np.isin(labels, classes)
+    found = []
+    for number in range(tasks):
+        order = np.random.default_rng([number, 1]).permutation(len(labels))
+        own = order[of_classes[order]]
+        private = np.sort(own[int(KEPT * len(own)) :])
+        left = np.ones(len(labels), bool)
+        left[private] = False
+        found.append(Task(number, np.asarray(classes), private, np.flatnonzero(left)))
+    return found
+
+
+def dealt(classes: np.ndarray, num_classes: int, tasks: int) -> list[np.ndarray]:
+    """Classes of each task: K cards of a shuffled pack, which is shuffled anew when it is empty.
+
+    Tasks of one pack have no class in common, and all classes are dealt about equally often.
 
     Examples:
-        >>> means = np.array([[0.0], [10.0], [0.2], [10.1]])
-        >>> groups = balanced_groups(means, 2, 2, np.random.default_rng(0))
-        >>> bool(groups[0] == groups[2] != groups[1] == groups[3])
-        True
+        >>> hands = dealt(np.arange(6), 2, 4)
+        >>> sorted(label for hand in hands[:3] for label in hand.tolist())
+        [0, 1, 2, 3, 4, 5]
     """
-    centres = means[rng.choice(len(means), groups, replace=False)]
-    assigned = np.full(len(means), -1)
-    for _ in range(ROUNDS):
-        distances = ((means[:, None] - centres[None]) ** 2).sum(2)
-        rows, seats = linear_sum_assignment(np.repeat(distances, each, axis=1))
-        found = np.full(len(means), -1)
-        found[rows] = seats // each
-        if (found == assigned).all():
-            break
-        assigned = found
-        centres = np.stack([means[assigned == group].mean(0) for group in range(groups)])
-    return assigned
+    hands, pack = [], np.empty(0, classes.dtype)
+    for number in range(tasks):
+        rng = np.random.default_rng([number, len(classes)])
+        hand, pack = pack[:num_classes], pack[num_classes:]
+        if missing := num_classes - len(hand):
+            shuffled = rng.permutation(classes)
+            others = shuffled[~np.isin(shuffled, hand)]
+            pack = np.concatenate([others[missing:], rng.permutation(hand)])
+            hand = np.concatenate([hand, others[:missing]])
+        hands.append(np.sort(hand))
+    return hands
 
 
-def task_shares(num_classes: int, task: int, given: Sequence[float] | None) -> np.ndarray:
-    """(K,) shares of one together: those given, or by turns equal and 1:2 ones.
-
-    A candidate is chosen by its balanced accuracy, so that none is for leaving a small class out.
-
-    Examples:
-        >>> task_shares(2, 0, None).tolist(), task_shares(2, 1, None).round(2).tolist()
-        ([0.5, 0.5], [0.33, 0.67])
-    """
-    shares = np.ones(num_classes) if given is None else np.asarray(given, float)
-    if given is None and task % 2:
-        shares[1::2] = UNEVEN
-    return shares / shares.sum()
-
-
-def rebalanced(labels: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(n,) bool mask of the most rows in which classes have these (K,) shares; `rng` draws which.
-
-    Examples:
-        >>> labels = np.array([0] * 6 + [1] * 4)
-        >>> kept = rebalanced(labels, np.array([1 / 3, 2 / 3]), np.random.default_rng(0))
-        >>> int(kept[:6].sum()), int(kept[6:].sum())
-        (2, 4)
-    """
-    counts = np.bincount(labels, minlength=len(shares))
-    total = (counts / shares).min()
-    order = rng.permutation(len(labels))
-    place = np.empty(len(labels), int)
-    for label in range(len(shares)):
-        own = order[labels[order] == label]
-        place[own] = np.arange(len(own))
-    return place < np.maximum(1, np.floor(total * shares + 1e-9))[labels]
+def overlap(tasks: Sequence[Task]) -> float:
+    """Mean share of its classes that a task has in common with another one; 0 for one task."""
+    pairs = [
+        len(np.intersect1d(one.classes, other.classes)) / len(one.classes)
+        for at, one in enumerate(tasks)
+        for other in tasks[:at]
+    ]
+    return float(np.mean(pairs)) if pairs else 0.0

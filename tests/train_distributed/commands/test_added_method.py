@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet
-from embed.transform_options import TransformOptions
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.simulation.plan import MethodConfig
@@ -33,7 +33,7 @@ class PlainMean(Discriminant):
         return Fitted(torch.cat([bias[None], means[1:]]))
 
 
-def build(transform, num_classes, *, prior="empirical"):
+def build(transform, num_classes, *, prior="equal"):
     sums = ClassMoments(num_classes=num_classes, transform=transform, moments=False)
     return Method("plain-mean", sums, PlainMean(statistic=sums, prior=prior), num_classes)
 
@@ -102,7 +102,7 @@ def test_run_and_card_know_it_and_help_names_it(program, tmp_path: Path) -> None
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["method"] == "plain-mean"
     assert report["test_accuracy"] > 0.9
-    assert report["prior"] == "empirical"
+    assert report["prior"] == "private"
     assert report["suitable_for_release"] is True
     pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
     assert "the plain mean of every class" in pages[0]

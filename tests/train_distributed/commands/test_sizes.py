@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from embed.transform_options import TransformOptions
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.concat import concatenated
 from embed.hold_out import hold_out
 from embed.run import Run
-from embed.transform_options import TransformOptions
 from pretrain.encoder import load_encoder
 from pretrain.preprocess import pair
 from tests.train_distributed.sized_pictures import (

@@ -214,9 +214,9 @@ _HEAD = f"""# Killed, stopped, started twice
 
 Five users, real processes and TLS on loopback, one session agreed, time-out {TIMEOUT:g} s, on
 {platform.machine()} with Python {platform.python_version()}. Written by
-`python tests/train_distributed/flower/kill_matrix.py results/secure_sum/kill-matrix.md`. A sum is compared
-with the plain sum of the same users, bit for bit; after each session no process was left. Seconds
-include the time-outs waited for and the start of every process.
+`python tests/train_distributed/flower/kill_matrix.py results/secure_sum/kill-matrix.md`. A sum is
+compared with the plain sum of the same users, bit for bit; after each session no process was
+left. Seconds include the time-outs waited for and the start of every process.
 
 | what | when asking | outcome | seconds |
 |---|---|---|---|

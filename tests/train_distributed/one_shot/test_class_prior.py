@@ -90,7 +90,7 @@ def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, moments: b
     plain = fitted(equal, total, len(x), 0.0)
     cases: tuple[tuple[ClassPrior, Tensor], ...] = (
         ((0.2, 0.3, 0.5), torch.tensor([0.2, 0.3, 0.5])),
-        ("empirical", torch.bincount(y) / len(y)),
+        ("private", torch.bincount(y) / len(y)),
     )
     for prior, shares in cases:
         method = build_method("discriminant", transform, 3, {"prior": prior, "moments": moments})
@@ -168,7 +168,7 @@ def test_no_record_moves_head_and_features_further_than_the_joint_reach(
 def test_the_sum_of_features_is_charged(name: str) -> None:
     """An opposite row of full length moves it by all that is stated for it, and no less is."""
     sizes = torch.tensor([40])
-    joint, alone = head_method(name), head_method(name, "empirical")
+    joint, alone = head_method(name), head_method(name, "private")
     assert joint.dimension == alone.dimension + 3
     for stated, of_head in (
         (joint.record_sensitivity(sizes), alone.record_sensitivity(sizes)),
@@ -195,12 +195,12 @@ def test_what_all_rows_share_does_not_decide(name: str) -> None:
     x = torch.cat([torch.full((600, 1), CONSTANT), 0.99 * x / x.norm(dim=1).max()], 1)
     chunk = Chunk(torch.zeros(1).long(), x.double()[None], y[None], torch.tensor([600]))
     found = {}
-    for prior in ("empirical", "equal"):
+    for prior in ("equal", "private"):
         method = head_method(name, prior, l2_reg=1.0)
         total = method.submit(chunk)[0]
         weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 600, 0.0)).weights
         found[prior] = float(((x.double() @ weights).argmax(1) == y).double().mean())
-    assert found["empirical"] < 0.7
+    assert found["private"] < 0.7
     assert found["equal"] > 0.9
 
 
@@ -222,7 +222,7 @@ def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) 
     weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 100, 0.0)).weights
     order = torch.repeat_interleave(torch.arange(3), torch.tensor([20, 30, 50]))
     everyone = Chunk(torch.zeros(1).long(), x[None], order[None], torch.tensor([100]))
-    alone = replace(method, prior="empirical")
+    alone = replace(method, prior="private")
     plain = NoisedSum(alone.submit(everyone)[0], 100, 0.0)
     expected = AveragedHeads(statistic=alone).fit(plain).weights
     assert torch.allclose(weights, expected, atol=3e-4)  # what solvers leave
@@ -237,7 +237,7 @@ def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
 
 
 def test_a_margin_has_no_prior(transform: PublicTransform) -> None:
-    with pytest.raises(ValueError, match="prior must be 'empirical' or 'equal' for an SVM"):
+    with pytest.raises(ValueError, match="prior must be 'equal' or 'private' for an SVM"):
         build_method("svm", transform, 3, {"prior": (0.2, 0.3, 0.5)})
     with pytest.raises(ValueError, match=r"constant must be given .* got None"):
         replace(head_method("softmax"), constant=None).validate()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from train_distributed.one_shot.centring import FeatureSum
+from train_distributed.one_shot.first_sum import FeatureSum
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Statistic, submissions

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed.transform_options import TransformOptions
+from train_distributed.one_shot.centring import OTHER
 
 from embed import EmbeddingSet, PublicTransform
-from embed.transform_options import TransformOptions
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.commands.configuration import RunConfig
-from train_distributed.one_shot.centring import OTHER
 from train_distributed.one_shot.defaults import (
     COMPONENTS,
     FAINT,
@@ -98,7 +98,7 @@ def test_many_classes_keep_more_directions_than_their_noise_says_and_two_keep_fe
 
 def test_what_is_given_wins_and_a_narrow_set_is_kept_whole() -> None:
     assert known().options("softmax", {"l2_reg": 7.0}) == {"l2_reg": 7.0, "prior": "equal"}
-    plain = {"l2_reg": 7.0, "prior": "empirical"}
+    plain = {"l2_reg": 7.0, "prior": "private"}
     assert known().options("svm", plain) == plain
     assert known(math.inf).components("discriminant", 5) == 5
     for method in ALL_METHODS:
@@ -112,8 +112,10 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
     quiet = known(privacy=alone, rows=70)
     assert quiet.noise(rule_of("discriminant")) < QUIET
     counted = {"centre": "private", "rounds": ROUNDS}
-    default = {**counted, "descent_above": OTHER}
-    assert quiet.options("discriminant", {}) == default
+    private = {"prior": "private"}  # gradients count no classes
+    default = {**counted, "descent_above": OTHER, **private}
+    assert quiet.options("discriminant", private) == default
+    assert quiet.options("discriminant", {}) == counted
     single = replace(quiet, sizes=torch.tensor([7000]), privacy=Privacy(3.0, 1e-5))
     assert single.options("discriminant", {"prior": "equal"}) == {**counted, "prior": "equal"}
     for other in (
@@ -126,15 +128,15 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
     for epsilon, above in ((1.0, OTHER), (0.3, WRITTEN)):  # too noisy for rounds after a sum
         noisy = replace(quiet, privacy=replace(alone, epsilon=epsilon))
         weighed = {"alpha": noisy.moment_weight("discriminant", {})} if epsilon == 1 else {}
-        centred = {"centre": "private", "descent_above": above} | weighed
-        assert noisy.options("discriminant", {}) == centred
-        filled = RunConfig("discriminant", TransformOptions(), {}, noisy.privacy).filled_in(
+        centred = {"centre": "private", "descent_above": above} | weighed | private
+        assert noisy.options("discriminant", private) == centred
+        filled = RunConfig("discriminant", TransformOptions(), private, noisy.privacy).filled_in(
             noisy, list("abcdefghij"), width=640
         )
         assert filled.transform_options.components == COMPONENTS[1]
     quietest = replace(quiet, sizes=torch.full((1000,), 70))
     assert quietest.noise(rule_of("discriminant")) < FAINT
-    assert quietest.options("discriminant", {}) == counted
+    assert quietest.options("discriminant", private) == counted | private
     asked_once = replace(quiet, one_sum=True)
     assert asked_once.options("discriminant", {}) == {"alpha": 1.0}
     assert quiet.options("discriminant", {}, placed=True) == {}
@@ -145,7 +147,7 @@ def test_one_trusted_server_takes_further_rounds_where_noise_is_small_and_nobody
     bare = RunConfig("discriminant", TransformOptions(), {}, alone)
     for bound, options in (
         (None, default),
-        (10**6, {"centre": "private", "rounds": 0, "alpha": 1.0}),
+        (10**6, {"centre": "private", "rounds": 0, "alpha": 1.0, **private}),
     ):
         filled = bare.filled_in(quiet, list("abcdefghij"), width=40, most_bytes=bound)
         assert quiet.options("discriminant", filled.options) == options

@@ -55,7 +55,7 @@ def test_a_radius_far_below_the_reach_holds_in_a_release(
     constant = float(np.float32(0.05))
     transform = PublicTransform.identity(400, math.sqrt(1.0025), constant)
     options = {"solver": "sgd", "l2_reg": 1.0, "radius": radius, "batch_size": 10}
-    options |= {"epochs": epochs, "prior": "empirical"}
+    options |= {"epochs": epochs, "prior": "private"}
     promise = Privacy(1e10, 1e-5)
     opened, report = [], {}
     for flipped in (False, True):

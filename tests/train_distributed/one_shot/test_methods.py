@@ -49,9 +49,9 @@ def test_a_method_made_for_shorter_rows_is_refused(number: int) -> None:
 def test_centred_heads_made_for_shorter_features_are_refused(name: str) -> None:
     """Rows as long, with a smaller constant: more than what is stated for the sum of features."""
     short, long = (PublicTransform.identity(P, 1.2, constant) for constant in (1.0, 0.5))
-    for prior in ("equal", "empirical"):
+    for prior in ("equal", "private"):
         method = build_method(name, short, K, {"l2_reg": 0.3, "prior": prior})
-        if prior == "empirical":  # one bound for whole rows
+        if prior == "private":  # one bound for whole rows
             assert release(rows(), method, PROMISE, transform=long).report["users"] == 9
             continue
         with pytest.raises(ValueError, match="transform must have the heads' constant"):
@@ -108,7 +108,7 @@ def test_build_method_and_release_agree() -> None:
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "empirical"}
+        more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "private"}
         if entry.sums_rows:
             more = {"sums": 1}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.noisy_scatter import SHADED, NoisyScatter, Scattered, tempered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
 
 Q, CLASSES = 60, 3
 
@@ -75,13 +76,7 @@ def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
         assert 0 < Scattered(found.means, ratio).temperature <= 1
 
 
-def test_a_prior_weighs_less_only_where_scores_are_under_confident() -> None:
-    shares = torch.tensor([0.8, 0.2]).double()
-    assert torch.equal(tempered(shares, 3.0), shares)
-    half = tempered(shares, 0.5 ** (1 / SHADED))
-    assert half.tolist() == pytest.approx([2 / 3, 1 / 3])
-    equal = torch.full((4,), 0.25).double()
-    assert tempered(equal, 0.5).tolist() == pytest.approx([0.25] * 4)
+def test_the_temperature_is_the_root_of_the_ratio() -> None:
     assert Scattered(torch.zeros(2, 2).double(), 0.25).temperature == 0.5
 
 
@@ -107,7 +102,8 @@ def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_r
     def measured() -> np.ndarray:
         found = []
         for seed in range(3):
-            more = {"noise": "float", "generator": torch.Generator().manual_seed(seed)}
+            more: dict[str, Any] = {"noise": "float", "prior": "private"}
+            more["generator"] = torch.Generator().manual_seed(seed)
             made = release(private, "discriminant", Privacy(0.3, 1e-5), transform=transform, **more)
             metrics = made.report["test_metrics"]
             found.append((metrics["expected_calibration_error"], metrics["balanced_accuracy"]))

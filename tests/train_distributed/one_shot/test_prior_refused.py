@@ -20,7 +20,7 @@ WITH_PRIOR = ("discriminant", "softmax", "logistic")
 @pytest.mark.parametrize(
     ("prior", "message"),
     [
-        ("flat", "prior must be one of 'empirical', 'equal'"),
+        ("flat", "prior must be one of 'equal', 'private'"),
         (0.5, "prior must be one of"),
         ([0.5, 0.5], "prior must hold 3 shares, got 2"),
         ([0.5, 0.5, 0.0], "finite shares > 0, got 0.0"),

@@ -38,6 +38,7 @@ def test_facts_come_first_and_keep_their_places() -> None:
     verdict = suitability(PROMISE, "float", seeded=True)
     report = reported(released, {"users": 6, "versions": {}, "noise": "float"}, verdict).report
     facts, ending = ["report_version", "users", "versions", "noise"], ["encoding", "probabilities"]
+    ending.append("other_priors")
     assert list(report) == [*facts, "suitable_for_release", "unsuitable_because", "ledger", *ending]
     assert report["ledger"] == "none"
     assert "python" in report["versions"]

@@ -170,7 +170,7 @@ def test_a_prior_moves_the_intercepts_alone():
     bare = Privacy(math.inf, 1e-5)
     own, given = (
         release(rows(), "discriminant", bare, rounds=2, prior=prior).weights
-        for prior in ("empirical", (0.1, 0.2, 0.7))
+        for prior in ("private", (0.1, 0.2, 0.7))
     )
     torch.testing.assert_close(own[1:], given[1:])
     counted = torch.bincount(torch.tensor(rows().labels[rows().split == 0])).double() / 80

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet, PublicTransform
-from embed.transform_options import TransformOptions
 from heads.projection import ball_margin
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS, build_method

@@ -48,6 +48,49 @@ def test_without_noise_it_counts(released: Release, rows: EmbeddingSet) -> None:
     json.dumps(found.report, allow_nan=False)
 
 
+@pytest.fixture
+def movable(released: Release) -> Release:
+    """Model that can be had for any prior, far from the equal one."""
+    shares = torch.tensor([0.9, 0.07, 0.03], dtype=torch.float64)
+    return replace(released, prior="equal", class_shares=shares)
+
+
+def test_one_sum_evaluates_two_priors(movable: Release, rows: EmbeddingSet) -> None:
+    """At one ε both have √2 times the noise; without noise each is what it is by itself."""
+    found = evaluate(movable, rows, NONE, prior="both").report
+    assert list(found["by_prior"]) == ["equal", "private"]
+    for prior in ("equal", "private"):
+        alone = evaluate(movable, rows, NONE, prior=prior).report
+        assert alone["prior"] == prior
+        assert "by_prior" not in alone
+        counted = measure(movable.with_prior(prior), rows, 2)["confusion"]
+        assert alone["confusion"] == found["by_prior"][prior]["confusion"] == counted
+    assert found["confusion"] == found["by_prior"]["equal"]["confusion"]
+    assert found["by_prior"]["private"]["confusion"] != found["confusion"]
+    other = evaluate(movable.with_prior("private"), rows, NONE, prior="both").report
+    assert (other["prior"], other["confusion"]) == (
+        "private",
+        found["by_prior"]["private"]["confusion"],
+    )
+    shared, single = (summed(movable, rows, SOME, prior=prior) for prior in ("both", "private"))
+    assert shared.noise_std == pytest.approx(2**0.5 * single.noise_std, rel=1e-3)
+    assert shared.report["sensitivity"] == pytest.approx(2**0.5 * single.report["sensitivity"])
+    assert shared.report["epsilon"] == single.report["epsilon"]
+    report = evaluate(movable, rows, SOME, prior="both").report
+    for prior in ("equal", "private"):
+        share = report["by_prior"][prior]["balanced_accuracy"]
+        assert 0 <= share["low"] <= share["high"] <= 1
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_model_of_one_prior_is_evaluated_for_no_other(
+    released: Release, rows: EmbeddingSet
+) -> None:
+    for prior in ("both", "equal", (0.2, 0.3, 0.5)):
+        with pytest.raises(ValueError, match="carries the prior of its rows inside"):
+            evaluate(released, rows, SOME, prior=prior)
+
+
 def test_of_a_private_one_the_report_says_everything(released: Release, rows: EmbeddingSet) -> None:
     found = evaluate(released, rows, SOME)
     report = found.report

@@ -27,7 +27,7 @@ def answers(confidences: list[float], predicted: list[int], classes: int) -> tor
 
 def submit(method: Evaluation, labels: list[int], probabilities: torch.Tensor, grid: float):
     users = torch.zeros(len(labels), dtype=torch.int64)
-    return method.submit(users, torch.tensor(labels), probabilities, 1, grid)[0]
+    return method.submit(users, torch.tensor(labels), [probabilities], 1, grid)[0]
 
 
 def test_counts_are_those_of_a_plain_loop() -> None:
@@ -36,7 +36,7 @@ def test_counts_are_those_of_a_plain_loop() -> None:
     labels, owner = draw.integers(0, 3, 400), draw.integers(0, 5, 400)
     method = Evaluation(num_classes=3, bins=10)
     sent = method.submit(
-        torch.from_numpy(owner), torch.from_numpy(labels), probabilities, 5, FINEST_GRID
+        torch.from_numpy(owner), torch.from_numpy(labels), [probabilities], 5, FINEST_GRID
     )
     matrix, by_class, by_bin, rest = method.parts(sent.sum(0))
     wanted, hits, confidence = np.zeros((3, 3)), np.zeros((10, 2)), np.zeros(10)
@@ -57,7 +57,7 @@ def test_counts_are_those_of_a_plain_loop() -> None:
         own = method.submit(
             torch.zeros(int((owner == user).sum()), dtype=torch.int64),
             torch.from_numpy(labels[owner == user]),
-            probabilities[owner == user],
+            [probabilities[owner == user]],
             1,
             FINEST_GRID,
         )
@@ -82,6 +82,35 @@ def test_no_replaced_record_moves_the_sum_further(classes: int, bins: int, grid:
     alone = sent.norm(dim=1).max().item()
     assert alone <= method.zero_out_sensitivity(NO_SIZES)
     assert alone >= method.zero_out_sensitivity(NO_SIZES) - 1e-2 * method.weight
+
+
+@pytest.mark.parametrize(("classes", "bins"), [(2, 10), (3, 4), (3, 0)])
+def test_no_record_moves_two_predictions_further(classes: int, bins: int) -> None:
+    """All pairs of records whose predictions agree or differ; a bound for one would be too low."""
+    method, grid = Evaluation(num_classes=classes, bins=bins, predictions=2), FINEST_GRID
+    alone = Evaluation(num_classes=classes, bins=bins)
+    edges = [k / max(bins, 1) + side for k in range(bins + 1) for side in (0.0, grid)]
+    confidences = sorted(c for c in {*edges[-4:], 1.0} if 1 / classes <= c <= 1)
+    predictions = list(itertools.product(confidences, range(2)))
+    users, sent = torch.zeros(1, dtype=torch.int64), []
+    for (c, first), (d, second), label in itertools.product(predictions, predictions, range(2)):
+        both = [answers([c], [first], classes), answers([d], [second], classes)]
+        sent.append(method.submit(users, torch.tensor([label]), both, 1, grid)[0])
+        pieces = [
+            each.submit(users, torch.tensor([label]), [one], 1, grid)[0]
+            for (each, _), one in zip(method.apart(sent[-1]), both, strict=True)
+        ]
+        assert torch.equal(torch.cat(pieces), sent[-1])
+    moved = torch.cdist(torch.stack(sent), torch.stack(sent)).max().item()
+    stated = method.record_sensitivity(NO_SIZES)
+    assert stated == pytest.approx(math.sqrt(2) * alone.record_sensitivity(NO_SIZES), rel=1e-12)
+    assert stated - 5 * grid * method.weight <= moved <= stated * (1 + 1e-12)
+    longest = max(each.norm().item() for each in sent)
+    removed = method.zero_out_sensitivity(NO_SIZES)
+    assert removed == pytest.approx(math.sqrt(2) * alone.zero_out_sensitivity(NO_SIZES), rel=1e-12)
+    assert removed - 2e-2 * method.weight <= longest <= removed
+    assert moved > 1.4 * alone.record_sensitivity(NO_SIZES)
+    assert len(sent[0]) == method.dimension == len(method.grid_powers) == 2 * alone.dimension
 
 
 def test_users_move_it_by_all_their_rows() -> None:
@@ -136,6 +165,7 @@ def test_any_model_can_be_asked() -> None:
     ("settings", "words"),
     [
         ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
+        ({"num_classes": 2, "predictions": 0}, "predictions must be >= 1, got 0"),
         ({"num_classes": 2, "bins": -1}, "bins must be in .0, 50., got -1"),
         ({"num_classes": 2, "bins": MOST_BINS + 1}, "bins must be in .0, 50., got 51"),
     ],

@@ -16,7 +16,7 @@ def estimated(predicted: np.ndarray, labels: np.ndarray, noise: float, seed: int
     method = Evaluation(num_classes=5)
     shares = torch.nn.functional.one_hot(torch.from_numpy(predicted), 5).double()
     users = torch.zeros(len(labels), dtype=torch.int64)
-    sent = method.submit(users, torch.from_numpy(labels), shares, 1, FINEST_GRID)[0]
+    sent = method.submit(users, torch.from_numpy(labels), [shares], 1, FINEST_GRID)[0]
     draws = torch.Generator().manual_seed(seed)
     total = sent + noise * torch.randn(sent.shape, generator=draws, dtype=torch.float64)
     return estimate(

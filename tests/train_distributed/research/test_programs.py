@@ -19,7 +19,7 @@ from train_distributed.research.protection.rates import Rates
     ("program", "line", "expected"),
     [
         (Figures, "--data a.gz --eta-primal 2 --overwrite", {"eta_primal": 2.0, "overwrite": True}),
-        (Slopes, "--output o --seeds 2 --redraw", {"output": Path("o"), "redraw": True}),
+        (Slopes, "--output o --seeds 2", {"output": Path("o"), "seeds": 2}),
         (Sampling, "", {"output": Path("results/rivals/charter/amplification.json")}),
         (MultiRoundAudit, "--epsilons 0.3 1 --replicas 5", {"epsilons": (0.3, 1.0), "replicas": 5}),
         (ExactCost, "--key-bits 4096", {"key_bits": 4096, "clients": 10, "parameters": 7690}),

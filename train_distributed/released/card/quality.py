@@ -121,6 +121,14 @@ class EvaluatedShare:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluatedPrior:
+    """Findings under one prior of the classes."""
+
+    accuracy: EvaluatedShare
+    balanced_accuracy: EvaluatedShare
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated:
     """Promise and findings of a private evaluation."""
 
@@ -142,6 +150,8 @@ class Evaluated:
     expected_calibration_error: EvaluatedShare | None = None
     unsuitable_because: list[str] = field(default_factory=list)
     with_the_training: str | None = None
+    prior: str | None = None  # that the model answered for
+    by_prior: dict[str, EvaluatedPrior] = field(default_factory=dict)
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:

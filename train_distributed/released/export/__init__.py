@@ -9,6 +9,7 @@ def facts(released: Release) -> dict[str, Any]:
     """Class names, promise, encoder and how to read probabilities, ready for JSON."""
     report = released.report
     kept = ("epsilon", "delta", "neighbouring", "unit", "suitable_for_release")
+    kept += ("prior", "class_prior")
     return {
         "class_names": list(released.class_names),
         "method": released.method,

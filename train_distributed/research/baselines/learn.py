@@ -64,8 +64,9 @@ def run_rival(request: ReleaseRequest) -> Release:
     many = name in multi_round.METHODS
     only = multi_round.only_noise(name, request.generator) if many else "discrete"
     given: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(request)}
-    given |= {"noise": request.noise or only}
-    released = train(Task(**given), request.facts.options(name, request.options))
+    transform, options = request.facts.of_rival(name, request.source.transform, request.options)
+    given |= {"noise": request.noise or only, "transform": transform}
+    released = train(Task(**given), options)
     return with_seconds(released.with_report(method=name, probabilities=reading(name)), started)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.store import TEST, TRAIN
-from embed.transform_options import TransformOptions
 from train_distributed import partition
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
@@ -112,7 +111,7 @@ def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
 
     @lru_cache(1)
     def features(components: int) -> tuple[PublicTransform, Tensor]:
-        transform = TransformOptions(components=components).fit(public)
+        transform = PublicTransform.fit(public, components=components)
         return transform, transform(private.embeddings, dtype=torch.float64)
 
     @lru_cache(1)

@@ -52,7 +52,7 @@ def explained(rows: Sequence[Result], *, brackets: bool = True) -> str:
     Without `brackets`: where balanced accuracy is shown by nothing but its mean over all rows.
 
     Examples:
-        >>> explained([Result("sums", "softmax", "iid", 1.0, 0, 0.9, {}, "raw")])
+        >>> explained([Result("sums", "discriminant", "iid", 1.0, 0, 0.9, {}, "raw")])
         'always the largest class: unknown, balanced accuracy: unknown (an older version wrote it)'
     """
     majority, balanced = (mean_of(rows, name) for name in ("majority", "balanced"))
@@ -60,7 +60,28 @@ def explained(rows: Sequence[Result], *, brackets: bool = True) -> str:
     shown = "in brackets" if brackets else f"{100 * (balanced or 0):.1f} on average"
     words = "unknown" if balanced is None else shown
     older = " (an older version wrote it)" if None in (majority, balanced) else ""
-    return f"always the largest class: {level}, balanced accuracy: {words}{older}"
+    line = f"always the largest class: {level}, balanced accuracy: {words}{older}"
+    return "\n".join([line, *_under_priors(rows)])
+
+
+def _under_priors(rows: Sequence[Result]) -> list[str]:
+    """Line of the mean accuracies under either prior, of the rows that know them, if they differ.
+
+    Examples:
+        >>> under = {"accuracy": 0.9, "balanced_accuracy": 0.8}
+        >>> both = {"equal": under, "private": {"accuracy": 0.95, "balanced_accuracy": 0.7}}
+        >>> _under_priors([Result("d", "d", "iid", 1.0, 0, 0.9, {}, "raw", by_prior=both)])
+        ['with prior equal: 90.0 (80.0), private: 95.0 (70.0) on average']
+    """
+    known = [row.by_prior for row in rows if row.by_prior]
+    if all(len({tuple(each.values()) for each in under.values()}) == 1 for under in known):
+        return []
+    means = {
+        prior: [np.mean([under[prior][name] for under in known]) for name in known[0][prior]]
+        for prior in known[0]
+    }
+    words = (f"{prior}: {100 * a:.1f} ({100 * b:.1f})" for prior, (a, b) in means.items())
+    return [f"with prior {', '.join(words)} on average"]
 
 
 def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:
@@ -88,7 +109,7 @@ def table(
     Examples:
         >>> known = {"balanced": 0.5, "majority": 0.7}
         >>> cells = [
-        ...     Result("sums", "softmax", "iid", 1.0, seed, right, {}, "raw", **known)
+        ...     Result("sums", "discriminant", "iid", 1.0, seed, right, {}, "raw", **known)
         ...     for seed, right in enumerate((0.5, 0.75))
         ... ]
         >>> print(table(cells))

@@ -4,7 +4,6 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,14 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import known_rows
-from embed.transform_options import TransformOptions
 from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.privacy.promise import Privacy
 from train_distributed.research.baselines.learn import train
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.simulation.plan import Grid, MethodConfig, Trial
 from train_distributed.simulation.runner import run_trials
-from train_distributed.simulation.scenario import Scenario, held_out
+from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory
 
 PAPER_QUANTILE = 0.955
@@ -40,23 +37,6 @@ class Line:
     published: bool = False  # on raw embeddings with these options alone, as in the paper
 
 
-def as_run(
-    line: Line, sizes: Tensor, num_classes: int, privacy: Privacy, width: int
-) -> tuple[TransformOptions, dict[str, Any]]:
-    """Transform and options that `run` takes where nothing but ε is given, by its public rule.
-
-    Args:
-        line: method, and the options that it is given.
-        sizes: (users,) local sizes.
-        num_classes: K.
-        privacy: the promise.
-        width: p of the embeddings.
-    """
-    facts = PublicFacts(sizes=sizes, num_classes=num_classes, privacy=privacy)
-    transform, options = facts.filled_in(line.method, TransformOptions(), line.options, width)
-    return transform, facts.options(line.method, options)
-
-
 def raw_transform(public: EmbeddingSet) -> PublicTransform:
     """Embeddings as they are, divided by the 95.5th percentile of public norms, clipped to 1."""
     norms = [np.linalg.norm(block.astype(np.float64), axis=1) for block in public.blocks()]
@@ -65,7 +45,7 @@ def raw_transform(public: EmbeddingSet) -> PublicTransform:
     identity = PublicTransform.identity(public.dim, clip_norm, PAPER_CONSTANT)
     return replace(
         identity,
-        scale=torch.full((public.dim,), scale),
+        scale=torch.tensor(scale, dtype=torch.float32),
         fitted_on=public.content_hash(),
         seen=known_rows(public.blocks()),
         dropped=public.dropped_rows,
@@ -77,81 +57,56 @@ def trials(
 ) -> Work:
     """Every line at every ε and seed; rows are those of `Result`.
 
-    Published lines share their trainings at all ε. A line of ours has settings of its own at each.
+    A line of ours is what `run` makes where nothing but ε is given, by its public rule; published
+    lines share their trainings at all ε.
     """
-    classes = len(private.meta["class_names"])
-    shared = {"seeds": conditions.all_seeds, "folds": conditions.folds, "num_classes": classes}
-    fit = cache(lambda options: options.fit(public))
-    sizes = cache(lambda partition: _sizes(partition, conditions, private))
-    grids: dict[str, Grid] = {}
-    transforms: dict[str, PublicTransform] = {}
-
-    def add(key: str, setting: MethodConfig, promises: Sequence[Privacy], where: Scenario) -> None:
-        known = grids.get(key)
-        settings = [] if known is None else known.settings
-        scenarios = [] if known is None else known.scenarios
-        grids[key] = Grid(
-            settings=[*settings, *([] if setting in settings else [setting])],
-            scenarios=[*scenarios, *([] if where in scenarios else [where])],
-            promises=promises,
-            **shared,
+    transforms = {"ours": PublicTransform.fit(public), "published": raw_transform(public)}
+    grids = []
+    for where in dict.fromkeys(line.partition for line in lines):
+        grid = Grid(
+            settings=[
+                MethodConfig(
+                    line.label, line.method, "published" if line.published else "ours", line.options
+                )
+                for line in lines
+                if line.partition == where
+            ],
+            scenarios=[where],
+            promises=conditions.promises,
+            seeds=conditions.all_seeds,
+            folds=conditions.folds,
+            num_classes=len(private.meta["class_names"]),
         )
-
-    for line in lines:
-        if line.published:
-            transforms["published"] = transforms.get("published") or raw_transform(public)
-            setting = MethodConfig(line.label, line.method, "published", line.options)
-            add("published", setting, conditions.promises, line.partition)
-            continue
-        for promise in conditions.promises:
-            given = sizes(line.partition), classes, promise, public.dim
-            transform, options = as_run(line, *given)
-            key = f"{line.label}, epsilon {promise.epsilon}, {transform}, {options}"
-            transforms[key] = fit(transform)
-            setting = MethodConfig(line.label, line.method, "default", options)
-            add(key, setting, [promise], line.partition)
-    return Work.joined(_work(private, transforms[key], key, grid) for key, grid in grids.items())
-
-
-def _sizes(partition: Scenario, conditions: Conditions, private: EmbeddingSet) -> Tensor:
-    """(users,) local sizes of a partition of the training rows."""
-    train, _ = held_out(private.labels, private.split, conditions.folds, 0)
-    users = None if private.users is None else torch.tensor(private.users[train])
-    labels, draw = torch.tensor(private.labels[train]), torch.Generator().manual_seed(0)
-    return partition.sizes(partition.place(labels, users, draw)[1].counts)
-
-
-def _work(private: EmbeddingSet, transform: PublicTransform, name: str, grid: Grid) -> Work:
-    """Trials of a grid on one transform."""
-    grid.validate()
+        grid.validate()
+        grids.append(grid)
 
     def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
-        finished = {trial.key for trial in grid.trials() if f"{name}: {trial.key}" in done}
-        transforms = {setting.transform: transform for setting in grid.settings}
-        found = run_trials(private, transforms, grid, finished=finished, rivals=rivals)
-        for key, cells in found:
-            yield f"{name}: {key}", [cell.as_dict() for cell in cells]
+        for grid in grids:
+            found = run_trials(private, transforms, grid, finished=done, rivals=rivals)
+            for key, cells in found:
+                yield key, [cell.as_dict() for cell in cells]
 
-    return Work(tuple(f"{name}: {trial.key}" for trial in grid.trials()), jobs)
+    return Work(tuple(trial.key for grid in grids for trial in grid.trials()), jobs)
 
 
 def rivals(
     trial: Trial, plan: Grid, held: RowsInMemory, transform: PublicTransform
-) -> Iterator[Tensor]:
-    """(d, K) weights of a method that is not ours, trained afresh for every promise."""
-    setting = trial.family[0]
-    rows = EmbeddingSet(embeddings=held.x[:, 1:].numpy(), labels=held.y.numpy())
-    clipped = PublicTransform.identity(transform.dim - 1, transform.clip_norm, transform.constant)
+) -> Iterator[tuple[PublicTransform, Tensor]]:
+    """Transform of the rows and (d, K) weights of a method that is not ours, for every promise."""
+    setting, classes = trial.family[0], plan.num_classes
     for promise in plan.promises:
+        facts = PublicFacts(sizes=held.sizes, num_classes=classes, privacy=promise)
+        mapped, options = facts.of_rival(setting.method, transform, setting.options)
+        rows = mapped.map_rows(held.x)[:, 1:].numpy()
         words = f"baseline, seed {trial.seed}, epsilon {promise.epsilon}"
         task = Task(
             method=setting.method,
-            embeddings=rows,
-            transform=clipped,
-            num_classes=plan.num_classes,
+            embeddings=EmbeddingSet(embeddings=rows, labels=held.y.numpy()),
+            transform=PublicTransform.identity(mapped.dim - 1, mapped.clip_norm, mapped.constant),
+            num_classes=classes,
             partition=held.partition,
             privacy=promise,
             noise="float",
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
         )
-        yield train(task, setting.options).weights
+        yield mapped, train(task, options).weights

@@ -17,10 +17,9 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.store import TEST, TRAIN
-from embed.transform_options import TransformOptions
 from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, write_json
@@ -117,7 +116,7 @@ class Rates:
         return report
 
     def _of_head(self, private: EmbeddingSet, public: EmbeddingSet) -> dict[str, Any]:
-        transform = TransformOptions(components=self.components).fit(public)
+        transform = PublicTransform.fit(public, components=self.components)
         train, test = (np.flatnonzero(private.split == part) for part in (TRAIN, TEST))
         federation = head_federation(
             private.subset(np.concatenate([train[:5000], test[:200]])),

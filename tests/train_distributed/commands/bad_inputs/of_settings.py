@@ -68,7 +68,7 @@ CASES = table(
     ),
     (
         f"{RUN} --method svm --prior p.json",
-        r"prior must be 'empirical' or 'equal' for an SVM",
+        r"prior must be 'equal' or 'private' for an SVM",
         put("p.json", '{"blue": 0.2, "green": 0.3, "red": 0.5}'),
     ),
     (f"{RUN} --method amp --noise float --prior equal", r"options must fit"),

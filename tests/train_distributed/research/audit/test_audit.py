@@ -170,7 +170,7 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
     """Class sums at 180 degrees; an SVM by its label; least squares with heavy moments between."""
     for method, options, pair in (
         ("discriminant", {}, "180 degrees, same label"),
-        ("svm", {"l2_reg": 20.0, "prior": "empirical"}, "0 degrees, another label"),
+        ("svm", {"l2_reg": 20.0, "prior": "private"}, "0 degrees, another label"),
         ("discriminant", {"alpha": 1.5}, "105 degrees, same label"),
     ):
         target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)

@@ -140,7 +140,7 @@ PROJECTED = Target(
     "svm",
     WorstCase(40, 2, 1, 2, Privacy(8.0, 1e-6, honest_fraction=1.0)),
     "float",
-    {"l2_reg": 20.0, "radius": 0.04, "prior": "empirical"},
+    {"l2_reg": 20.0, "radius": 0.04, "prior": "private"},
 )
 ROUNDS = Target("discriminant", federation(), "float", {"rounds": 16})
 ANSWERS = AnswersCase(1, 2, 1, 2, PROMISE)

@@ -1,6 +1,5 @@
 """Charter's experiment and the gradient descent it is compared with."""
 
-import json
 import math
 
 import numpy as np
@@ -10,7 +9,12 @@ import torch
 
 from train_distributed import accounting
 from train_distributed.research.charter import Distance, make_plan
-from train_distributed.research.experiments.charter_rates import experiment, measures, sampling
+from train_distributed.research.experiments.charter_rates import (
+    experiment,
+    figures,
+    measures,
+    sampling,
+)
 
 
 def descend(rows, *, epsilon, seed=0, rounds=40):
@@ -83,8 +87,7 @@ def test_a_run_measures_the_payload_of_its_formula():
     assert row["charter_secure_sum_bits"] == 64 * (6 * 5 + 6)
 
 
-def test_an_earlier_run_is_summarised_and_drawn_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiment, "_accounts", dict)  # they take seconds, and have their own test
+def test_runs_are_summarised_and_drawn(tmp_path):
     draw = np.random.default_rng(0)
     risks = []
     for name, (_, group) in experiment.SWEEPS.items():
@@ -97,14 +100,14 @@ def test_an_earlier_run_is_summarised_and_drawn_again(tmp_path, monkeypatch):
                     row[f"{method}_bits_by_formula"] = 100
                 risks.append(row)
     counts = [{"dimension": 2, "digits": n, "cuts": 9 * n} for n in (1, 2)]
-    pd.DataFrame(risks).to_csv(tmp_path / "risk.csv", index=False)
-    pd.DataFrame(counts).to_csv(tmp_path / "cuts.csv", index=False)
-    (tmp_path / "report.json").write_text('{"command": "kept", "slopes": "of old"}')
-    experiment.redraw(tmp_path)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["command"] == "kept"
-    assert "slopes" not in report
+    found, cuts = pd.DataFrame(risks).astype({"bits": "Int64"}), pd.DataFrame(counts)
+    report = experiment.summarise(found)
     assert set(report["slopes_and_their_errors"]) == {"clients", "rows", "epsilon"}
+    assert report["payload"]["charter"] == {
+        "runs": len(risks),
+        "exactly_as_the_formula": len(risks),
+    }
+    figures.draw(tmp_path / "charter.png", found, cuts, experiment.THEORY)
     assert (tmp_path / "charter.png").read_bytes()[:4] == b"\x89PNG"
 
 

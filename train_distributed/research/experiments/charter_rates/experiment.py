@@ -66,13 +66,9 @@ class Slopes:
     bits: int | None = None
     seeds: int = 10
     overwrite: bool = False
-    redraw: bool = False  # summarise an earlier run again
 
     def run(self) -> None:
         """Measures everything, then writes risk.csv, cuts.csv, report.json and a PNG."""
-        if self.redraw:
-            redraw(self.output)
-            return
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, change) for name, (_, group) in SWEEPS.items() for change in group]
         rows = [
@@ -82,11 +78,12 @@ class Slopes:
         ]
         risks, cuts = pd.DataFrame(rows).astype({"bits": "Int64"}), pd.DataFrame(count_cuts())
         report = {
-            "configuration": self._configuration(),
+            "configuration": asdict(self) | {"output": self.output.name},
             **provenance(),
             **summarise(risks),
             "cuts": fit_cuts(cuts),
-            **_accounts(),
+            "noise_over_the_paper": compare_noise(),
+            "once_in_a_random_round": compare_accounts(),
         }
         with new_directory(self.output, overwrite=self.overwrite) as directory:
             risks.to_csv(directory / "risk.csv", index=False)
@@ -95,10 +92,6 @@ class Slopes:
             draw(directory / "charter.png", risks, cuts, THEORY)
         shown = ("slopes_and_their_errors", "payload", "noise_over_the_paper", "cuts")
         print(json.dumps({name: report[name] for name in shown}, indent=1))
-
-    def _configuration(self) -> dict[str, Any]:
-        fields = asdict(self) | {"output": self.output.name}
-        return {name: value for name, value in fields.items() if name != "redraw"}
 
     def _measure(self, sweep: str, change: dict[str, Any], seed: int) -> dict[str, Any]:
         """One run of every method on the same data."""
@@ -186,27 +179,6 @@ def summarise(risks: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _accounts() -> dict[str, Any]:
-    return {"noise_over_the_paper": compare_noise(), "once_in_a_random_round": compare_accounts()}
-
-
-def redraw(output: Path) -> None:
-    """Summarises and draws an earlier run's risk.csv and cuts.csv again, without running Charter.
-
-    Raises:
-        OSError: a file of the earlier run is missing.
-    """
-    risks, cuts = read_risks(output / "risk.csv"), pd.read_csv(output / "cuts.csv")
-    report = json.loads((output / "report.json").read_text())
-    report = {name: value for name, value in report.items() if not name.startswith("slopes")}
-    with new_directory(output, overwrite=True) as directory:
-        risks.to_csv(directory / "risk.csv", index=False)
-        cuts.to_csv(directory / "cuts.csv", index=False)
-        report |= summarise(risks) | _accounts()
-        (directory / "report.json").write_text(json.dumps(report, indent=1))
-        draw(directory / "charter.png", risks, cuts, THEORY)
-
-
 def check_payload(risks: pd.DataFrame) -> dict[str, Any]:
     """Number of runs in which the measured payload is exactly the formula's."""
     found = {}
@@ -229,11 +201,6 @@ def slope(risks: pd.DataFrame, sweep: str) -> dict[str, list[float]]:
         slopes = np.polyfit(np.log(x), np.log(means), 1)[0]
         found[name] = [float(slopes[0]), float(slopes[1:].std(ddof=1))]
     return found
-
-
-def read_risks(path: Path) -> pd.DataFrame:
-    """Rows of risk.csv; bits are missing where the paper's are used."""
-    return pd.read_csv(path).astype({"bits": "Int64"})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,267 @@
+"""A first sum finds where the rows lie: what it may show, what it serves, and what is refused."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from embed import EmbeddingSet, PublicTransform
+from embed.centre import Centre
+from train_distributed import Privacy, release
+from train_distributed.ledger.entry import Entry
+from train_distributed.one_shot.course import Course
+from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.first_sum import FIRST_SHARE, FeatureSum
+from train_distributed.one_shot.further_rounds import OWN_SHARE
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.rounds import further_sums
+from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.users import Chunk
+
+P, D, K, USERS, EACH = 12, 8, 3, 40, 30
+PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
+TWO: dict[str, Any] = {"sums": 2, "class_noise": 0.1, "components": 4}
+
+
+def rows_at(shift: float, seed: int = 0) -> EmbeddingSet:
+    """Classes around a point far from where the public rows lie."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(USERS * EACH) % K
+    x = shift + 1.5 * np.eye(K, P)[labels] + 0.5 * rng.standard_normal((len(labels), P))
+    return EmbeddingSet(
+        embeddings=x.astype(np.float32),
+        labels=labels,
+        users=np.arange(len(labels)) // EACH,
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+def fitted(*, labels: bool = True) -> PublicTransform:
+    rng = np.random.default_rng(1)
+    classes = rng.integers(5, size=800)
+    rows = 1.5 * np.eye(5, P)[classes] + rng.standard_normal((800, P))
+    rows = rows.astype(np.float32)
+    public = EmbeddingSet(embeddings=rows, labels=classes) if labels else rows
+    return PublicTransform.fit(public, components=D)
+
+
+def spent(fields: dict[str, Any]) -> float:
+    """ε at δ = 1e-5 of the ledger's entry with these fields, of ε = 1."""
+    known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
+    return Entry(**known, epsilon=1.0, delta=1e-5, **fields).cost.at(1e-5)
+
+
+def chunk_of(x: Tensor, y: Tensor) -> Chunk:
+    return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
+
+
+def moved(statistic: Statistic, course: Course, first: Tensor, second: Tensor, labels: Tensor):
+    """How far a scaled submission of eight rows moves when one of them and its label change."""
+    sums = []
+    for row, label in ((first, labels[0]), (second, labels[1])):
+        rest = torch.full((7, D + 1), 0.3)
+        rest[:, 0] = 0.5
+        y = torch.tensor([label, *([0] * 7)])
+        chunk = course.rows(chunk_of(torch.cat([row[None], rest]), y))
+        sums.append(statistic.submit(chunk) * statistic.scale)
+    return float((sums[0] - sums[1]).norm()) / math.sqrt(statistic.compositions)
+
+
+def longest(draw: torch.Generator) -> Tensor:
+    x = torch.randn(D, generator=draw, dtype=torch.float64)
+    return torch.cat([torch.full((1,), 0.5), (0.9999999 * x / x.norm()).float()])
+
+
+def test_a_replaced_record_moves_the_first_sum_by_2_and_no_further() -> None:
+    transform, draw = fitted(), torch.Generator().manual_seed(0)
+    course = Course(build_method("discriminant", transform, K, TWO))
+    statistic = course.statistic
+    assert isinstance(statistic, FeatureSum)
+    assert statistic.record_sensitivity(torch.tensor([8])) == pytest.approx(2.0)
+    assert statistic.zero_out_sensitivity(torch.tensor([8])) == pytest.approx(math.sqrt(2))
+    most = 0.0
+    for _ in range(300):
+        first, second = longest(draw), longest(draw)
+        opposite = torch.cat([first[:1], -first[1:]])
+        share = 2 * float(torch.rand((), generator=draw)) - 1
+        shorter = torch.cat([first[:1], share * first[1:]])
+        for other in (second, opposite, shorter):
+            most = max(most, moved(statistic, course, first, other, torch.tensor([0, 1])))
+    assert 2.0 * (1 - 1e-5) < most <= 2.0 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("method", ["discriminant", "softmax"])
+@pytest.mark.parametrize("length", [0.0, 0.7, 1.0])
+def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
+    method: str, length: float
+) -> None:
+    """Numbers that an operator publishes are its own; rows are as long as was planned."""
+    transform, draw = fitted(), torch.Generator().manual_seed(1)
+    options = {**TWO, **({"l2_reg": 4.0} if method == "softmax" else {})}
+    started = Course(build_method(method, transform, K, options))
+    most = 0.0
+    for _ in range(60):
+        first, second = longest(draw), longest(draw)
+        place = (1 - 1e-9) * length * first[1:].double() / first[1:].double().norm()
+        square = 0.05 + 0.95 * torch.rand(1, generator=draw, dtype=torch.float64)
+        course = started.told(torch.cat([place, square]))
+        statistic = course.statistic
+        assert statistic.dimension == started.planned.statistic.dimension
+        bound = statistic.record_sensitivity(torch.tensor([8]))
+        assert bound == started.planned.statistic.record_sensitivity(torch.tensor([8]))
+        labels = torch.randint(K, (2,), generator=draw)
+        most = max(most, moved(statistic, course, first, second, labels) / bound)
+    assert (0.5 if method == "discriminant" else 0.05) < most <= 1 + 1e-9
+
+
+def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -> None:
+    private, transform, fields = rows_at(8.0), fitted(), {}
+    plain = release(private, "discriminant", PROMISE, transform=transform, sums=1)
+    found = release(private, "discriminant", PROMISE, transform=transform, reserve=fields.update)
+    report = found.report
+    assert (report["rounds"], plain.report["rounds"]) == (2, 1)
+    assert report["share_per_round"] == [FIRST_SHARE, 1 - FIRST_SHARE]
+    assert report["common_share"] > 0.5
+    assert "common_share" not in plain.report
+    assert found.opened is not None
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
+    found.save(tmp_path / "model")
+    again = Release.load(tmp_path / "model")
+    assert torch.equal(again.scores(private.embeddings), found.scores(private.embeddings))
+
+
+def test_rows_far_from_the_public_ones_are_told_apart_better_about_their_centre() -> None:
+    private, transform = rows_at(8.0), fitted()
+    truth = torch.from_numpy(private.labels)
+    right = {1: 0.0, 2: 0.0}
+    for sums, seed in product(right, range(10)):
+        draw = torch.Generator().manual_seed(seed)
+        given: dict[str, Any] = {"sums": sums, "noise": "float", "generator": draw}
+        found = release(private, "discriminant", PROMISE, transform=transform, **given)
+        right[sums] += float((found.predict(private.embeddings) == truth).float().mean()) / 10
+    assert right[2] > right[1] + 0.05
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_model_is_that_of_rows_mapped_by_hand(labels: bool) -> None:
+    """Without noise the centre is the rows' mean; dimension and sensitivity are those planned."""
+    private, transform = rows_at(3.0), fitted(labels=labels)
+    for method in ("discriminant", "softmax"):
+        given: dict[str, Any] = {"l2_reg": 0.1} if method == "softmax" else {}
+        found = release(private, method, BARE, transform=transform, **given)
+        y = transform(private.embeddings)[:, 1:].double()
+        centre = Centre.of(y.mean(0), float(y.square().sum(1).mean()), transform.public)
+        assert found.transform.directions is not None
+        q = found.report["directions"]
+        by_hand = transform.mapped(0.0, q, centre)
+        rows = by_hand(private.embeddings)
+        assert (found.transform(private.embeddings) - rows).abs().max() < 1e-4
+        assert found.report["common_share"] == pytest.approx(centre.common, rel=1e-4)
+
+
+def test_users_that_drop_out_are_in_neither_sum() -> None:
+    private, transform = rows_at(3.0), fitted()
+    gone = FaultInjection(dropped=(0, 1, 2))
+    kept = private.subset(private.users > 2)  # pyright: ignore[reportOptionalOperand]
+    given: dict[str, Any] = {"min_survivors": USERS - 3, "faults": gone}
+    found = release(private, "discriminant", BARE, transform=transform, **given)
+    alone = release(kept, "discriminant", BARE, transform=transform)
+    torch.testing.assert_close(found.weights, alone.weights, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sums": 3, "class_noise": 0.1}, "sums must be one of"),
+        ({"sums": 2}, "sums must be 1, got 2"),
+        (
+            {"sums": 1, "class_noise": 0.1, "user_clip": (1.0, 2.0)},
+            "user_clip must be left out of a",
+        ),
+        (
+            {"class_noise": 0.1, "user_clip": (1.0, 2.0, 3.0)},
+            "user_clip must be one number, or one of",
+        ),
+        ({"components": 3}, "components must be left out without class_noise"),
+        ({"class_noise": -1.0}, r"class_noise must be in \[0, inf\)"),
+        ({"class_noise": math.nan}, r"class_noise must be in \[0, inf\)"),
+        ({"class_noise": 0.1, "components": 99}, r"components must be in \[1, 8\], got 99"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(given: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_method("discriminant", fitted(), K, given)
+
+
+def test_rounds_after_both_sums_are_of_mapped_rows_and_all_keep_one_promise() -> None:
+    private, transform, fields = rows_at(3.0), fitted(), {}
+    found = release(
+        private, "discriminant", PROMISE, transform=transform, reserve=fields.update, rounds=3
+    )
+    left = 1 - FIRST_SHARE
+    shares = [FIRST_SHARE, left * OWN_SHARE, *3 * [left * (1 - OWN_SHARE) / 3]]
+    assert found.report["share_per_round"] == pytest.approx(shares)
+    assert sum(shares) == pytest.approx(1)
+    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
+    with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
+        further_sums(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
+
+
+def test_hostile_centres_are_refused_by_users() -> None:
+    course = Course(build_method("discriminant", fitted(), K, TWO))
+    for value in (math.nan, math.inf, 1e300, 0.5):
+        with pytest.raises(ValueError, match="centre"):
+            course.told(torch.full((D + 1,), value, dtype=torch.float64))
+    with pytest.raises(ValueError, match="centre must be"):
+        course.told(torch.zeros(D, dtype=torch.float64))
+    for square in (math.nan, math.inf, -0.1, 0.01, 1.1):
+        numbers = torch.zeros(D + 1, dtype=torch.float64)
+        numbers[-1] = square
+        with pytest.raises(ValueError, match="centre_squared_length must be in"):
+            course.told(numbers)
+
+
+def test_the_noise_of_the_first_sum_is_that_of_its_share() -> None:
+    private, transform, promise = rows_at(3.0), fitted(), Privacy(3.0, 1e-5)
+    given: dict[str, Any] = {"transform": transform, "noise": "float"}
+    seen = torch.stack(
+        [
+            release(
+                private,
+                "discriminant",
+                promise,
+                generator=torch.Generator().manual_seed(seed),
+                **given,
+            ).opened[:D]  # pyright: ignore[reportOptionalSubscript]
+            for seed in range(100)
+        ]
+    )
+    report = release(private, "discriminant", promise, **given).report
+    expected = report["local_noise_std_per_round"][0] * math.sqrt(USERS)
+    assert float(seen.std(0).mean()) == pytest.approx(expected, rel=0.1)
+
+
+def test_clips_of_both_sums_bound_what_a_user_moves() -> None:
+    """Where all rows of a user are replaced; about the public mean, which needs no length."""
+    by_user = Privacy(3.0, 1e-5, unit="user")
+    private, transform = rows_at(0.0), fitted()
+    one = release(private, "discriminant", by_user, transform=transform, user_clip=5.0)
+    assert one.report["rounds"] == 1
+    two = release(private, "discriminant", by_user, transform=transform, user_clip=(4.0, 5.0))
+    assert two.report["rounds"] == 2
+    assert two.report["sensitivity_per_round"] == pytest.approx([8.0, 10.0], rel=1e-6)
+    assert release(private, "discriminant", by_user, transform=transform).report["rounds"] == 1
+    method = build_method("discriminant", transform, K, {**TWO, "user_clip": (4.0, 5.0)})
+    assert method.first is not None
+    assert float(method.first.user_sensitivity(torch.tensor([EACH])).max()) == pytest.approx(8.0)
+    draw = torch.Generator().manual_seed(0)
+    for sign in (1.0, -1.0):
+        x = torch.stack([longest(draw)] * EACH)
+        x[:, 1:] *= sign
+        sent = method.first.submit(chunk_of(x, torch.zeros(EACH, dtype=torch.int64)))
+        assert float((sent * method.first.scale).norm()) <= 4.0

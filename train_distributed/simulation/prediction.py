@@ -1,0 +1,127 @@
+"""What a rehearsal predicts: a mean with an interval, over tasks that are like the asked one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import stats
+
+from train_distributed.simulation.rehearsal import Kind, Played
+
+COVERED = 0.8  # probability of the interval
+WORTH = 0.02  # gain of private rows from which they are worth it
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean, and bounds between which the mean over many runs of one new task lies."""
+
+    mean: float
+    low: float
+    high: float
+    single: float = 0.0  # standard deviation of a single run about the mean of its task
+
+    def __str__(self) -> str:
+        """In per cent."""
+        return f"{100 * self.mean:.1f} ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields as JSON takes them."""
+        return asdict(self)
+
+
+def predictive_interval(
+    values: np.ndarray | Sequence[Sequence[float]],
+    shared: float,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> Interval:
+    """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
+
+    Let the expected results of tasks scatter with variance σ², where their classes are drawn
+    independently, and those of S seeds about them with w. Two tasks that share a part ρ of their
+    classes are correlated by ρ, so that with the average ρ over pairs the J means have
+
+        E s² = σ² (1 − ρ) + w/S,    Var(their mean) = σ²/J' + w/(SJ),    1/J' = 1/J + (1 − 1/J) ρ,
+
+    s² the sample variance. A new task of other classes lies about their mean with variance
+    σ² (1 + 1/J') + w/(SJ), and t has J' − 1 degrees of freedom; s² − w/S is taken as s²/J at least.
+
+    Tasks that all have the same classes (ρ = 1) are those that are asked for. What they differ by
+    is rows, partition and noise: the J means and those of as many rows again differ by 2 s²/J.
+
+    Args:
+        values: (J, S) results of J > 1 tasks with S seeds each.
+        shared: ρ in [0, 1].
+        bounds: that the result is clipped to.
+
+    Examples:
+        >>> found = predictive_interval([[0.5, 0.6], [0.6, 0.7], [0.4, 0.5]], shared=0.0)
+        >>> print(found)
+        55.0 (35.4 to 74.6)
+    """
+    values = np.asarray(values, float)
+    tasks = len(values)
+    if tasks < 2:
+        raise ValueError(f"tasks must be >= 2 for an interval, got {tasks}")
+    means, seeds = values.mean(1), values.shape[1]
+    variance = float(means.var(ddof=1))
+    within = float(values.var(1, ddof=1).mean()) if seeds > 1 else 0.0
+    if shared >= 1:
+        spread, degrees = variance * 2 / tasks, tasks - 1.0
+    else:
+        independent = 1 / (1 / tasks + (1 - 1 / tasks) * shared)  # J'
+        between = max(variance - within / seeds, variance / tasks) / (1 - shared)
+        spread = between * (1 + 1 / independent) + within / (seeds * tasks)
+        degrees = max(1.0, independent - 1)
+    reach = float(stats.t.ppf((1 + COVERED) / 2, degrees)) * math.sqrt(spread)
+    mean = float(means.mean())
+    low, high = bounds
+    return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Results of a rehearsal, by kind of model and ε."""
+
+    cells: Sequence[Played]
+    shared: float  # ρ
+
+    def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
+        """Interval of accuracy, or of balanced accuracy."""
+        return predictive_interval(self._values(kind, epsilon, balanced=balanced), self.shared)
+
+    def gain(self, epsilon: float | None) -> Interval:
+        """Interval of what private rows add to balanced accuracy, beside what is public."""
+        ours = self._values("private", epsilon, balanced=True)
+        theirs = self._values(self.beside, None, balanced=True)
+        return predictive_interval(ours - theirs, self.shared, bounds=(-1.0, 1.0))
+
+    @property
+    def beside(self) -> Kind:
+        """What private rows are compared with."""
+        known = any(cell.kind == "public alone" for cell in self.cells)
+        return "public alone" if known else "largest class"
+
+    def verdict(self, epsilon: float) -> str:
+        """Whether private rows are worth it, in words."""
+        gain = self.gain(epsilon)
+        points = f"{100 * gain.mean:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+        sure = "" if gain.low >= WORTH or gain.high < WORTH else "probably "
+        worth = f"{sure}worth it" if gain.mean >= WORTH else f"{sure}not worth it"
+        if self.beside == "public alone":
+            alone = f"{100 * self.of('public alone', balanced=True).mean:.1f} %"
+            beside = f"what is public alone reaches, {alone}"
+        else:
+            beside = "always answering with one class"
+        return f"private rows are {worth}: {points} beside {beside}"
+
+    def _values(self, kind: Kind, epsilon: float | None, *, balanced: bool) -> np.ndarray:
+        """(J, S) results."""
+        found: dict[int, list[float]] = {}
+        for cell in self.cells:
+            if cell.kind == kind and cell.epsilon == epsilon:
+                value = cell.balanced if balanced else cell.accuracy
+                found.setdefault(cell.task, []).append(value)
+        return np.array(list(found.values()))

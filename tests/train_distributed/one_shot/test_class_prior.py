@@ -112,7 +112,7 @@ def test_probabilities_are_calibrated_to_the_prior(
         transform=transform,
         noise="float",
         prior="equal",
-        centre="public",
+        sums=1,
     )
     sure = made.predict_proba(used.embeddings)[:, 1].numpy()
     for low, high in ((0.05, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95)):

@@ -110,6 +110,6 @@ def test_build_method_and_release_agree() -> None:
         )
         more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "private"}
         if entry.sums_rows:
-            more = {"centre": "public"}
+            more = {"sums": 1}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
         torch.testing.assert_close(given.weights, named.weights, rtol=1e-6, atol=1e-6)  # any order

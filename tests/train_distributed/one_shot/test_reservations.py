@@ -47,8 +47,8 @@ ASKED = st.one_of(
         st.just("discriminant"),
         st.sampled_from(
             [
-                {"centre": "public"},
-                {"centre": "public", "moments": False},
+                {"sums": 1},
+                {"sums": 1, "moments": False},
                 {"user_clip": 0.03},
                 {"user_clip": 300.0},
                 {"centre": "private"},
@@ -227,7 +227,7 @@ def test_users_that_do_not_stream_in_are_missed_before(noise: Any, least: int | 
             noise=noise,
             min_survivors=least,
             reserve=lambda _: seen.append("reserve"),
-            centre="public",
+            sums=1,
         )
     assert not seen
 

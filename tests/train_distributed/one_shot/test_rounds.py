@@ -141,7 +141,7 @@ def test_a_release_of_rounds_reports_all_of_them():
     known = {"kind": "release", "data": "rows", "method": "discriminant", "unit": "record"}
     entry = Entry(**known, epsilon=2.0, delta=1e-5, **fields)
     assert entry.cost.at(1e-5) == pytest.approx(2.0, rel=1e-6)
-    single = release(rows(), "discriminant", Privacy(2.0, 1e-5), centre="public").report
+    single = release(rows(), "discriminant", Privacy(2.0, 1e-5), sums=1).report
     assert single["rounds"] == 1
     ratio = report["local_noise_std_per_round"][0] / single["local_noise_std"]
     assert ratio == pytest.approx(1 / math.sqrt(mu_shares(3)[0]), rel=1e-6)

@@ -47,7 +47,7 @@ from train_distributed.one_shot.registry import build_method
 
 SUMS = ["discriminant", "class-sums", "least-squares"]
 ALL: dict[str, Any] = {"centre": "private"}
-DESCENDS: dict[str, Any] = {"descent_above": 0.3}
+DESCENDS: dict[str, Any] = {"descent_above": 0.3, "prior": "private"}
 
 
 def kept(keep: int) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def test_one_trusted_server_sums_gradients_about_the_centre_instead() -> None:
         num_classes=10,
         privacy=Privacy(1.0, 1e-5, honest_fraction=1.0),
     )
-    plain = RunConfig("discriminant", TransformOptions(), {}, trusted.privacy)
+    plain = RunConfig("discriminant", TransformOptions(), {"prior": "private"}, trusted.privacy)
     found = plain.filled_in(trusted, (), width=512)
     options = trusted.options("discriminant", found.options)
     assert options["descent_above"] == OTHER

@@ -24,6 +24,7 @@ class Posterior:
 
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+    noise: Tensor  # (q, q) Σ_k (n_k/N) Cov(noise of the k-th noised mean, mean_k)
 
 
 @dataclass(frozen=True)

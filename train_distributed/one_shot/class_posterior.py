@@ -76,6 +76,7 @@ class Weighed:
     evidence: float  # log marginal likelihood, prior of t and γ included
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+    noise: Tensor  # (q, q) as of `Posterior`
 
 
 def believed(
@@ -102,10 +103,11 @@ def believed(
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
         spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
+    noise = torch.einsum("g,gqr->qr", weights, torch.stack([each.noise for each in found]))
     odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
     for guess, weight in zip(guesses, weights.tolist(), strict=True):
         odds[guess.source] += weight
-    return Posterior(means, spread), odds
+    return Posterior(means, spread, noise), odds
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
@@ -150,5 +152,11 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     weights = torch.softmax(contrasts, 0)[:, None, None]
     mean = (weights * means).sum(0)
     left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares
+    moved = (weights * keep * tau.square()).sum(0) @ noisy.shares
     evidence = torch.logsumexp(contrasts, 0)
-    return Weighed(float(evidence), vectors @ (prior + mean), vectors * left @ vectors.mT)
+    return Weighed(
+        float(evidence),
+        vectors @ (prior + mean),
+        vectors * left @ vectors.mT,
+        vectors * moved @ vectors.mT,
+    )

@@ -57,9 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             owned.save(at / "owned")
             hold_out(owned, 0.5).save(at / "held")
-            found = release(
-                owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1
-            )
+            found = release(owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1)
             found.save(at / "model")
             chosen = RunConfig(
                 "discriminant",

@@ -126,9 +126,7 @@ def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None
     arguments: dict[str, Any] = {"vouch_for_transform": True, "min_survivors": 5}
     real = release(embedding_set(0), "discriminant", PROMISE, **arguments, sums=1)
     assert real.report["suitable_for_release"] is True
-    played = release(
-        embedding_set(0), "discriminant", PROMISE, faults=faults, **arguments, sums=1
-    )
+    played = release(embedding_set(0), "discriminant", PROMISE, faults=faults, **arguments, sums=1)
     assert played.report["unsuitable_because"] == [why]
     assert played.report["survivors"] == 6 - len(set(faults.dropped))
     told = {*played.report} ^ {*real.report}

@@ -57,10 +57,7 @@ def test_users_that_carry_a_transform_are_looked_at_as_the_set_they_are() -> Non
         with pytest.raises(ValueError, match="transform and partition must be None"):
             release(clipped_to_8, "discriminant", PROMISE, num_classes=K, **change, sums=1)
     assert (
-        release(clipped_to_8, "discriminant", PROMISE, num_classes=K, sums=1).report[
-            "users"
-        ]
-        == 9
+        release(clipped_to_8, "discriminant", PROMISE, num_classes=K, sums=1).report["users"] == 9
     )
 
 
@@ -96,9 +93,7 @@ def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) ->
 
 def test_a_transform_of_other_columns_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="transform must be of 6 columns, got one of 4"):
-        release(
-            rows(), "discriminant", PROMISE, transform=PublicTransform.identity(4), sums=1
-        )
+        release(rows(), "discriminant", PROMISE, transform=PublicTransform.identity(4), sums=1)
 
 
 # A transform that has seen private rows
@@ -147,9 +142,7 @@ def test_the_paper_s_transform_knows_its_rows() -> None:
 
 
 def test_the_report_counts_what_was_compared() -> None:
-    report = release(
-        rows(), "discriminant", PROMISE, transform=fitted(rows(1)), sums=1
-    ).report
+    report = release(rows(), "discriminant", PROMISE, transform=fitted(rows(1)), sums=1).report
     assert report["public_transform"] == "hashes of the public rows, compared"
     assert (report["public_rows"], report["private_rows_compared"]) == (N, N)
     assert report["shared_rows"] == 0
@@ -259,9 +252,7 @@ def test_numbers_that_an_extraction_says_nothing_about_were_counted() -> None:
     with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
         release(rows(meta=counted), "discriminant", PROMISE, sums=1)
     release(rows(meta=counted | {"classes": "declared"}), "discriminant", PROMISE, sums=1)
-    release(
-        rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE, sums=1
-    )
+    release(rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE, sums=1)
 
 
 # Rows

@@ -123,7 +123,5 @@ def test_a_report_says_it_and_one_without_noise_does_not() -> None:
     exact = accounting.epsilon(1e-5, report["noise_multiplier"] * math.sqrt(2))
     assert report["zero_out_epsilon"] == pytest.approx(exact, rel=1e-3)
     assert report["zero_out_epsilon"] < 0.69
-    bare = release(
-        rows, "discriminant", Privacy(math.inf, 1e-5), noise="float", sums=1
-    ).report
+    bare = release(rows, "discriminant", Privacy(math.inf, 1e-5), noise="float", sums=1).report
     assert not {"zero_out_epsilon", "zero_out_sensitivity"} & bare.keys()

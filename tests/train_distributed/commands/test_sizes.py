@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embed.transform_options import TransformOptions
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
@@ -61,8 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             found.save(at / "model")
             chosen = RunConfig(
                 "discriminant",
-                TransformOptions(components=4),
-                {},
+                {"components": 4},
                 Privacy(9.0, 1e-5),
                 encoding=public.encoding,
             )

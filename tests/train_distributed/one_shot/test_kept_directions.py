@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from embed import PublicTransform
 from embed.recentred import recentred
 from embed.transform_options import TransformOptions
 from tests.train_distributed.one_shot.test_centring import (
@@ -23,8 +21,6 @@ from tests.train_distributed.one_shot.test_centring import (
     rows_at,
     spent,
 )
-from train_distributed import Privacy, release
-from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.centring import (
     ALIKE,
     AMONG_MANY,
@@ -32,6 +28,10 @@ from train_distributed.one_shot.centring import (
     OTHER,
     FeatureSum,
 )
+
+from embed import PublicTransform
+from train_distributed import Privacy, release
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import (
     CLEAR,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from embed.transform_options import TransformOptions
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.simulation.plan import MethodConfig
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.simulation.runner import run_trials
+from train_distributed.simulation.scenario import Scenario
 
 PROGRAM = """
 import sys
@@ -122,14 +122,18 @@ def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
     assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()
 
 
-def test_a_choice_of_settings_plays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_plays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     home: dict = {"__name__": "added"}
     exec(compile(PROGRAM, "program.py", "exec"), home)  # the entry of the file, in this process
     monkeypatch.setitem(METHODS, "plain-mean", METHODS.pop("plain-mean"))
-    transforms = {"q=4": TransformOptions(components=4)}
-    candidates = Candidates((MethodConfig("plain mean", "plain-mean", "q=4"),), transforms)
-    sizes = Sizes(users=20, rows_per_user=20, num_classes=2)
-    jobs = rehearse(rows(1, None, 6), [sizes], [Privacy(5.0, 1e-5)], candidates, tasks=1, seeds=1)
-    ((_, (result,)),) = jobs
+    grid = Grid(
+        settings=[MethodConfig("plain mean", "plain-mean")],
+        scenarios=[Scenario(users=20)],
+        promises=[Privacy(5.0, 1e-5)],
+        seeds=[0],
+        num_classes=3,
+    )
+    transforms = {"default": PublicTransform.fit(rows(1, None))}
+    ((_, (result,)),) = run_trials(rows(0, None), transforms, grid)
     assert result.method == "plain-mean"
     assert result.accuracy > 0.8

@@ -37,6 +37,7 @@ RETIRED = (
     ),
     Retired(("federation adder",), "", "type federation aggregator"),
     Retired(("federation window",), "--adders", "type --aggregators"),
+    Retired(("select",), "", "type rehearse; settings are by a public rule, it predicts accuracy"),
     Retired(METHODS, "--method class-sums", "take --method discriminant"),
     Retired(METHODS, "--method least-squares", "take --method discriminant"),
     Retired(METHODS, "--alpha", BY_RULE),

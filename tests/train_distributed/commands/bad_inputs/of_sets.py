@@ -20,7 +20,7 @@ from tests.train_distributed.commands.bad_inputs.case import (
 
 RUN = "run --embeddings private --public public"
 FITTED = "run --embeddings private --transform"
-SELECT = "select --users 4 --rows-per-user 12 --num-classes 2 --public"
+REHEARSE = "rehearse --users 4 --rows-per-user 12 --num-classes 2 --public"
 SWEEP = "sweep frontier --seeds 1 --users 4 --public public --embeddings"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
 
@@ -112,12 +112,12 @@ CASES = table(
         (f"run --embeddings unlabelled --public public {how}", r"must have labels")
         for how in ("--method output-perturbation", "--method admm-dual", "--scheme one-class")
     ),
-    (f"{SELECT} public_nan", NAN_ROW.format("public_nan")),
+    (f"{REHEARSE} public_nan", NAN_ROW.format("public_nan")),
     (
-        f"{SELECT} public_unlabelled",
+        f"{REHEARSE} public_unlabelled",
         r"public must have labels to learn from, got public_unlabelled",
     ),
-    (f"{SELECT} nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} nowhere", r"must be an existing directory, got nowhere"),
     (f"{SWEEP} nan", NAN_ROW.format("nan")),
     (f"{SWEEP} unlabelled", r"embeddings must have labels"),
     (f"{SWEEP} private --public narrow", r"public must have 6 columns as embeddings, got 3"),

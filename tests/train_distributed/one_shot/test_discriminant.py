@@ -58,7 +58,6 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
             noise="float",
             generator=torch.Generator().manual_seed(seed),
             moments=moments,
-            centre="public",
         )
         ours.append(made.report["test_accuracy"])
         assert made.opened is not None
@@ -74,7 +73,7 @@ def test_the_model_is_a_function_of_what_was_opened(
     transform: PublicTransform, epsilon: float
 ) -> None:
     data, draw = rows_of(400, K, 7), torch.Generator().manual_seed(1)
-    promise, given = Privacy(epsilon, 1e-5), {"noise": "float", "centre": "public", "alpha": 0.5}
+    promise, given = Privacy(epsilon, 1e-5), {"noise": "float", "alpha": 0.5}
     released = release(data, "discriminant", promise, transform=transform, generator=draw, **given)
     assert released.opened is not None
     method = made("discriminant", transform, K, {"alpha": 0.5})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
 LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
+TAILS = 0.05  # v/4; .03 to .085 through two encoders, on public classes that were held out
 SIZES = 3  # times that the size is found, beside the spikes as they then are
 LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
 
@@ -37,6 +38,21 @@ class Gaussians:
         """(d, K) of Bayes' rule for these class probabilities, constant row first."""
         directions, bias = linear_discriminant(self.means, self.covariance, shares)
         return torch.cat([bias[None] / constant, directions])
+
+    def temperature(self, ratio: float) -> float:
+        """T with which Bayes' scores are log-probabilities, `ratio` + `TAILS` Δ².
+
+        Δ² is the mean over pairs of classes of (μ_k − μ_j)ᵀ Σ⁻¹ (μ_k − μ_j). The score of a row's
+        own class less that of another has the mean Δ²/2 and the variance ρ Δ², ρ the scores'
+        variance over the one that Σ claims, as far as classes are Gaussian. Rows of real pictures
+        have a scale of their own, g of mean 1 and variance v: classes have heavy tails, and
+        covariances that differ. So the mean is g Δ²/2, the variance ρ Δ² + v Δ⁴/4, and of normal
+        log-odds the temperature is half the variance over the mean: ρ + v Δ²/4.
+        """
+        inner = self.means.mT @ torch.linalg.solve(self.covariance, self.means)
+        classes, own = len(inner), inner.diagonal().sum()
+        apart = 2 * (classes * own - inner.sum()) / (classes * (classes - 1))
+        return ratio + TAILS * max(0.0, float(apart))
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """(rows, q) draws from the mixture."""

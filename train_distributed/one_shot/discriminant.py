@@ -33,7 +33,7 @@ from train_distributed.one_shot.class_prior import (
 )
 from train_distributed.one_shot.further_rounds import Descent
 from train_distributed.one_shot.method import Estimator, Fitted, Method
-from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter
 from train_distributed.one_shot.statistic import NoisedSum
 
 PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
@@ -74,9 +74,13 @@ class Discriminant(Estimator):
     def fit(self, noised: NoisedSum) -> Fitted:
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
         found, scatter = self._estimated(noised)
-        ratio = 1.0 if scatter is None else scatter.ratio(found)
-        weights = self._weights(found, ratio)
-        return Scattered(weights, ratio, class_shares=found.shares, prior=self.prior)
+        temperature = found.temperature(1.0 if scatter is None else scatter.ratio(found))
+        return Fitted(
+            self._weights(found, temperature),
+            temperature=temperature,
+            class_shares=found.shares,
+            prior=self.prior,
+        )
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
@@ -89,8 +93,8 @@ class Discriminant(Estimator):
         bounds = transform.constant, transform.clip_norm
         return Descent.of(start, offset, found, *bounds, rounds)
 
-    def _weights(self, found: Gaussians, ratio: float = 1.0) -> Tensor:
-        shares = tempered(shares_of(self.prior, found.shares), math.sqrt(ratio))
+    def _weights(self, found: Gaussians, temperature: float = 1.0) -> Tensor:
+        shares = tempered(shares_of(self.prior, found.shares), temperature)
         return found.weights(shares, self.statistic.transform.constant)
 
     def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:

@@ -29,14 +29,10 @@ class Fitted:
     """Weights of a linear classifier."""
 
     weights: Tensor  # (d, K) float64
+    temperature: float = field(default=1.0, kw_only=True)  # T, scores / T are log-probabilities
     # (K,) float64 of the private rows, noised, where scores can be moved from prior to prior
     class_shares: Tensor | None = field(default=None, kw_only=True)
     prior: ClassPrior | None = field(default=None, kw_only=True)  # of the weights; None: unknown
-
-    @property
-    def temperature(self) -> float:
-        """T by which scores are divided before their softmax is read as probabilities."""
-        return 1.0
 
 
 class Estimator(ABC):

@@ -24,7 +24,7 @@ from train_distributed.released.card.numbers import rounded_up
 def model(sets, tmp_path) -> Path:
     """A released model."""
     released = release(
-        EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), centre="public"
+        EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), sums=1
     )
     released.save(tmp_path / "model")
     return tmp_path / "model"

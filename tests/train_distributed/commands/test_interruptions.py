@@ -49,7 +49,7 @@ def evaluation(say, sets) -> list[str]:
     given = ("--embeddings", private, "--share", "0.4", "--out", "held")
     assert say("embed", "hold-out", *given)[0] == 0
     given = ("--embeddings", "held", "--public", public, "--epsilon", "5", "--out", "model")
-    assert say("run", *given, "--method", "discriminant", "--centre", "public")[0] == 0
+    assert say("run", *given, "--method", "discriminant", "--sums", "1")[0] == 0
     return ["evaluate", "--embeddings", "held", "--model", "model", "--epsilon", "2"]
 
 

@@ -36,7 +36,7 @@ def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
     privacy = Privacy(1.0, 1e-5)
     rule = "must have labels to learn from, got a set of 120 rows without any"
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
-        release(bare, "discriminant", privacy, num_classes=3, centre="public")
+        release(bare, "discriminant", privacy, num_classes=3, sums=1)
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
         learn(bare, "gradient-perturbation", privacy, num_classes=3)
     with pytest.raises(ValueError, match=f"public {rule}"):
@@ -66,7 +66,7 @@ def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> Non
         meta=private.meta,
     ).save(tmp_path / "nobody")
     command = ["run", "--embeddings", "nobody", "--public", "public"]
-    command += ["--method", "discriminant", "--centre", "public", "--out", "out"]
+    command += ["--method", "discriminant", "--sums", "1", "--out", "out"]
     for more in ((), ("--users", "2")):
         code, _, error = say(*command, *more)
         assert code == 2

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import (
     LEAST_SIZE,
+    TAILS,
+    Gaussians,
     Posterior,
     conditioned,
     fitted_size,
@@ -135,3 +137,29 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     moments = within + means / 3 @ means.T + spread
     found = within_class(moments, Posterior(means, spread), EQUAL)
     assert torch.allclose(found, within, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1.0, 3.0])
+@pytest.mark.parametrize("ratio", [1.0, 0.4])
+def test_the_temperature_is_that_of_rows_with_scales_of_their_own(
+    length: float, ratio: float
+) -> None:
+    """Two classes; rows lie g times as far from the other one, g of variance 4 `TAILS`.
+
+    Their scatter along the way is `ratio` times the one that the classifier claims.
+    """
+    means = torch.tensor([[length / 2, -length / 2], [0.0, 0.0]]).double()
+    claimed = torch.eye(2, dtype=torch.float64)
+    found = Gaussians(means, claimed, torch.full((2,), 0.5).double())
+    assert found.temperature(ratio) == pytest.approx(ratio + TAILS * length**2)
+    draw = np.random.default_rng(0)
+    g = draw.gamma(1 / (4 * TAILS), 4 * TAILS, 400_000)
+    odds = length * (g * length / 2 + math.sqrt(ratio) * draw.standard_normal(len(g)))
+    grid = np.geomspace(0.3, 3, 400) * found.temperature(ratio)
+    losses = [np.logaddexp(0, -odds[:100_000] / t).mean() for t in grid]
+    assert grid[int(np.argmin(losses))] == pytest.approx(found.temperature(ratio), rel=0.25)
+
+
+def test_classes_that_are_alike_have_the_temperature_of_their_ratio() -> None:
+    found = Gaussians(torch.zeros(3, 4).double(), covariance(3, 1), torch.full((4,), 0.25))
+    assert found.temperature(0.7) == pytest.approx(0.7)

@@ -12,7 +12,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter
 
 Q, CLASSES = 60, 3
 
@@ -73,11 +73,6 @@ def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
         ratio = scatter.ratio(found)
         assert 0 < ratio <= 1
         assert ratio == 1 or length > 0
-        assert 0 < Scattered(found.means, ratio).temperature <= 1
-
-
-def test_the_temperature_is_the_root_of_the_ratio() -> None:
-    assert Scattered(torch.zeros(2, 2).double(), 0.25).temperature == 0.5
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.25, 0.25, 0.25), (0.7, 0.1, 0.1, 0.1)])

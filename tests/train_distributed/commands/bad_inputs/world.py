@@ -104,7 +104,7 @@ def _models(root: Path) -> None:
         transforms[name] = fitted
     private = EmbeddingSet.open(root / "private")
     model = release(
-        private, "discriminant", PRIVACY, transform=transforms["transform"], centre="public"
+        private, "discriminant", PRIVACY, transform=transforms["transform"], sums=1
     )
     model.save(root / "model")
     shutil.copytree(root / "model", root / "bare")  # without its encoder

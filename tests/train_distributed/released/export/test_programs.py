@@ -70,7 +70,7 @@ def learned(
         meta |= known.to_json()
         sets.append(EmbeddingSet(embeddings=rows, labels=labels, users=labels * 0, meta=meta))
     transform = PublicTransform.fit(sets[1], components=8)
-    given: dict[str, Any] = {"centre": "public"}
+    given: dict[str, Any] = {"sums": 1}
     if light != 1.0:
         given = {"centre": "private", "keep": (8, 6, 7)}
     if light != 1.0 and method == "discriminant":  # rows along other directions than the first

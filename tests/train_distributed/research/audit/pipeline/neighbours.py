@@ -45,7 +45,7 @@ PROMISE = Privacy(1.0, 1e-5)
 COMPUTED = (("torch", "float32"), ("torch", "bfloat16"), ("openvino", "float32"))
 SGD = {"solver": "sgd", "epochs": 3, "batch_size": 4}
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("discriminant", {"centre": "public"}),
+    ("discriminant", {"sums": 1}),
     *((name, {"l2_reg": 0.3}) for name in ("softmax", "svm", "logistic")),
     *((name, SGD | {"l2_reg": 0.3}) for name in ("softmax", "svm")),
     ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
@@ -218,7 +218,7 @@ def of_evaluations(
     keys = random_keys(len(first))
     keys[[a != b for a, b in zip(rows_of(first), rows_of(second), strict=True)]] = 2**64 - 1
     pair = [hold_out(each, 0.5, keys=keys) for each in (first, second)]
-    model = release(pair[0], "discriminant", PROMISE, transform=transform, centre="public")
+    model = release(pair[0], "discriminant", PROMISE, transform=transform, sums=1)
     users = range(len(np.unique(users_of(first)[pair[0].split == 2])))
     for overlap in ("refuse", "add"):
         claims: dict[str, Any] = {}

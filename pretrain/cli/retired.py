@@ -30,6 +30,7 @@ class Retired:
 
 
 METHODS = ("run", "audit", "federation init")  # commands that take a method and its options
+FITS = ("run", "embed fit-transform")  # commands that fit a transform
 BY_RULE = "leave it out, as a public rule decides"
 RETIRED = (
     Retired(
@@ -45,6 +46,29 @@ RETIRED = (
     Retired(METHODS, "--public-share", BY_RULE),
     Retired(METHODS, "--shrinkage", BY_RULE),
     Retired(METHODS, "--moments", "leave it out; second moments are sent unless users are clipped"),
+    Retired(METHODS, "--centre", "type --sums 2 for a private centre, --sums 1 for a public one"),
+    Retired(METHODS, "--keep", BY_RULE),
+    Retired(METHODS, "--discriminants", BY_RULE),
+    Retired(METHODS, "--descent-above", BY_RULE),
+    Retired(("run",), "--most-bytes", "type --components, which bounds the bytes of a user"),
+    Retired(("run",), "--clip-quantile", "type embed fit-transform --clip-quantile"),
+    Retired(("run",), "--constant", "type embed fit-transform --constant"),
+    Retired(FITS, "--classifier", "leave it out; with --text-encoder it joins by itself"),
+    Retired(FITS, "--alike", "give --text-encoder, or --examples"),
+    *(
+        Retired(FITS, option, BY_RULE)
+        for option in ("--directions", "--leading", "--whiten", "--no-whiten")
+    ),
+    *(
+        Retired(("embed fit-transform",), option, BY_RULE)
+        for option in ("--centre", "--clip-norm", "--discriminants", "--shrinkage")
+    ),
+    Retired(("audit",), "--pipeline", "run tests/benchmarks/search_neighbours.py"),
+    Retired(("demo",), "--components", BY_RULE),
+    *(
+        Retired(("sweep",), f"--{name}", "leave it out; the experiments that took it have left")
+        for name in ("classifier", "examples", "lineup", "rounds", "tasks", "text-encoder")
+    ),
 )
 
 

@@ -135,7 +135,6 @@ class Rehearsal:
         """
         sizes.validate()
         knowledge = knowledge or Knowledge()
-        knowledge.validate()
         for name, each in {"public": public, "like": like}.items():
             if each is not None:
                 each.need_labels(name)

@@ -23,9 +23,7 @@ from train_distributed.released.card.numbers import rounded_up
 @pytest.fixture
 def model(sets, tmp_path) -> Path:
     """A released model."""
-    released = release(
-        EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), centre="public"
-    )
+    released = release(EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), sums=1)
     released.save(tmp_path / "model")
     return tmp_path / "model"
 
@@ -108,8 +106,8 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
         "public",
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0

@@ -193,7 +193,7 @@ def _released(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
         "discriminant",
         Privacy(1.0, 1e-5),
         transform=PublicTransform.fit(public),
-        centre="public",
+        sums=1,
     )
 
 

@@ -15,7 +15,7 @@ def held(say, sets) -> tuple[str, str]:
     given = ("--embeddings", private, "--share", "0.4", "--out", "held")
     assert say("embed", "hold-out", *given)[0] == 0
     given = ("--embeddings", "held", "--public", public, "--epsilon", "5", "--out", "model")
-    assert say("run", *given, "--method", "discriminant", "--centre", "public")[0] == 0
+    assert say("run", *given, "--method", "discriminant", "--sums", "1")[0] == 0
     return "held", "model"
 
 

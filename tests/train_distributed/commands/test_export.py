@@ -22,7 +22,7 @@ def model(sets, tmp_path) -> Path:
         "discriminant",
         Privacy(5.0, 1e-5),
         transform=transform,
-        centre="public",
+        sums=1,
     )
     learned.save(tmp_path / "model")
     return tmp_path / "model"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embed.transform_options import TransformOptions
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
@@ -57,14 +56,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             owned.save(at / "owned")
             hold_out(owned, 0.5).save(at / "held")
-            found = release(
-                owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, centre="public"
-            )
+            found = release(owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1)
             found.save(at / "model")
             chosen = RunConfig(
                 "discriminant",
-                TransformOptions(components=4),
-                {},
+                {"components": 4},
                 Privacy(9.0, 1e-5),
                 encoding=public.encoding,
             )
@@ -75,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RUN = ("run", "--epsilon", "9", "--ledger", "none")
 DOORS: dict[str, Callable[[Path, Path], list[str]]] = {
     "set and set: run": lambda a, b: [
-        *(*RUN, "--method", "discriminant", "--centre", "public", "--components", "4"),
+        *(*RUN, "--method", "discriminant", "--sums", "1", "--components", "4"),
         *("--public", f"{a}/public", "--embeddings", f"{b}/owned"),
     ],
     "set and set: fit-transform": lambda a, b: [
@@ -94,7 +90,7 @@ DOORS: dict[str, Callable[[Path, Path], list[str]]] = {
         *("--training", f"{a}/public"),
     ],
     "transform and set: run": lambda a, b: [
-        *(*RUN, "--method", "discriminant", "--centre", "public"),
+        *(*RUN, "--method", "discriminant", "--sums", "1"),
         *("--transform", f"{a}/transform.safetensors", "--embeddings", f"{b}/owned"),
     ],
     "transform and set: join": lambda a, b: [

@@ -9,7 +9,7 @@ from embed import EmbeddingSet
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.research.protection.training import FederationOptions, head_federation
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.rehearsal import Rehearsal, Sizes
 
 
 def test_a_row_that_is_not_finite_is_named_with_its_picture(say, sets, tmp_path: Path) -> None:
@@ -36,20 +36,11 @@ def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
     privacy = Privacy(1.0, 1e-5)
     rule = "must have labels to learn from, got a set of 120 rows without any"
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
-        release(bare, "discriminant", privacy, num_classes=3, centre="public")
+        release(bare, "discriminant", privacy, num_classes=3, sums=1)
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
         learn(bare, "gradient-perturbation", privacy, num_classes=3)
     with pytest.raises(ValueError, match=f"public {rule}"):
-        next(
-            rehearse(
-                bare,
-                [Sizes(users=1, rows_per_user=9, num_classes=2)],
-                [privacy],
-                Candidates.default(5),
-                tasks=1,
-                seeds=1,
-            )
-        )
+        Rehearsal.of(bare, Sizes(users=1, rows_per_user=9, num_classes=2), privacy)
     options = FederationOptions(clients=1, rows=5, step=0.1, rounds=1)
     from embed import PublicTransform
 
@@ -66,7 +57,7 @@ def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> Non
         meta=private.meta,
     ).save(tmp_path / "nobody")
     command = ["run", "--embeddings", "nobody", "--public", "public"]
-    command += ["--method", "discriminant", "--centre", "public", "--out", "out"]
+    command += ["--method", "discriminant", "--sums", "1", "--out", "out"]
     for more in ((), ("--users", "2")):
         code, _, error = say(*command, *more)
         assert code == 2

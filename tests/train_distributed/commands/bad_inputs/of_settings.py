@@ -119,7 +119,8 @@ CASES = table(
     (f"{REHEARSE} --epsilon", r"epsilon"),
     (f"{REHEARSE} --epsilon 1 0", r"epsilon must be > 0, got 0"),
     (f"{REHEARSE} --epsilon inf", r"epsilon must be finite.* got inf"),
-    (f"{REHEARSE} --unit everybody", r"everybody"),    (f"{REHEARSE} --out public --overwrite", r"out must not hold what the command reads"),
+    (f"{REHEARSE} --unit everybody", r"everybody"),
+    (f"{REHEARSE} --out public --overwrite", r"out must not hold what the command reads"),
     (f"{SWEEP} --out private --overwrite", r"out must not hold what the command reads"),
     (
         "protect --images private.npz --out . --overwrite",

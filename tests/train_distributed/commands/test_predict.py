@@ -59,9 +59,7 @@ def learn(root: Path, out: Path) -> None:
     private = EmbeddingSet.open(root / "private")
     transform = PublicTransform.fit(EmbeddingSet.open(root / "public"), components=4)
     private = replace(private, users=np.zeros(len(private), np.int64))
-    released = release(
-        private, "discriminant", Privacy(50.0, 1e-5), transform=transform, sums=1
-    )
+    released = release(private, "discriminant", Privacy(50.0, 1e-5), transform=transform, sums=1)
     released.save(out)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from embed.recentred import recentred
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
@@ -18,7 +19,6 @@ from embed.draws import random_keys
 from embed.engines.trial import trial_pictures
 from embed.fit import exclude
 from embed.hold_out import By, hold_out
-from embed.recentred import recentred
 from embed.run import Run
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,

@@ -20,7 +20,7 @@ from embed.public_rows import checked_blocks, content_hash
 from embed.public_scatter import PublicScatter, principal_directions
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
-from embed.water_filling import Channel
+from embed.water_filling import FAINT, Channel
 from pretrain import check
 
 COMPONENTS = 512  # D at most: water-filling chooses among them
@@ -144,6 +144,8 @@ class PublicTransform:
     ) -> "PublicTransform":
         """The transform to the directions that show most of class means seen with this noise.
 
+        Where something is known of the classes no length is less than `FAINT` of the largest.
+
         Rows are divided by s, `TIGHT` times the typical distance of private rows from the centre,
         √tr(AᵀTA) times their spread over that of public ones.
 
@@ -161,6 +163,8 @@ class PublicTransform:
         about = Centre.public(public) if centre is None else centre
         channel = Channel.of(public, about.share)
         lengths = channel.lengths(noise, components)
+        if self.known is not None:  # which say where classes lie also where noise hides it
+            lengths = lengths.clamp(min=FAINT * float(lengths.max()))
         kept = lengths > 0
         directions = channel.directions[:, : len(lengths)][:, kept] * lengths[kept]
         return replace(

@@ -16,6 +16,7 @@ LEAST_FLOOR = 1e-9  # of W's mean eigenvalue; W of rows that are all alike has n
 LEAST_SHARE = 0.03  # λ: how far private classes may differ otherwise than public ones do
 ONE_SUM_SHARE = 0.05  # λ about the public mean, where no first sum says how far private rows lie
 PLANNED_SHARE = 0.25  # λ for the number of directions, fixed before the first sum
+FAINT = 0.15  # of the largest length, where names or examples say where classes lie
 MOST = 256  # directions; second moments of more are noise, and many bytes
 LEAST_NOISE, LOUDEST = 1e-6, 1e60  # bounds of t: its square is a normal number
 

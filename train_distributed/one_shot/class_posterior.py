@@ -26,6 +26,7 @@ SHIFT_ODDS = 1.0  # log odds of a γ against one of a tenth
 FACTOR = 3.0  # one standard deviation of a guess's t about 1
 LEAST_VALUE = 1e-6  # of V, over the mean eigenvalue of C
 TINY = 1e-60
+DOUBT, TRUE = 0.3, (0.25, 1.25)  # prior deviation of η about 1; its bounds
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Weighed:
     evidence: float  # log marginal likelihood, prior of t and γ included
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+    noise: Tensor  # (q, q) as of `Posterior`
 
 
 def believed(
@@ -102,10 +104,32 @@ def believed(
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
         spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
+    noise = torch.einsum("g,gqr->qr", weights, torch.stack([each.noise for each in found]))
     odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
     for guess, weight in zip(guesses, weights.tolist(), strict=True):
         odds[guess.source] += weight
-    return Posterior(means, spread), odds
+    return Posterior(means, spread, noise), odds
+
+
+def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> float:
+    """η, how far true class means lie apart along their estimated difference, over that itself.
+
+    Of the mean of (μ°_k − μ°_j)ᵀ Σ⁻¹ (μ_k − μ_j) over pairs, μ° the true means, the noised means d
+    have an unbiased estimate: that of d in place of μ°, less the covariance that d's noise has with
+    the estimates μ that were made of it (Stein 1981). Its own noise is known, too, so what is
+    returned is a posterior mean under N(1, `DOUBT`²), within `TRUE`.
+    """
+    apart = posterior.means - posterior.means.mean(1, keepdim=True)
+    solved = torch.linalg.solve(covariance, apart)
+    slopes = 2 / (apart.shape[1] - 1) * solved
+    size = float((slopes * apart).sum())
+    if not size > TINY:
+        return 1.0
+    taken = 2 * float(torch.linalg.solve(covariance, posterior.noise).trace())
+    found = (float((slopes * noisy.means).sum()) - taken) / size
+    variance = float(noisy.noise.square() @ slopes.square().sum(0)) / size**2
+    kept = 1 + DOUBT**2 / (DOUBT**2 + variance) * (found - 1)
+    return min(max(kept, TRUE[0]), TRUE[1])
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
@@ -150,5 +174,11 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     weights = torch.softmax(contrasts, 0)[:, None, None]
     mean = (weights * means).sum(0)
     left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares
+    moved = (weights * keep * tau.square()).sum(0) @ noisy.shares
     evidence = torch.logsumexp(contrasts, 0)
-    return Weighed(float(evidence), vectors @ (prior + mean), vectors * left @ vectors.mT)
+    return Weighed(
+        float(evidence),
+        vectors @ (prior + mean),
+        vectors * left @ vectors.mT,
+        vectors * moved @ vectors.mT,
+    )

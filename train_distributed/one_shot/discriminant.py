@@ -23,6 +23,7 @@ from train_distributed.one_shot.class_posterior import (
     believed,
     scales_about_one,
     scales_from,
+    true_share,
 )
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
@@ -73,8 +74,10 @@ class Discriminant(Estimator):
 
     def fit(self, noised: NoisedSum) -> Fitted:
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
-        found, scatter = self._estimated(noised)
-        temperature = found.temperature(1.0 if scatter is None else scatter.ratio(found))
+        (posterior, _), noisy = self.posterior(noised), self._noisy(noised)
+        found, scatter = self._estimated(noised, posterior)
+        ratio = 1.0 if scatter is None else scatter.ratio(found)
+        temperature = found.temperature(ratio, true_share(noisy, posterior, found.covariance))
         return Fitted(
             self._weights(found, temperature),
             temperature=temperature,
@@ -84,7 +87,8 @@ class Discriminant(Estimator):
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
-        (found, scatter), transform = self._estimated(noised), self.statistic.transform
+        transform = self.statistic.transform
+        found, scatter = self._estimated(noised, self.posterior(noised)[0])
         if scatter is not None:  # scores of the ridge are under-confident; descent starts without
             temperature = math.sqrt(scatter.ratio(found))
             found = replace(found, covariance=temperature * found.covariance)
@@ -97,13 +101,14 @@ class Discriminant(Estimator):
         shares = tempered(shares_of(self.prior, found.shares), temperature)
         return found.weights(shares, self.statistic.transform.constant)
 
-    def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
+    def _estimated(
+        self, noised: NoisedSum, posterior: Posterior
+    ) -> tuple[Gaussians, NoisyScatter | None]:
         """Gaussian classes, and the noised covariance behind them; None without second moments.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
         rows, transform = noised.rows, self.statistic.transform
-        posterior, _ = self.posterior(noised)
         shares = self.statistic.counts(noised) / rows
         public = conditioned(transform.public.within, PUBLIC_SHRINKAGE)
         if not self.statistic.moments:
@@ -126,8 +131,6 @@ class Discriminant(Estimator):
         A public source errs in the directions that it says, V, or in all that vary, C with the
         trace of V: its errors on public classes cannot show where private ones differ otherwise.
         """
-        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
-        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
         transform, seen = self.statistic.transform, self.statistic.transform.public
         covariance, means = seen.covariance, seen.mean[:, None]
         free = scales_from(LEAST_SCALE)
@@ -140,7 +143,11 @@ class Discriminant(Estimator):
             odds = TRUSTED * each.trust - math.log(2)
             shapes = (each.covariance.double(), wide)
             guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
-        return believed(noisy, guesses, covariance)
+        return believed(self._noisy(noised), guesses, covariance)
+
+    def _noisy(self, noised: NoisedSum) -> NoisyMeans:
+        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
+        return NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
 
 
 def build(

@@ -102,7 +102,7 @@ def test_run_and_card_know_it_and_help_names_it(program, tmp_path: Path) -> None
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["method"] == "plain-mean"
     assert report["test_accuracy"] > 0.9
-    assert report["prior"] == "private"
+    assert report["prior"] == "equal"
     assert report["suitable_for_release"] is True
     pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
     assert "the plain mean of every class" in pages[0]

@@ -140,7 +140,7 @@ def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> 
 @pytest.mark.parametrize(
     "typed",
     [
-        "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9 --no-whiten",
+        "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9",
         "--scheme dirichlet --users 7 --concentration 0.5 --seed 3 --noise float",
         "--unit user --group-size 2 --honest-fraction 0.75 --min-survivors 5 --num-classes 4",
         "--config chosen.json --epsilon 0.5 --vouch-for-transform",

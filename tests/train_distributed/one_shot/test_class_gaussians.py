@@ -38,7 +38,8 @@ def test_without_noise_and_prior_it_is_linear_discriminant_analysis() -> None:
     x, hot = torch.from_numpy(rows), torch.from_numpy(np.eye(3)[labels])
     counts = hot.sum(0)
     shares = counts / 200
-    exact = Posterior((x.T @ hot) / counts, torch.zeros(5, 5, dtype=torch.float64))
+    none = torch.zeros(5, 5, dtype=torch.float64)
+    exact = Posterior((x.T @ hot) / counts, none, none)
     within = within_class(x.T @ x / 200, exact, shares)
     directions, bias = linear_discriminant(exact.means, within, shares)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows, labels)
@@ -135,7 +136,7 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     within, spread = covariance(3, 16), 0.1 * covariance(3, 17)
     means = torch.randn(3, 3, generator=torch.Generator().manual_seed(18)).double()
     moments = within + means / 3 @ means.T + spread
-    found = within_class(moments, Posterior(means, spread), EQUAL)
+    found = within_class(moments, Posterior(means, spread, 0 * spread), EQUAL)
     assert torch.allclose(found, within, atol=1e-12)
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from train_distributed.one_shot.class_posterior import (
     believed,
     scales_about_one,
     scales_from,
+    true_share,
     weighed,
 )
 
@@ -185,3 +187,24 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
         assert found.means.isfinite().all()
         assert found.covariance.isfinite().all()
         assert sum(odds.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.2, 0.5])
+@pytest.mark.parametrize("rank", [3, 30])
+def test_the_true_share_is_found_where_the_prior_is_wrong(noise: float, rank: int) -> None:
+    """Classes differ in few of many directions, and the guess says in all: noise stays in them."""
+    draw = torch.Generator().manual_seed(rank)
+    q, k, found, true = 30, 20, [], []
+    one = torch.eye(q, dtype=torch.float64)
+    for _ in range(20):
+        means = torch.zeros(q, k, dtype=torch.float64)
+        means[:rank] = 0.3 * torch.randn(rank, k, generator=draw, dtype=torch.float64)
+        seen = means + noise * torch.randn(q, k, generator=draw, dtype=torch.float64)
+        noisy = NoisyMeans(seen, torch.full((k,), noise), torch.full((k,), 1 / k).double())
+        guess = Guess("any", torch.zeros(q, 1), 0.09 * one, scales_about_one())
+        posterior, _ = believed(noisy, [guess], one)
+        found.append(true_share(noisy, posterior, one))
+        apart = posterior.means - posterior.means.mean(1, keepdim=True)
+        true.append(float((apart * means).sum() / apart.square().sum()))
+    assert np.mean(found) == pytest.approx(np.mean(true), abs=0.05)
+    assert np.mean(true) < 0.6 if (noise, rank) == (0.5, 3) else True

@@ -246,7 +246,8 @@ def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _choice(document: Document, name: str, choices: tuple[Any, ...]) -> Any:
-    value = document.text(name)
+    words = isinstance(choices[0], str)
+    value = document.text(name) if words else document.whole(name, 0, MOST_STEPS)
     if value not in choices:
-        document.refuse(name, f"one of {', '.join(choices)}", value)
+        document.refuse(name, f"one of {', '.join(map(str, choices))}", value)
     return value

@@ -242,12 +242,14 @@ def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
         return document.whole(name, 0, MOST_STEPS)
     if float in kinds:
         return document.number(name, -1e30, 1e30)
-    return _choice(document, name, get_args(kinds[0]))
+    choices = get_args(kinds[0])
+    if isinstance(choices[0], int):
+        return document.whole(name, min(choices), max(choices))
+    return _choice(document, name, choices)
 
 
 def _choice(document: Document, name: str, choices: tuple[Any, ...]) -> Any:
-    words = isinstance(choices[0], str)
-    value = document.text(name) if words else document.whole(name, 0, MOST_STEPS)
+    value = document.text(name)
     if value not in choices:
-        document.refuse(name, f"one of {', '.join(map(str, choices))}", value)
+        document.refuse(name, f"one of {', '.join(choices)}", value)
     return value

@@ -20,8 +20,8 @@ class Retired:
             return False
         name, _, value = self.option.partition(" ")
         words = [word for each in arguments for word in _split(each)]
-        if value:
-            return any(pair == (name, value) for pair in pairwise(words))
+        if value:  # or its kind, as in open_clip:NAME
+            return any(n == name and v.partition(":")[0] == value for n, v in pairwise(words))
         return not name or name in words
 
     def line(self, command: str) -> str:
@@ -29,6 +29,7 @@ class Retired:
         return f"{f'{command} {self.option}'.strip()} has been retired: {self.instead}"
 
 
+EMBEDS = ("embed run", "pretrain probe", "predict", "export", "federation join")
 METHODS = ("run", "audit", "federation init")  # commands that take a method and its options
 FITTED = ("run", "embed fit-transform")  # commands that fit a transform to public rows
 BY_RULE = "leave it out, as a public rule decides"
@@ -38,8 +39,11 @@ RETIRED = (
     Retired(
         ("embed exclude",), "--private", "give the private set as --embeddings; it alone is changed"
     ),
+    Retired(EMBEDS, "--encoder open_clip", "name the same tower as timm:NAME or hf:NAME"),
+    Retired(("run", "embed fit-transform"), "--text-encoder open_clip", "take a folder of hf:NAME"),
     Retired(("federation adder",), "", "type federation aggregator"),
     Retired(("federation window",), "--adders", "type --aggregators"),
+    Retired(("export",), "--format sklearn", "take onnx, or train_distributed.Release in Python"),
     Retired(("select",), "", "type rehearse; settings are by a public rule, it predicts accuracy"),
     Retired(METHODS, "--method class-sums", "take --method discriminant"),
     Retired(METHODS, "--method least-squares", "take --method discriminant"),

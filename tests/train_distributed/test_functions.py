@@ -27,8 +27,8 @@ META = {"class_names": ["a", "b"]}
 SET = EmbeddingSet(embeddings=ROWS, labels=LABELS, users=np.arange(4), meta=META)
 LONE = EmbeddingSet(embeddings=ROWS, labels=LABELS, meta=META)
 PROMISE = Privacy(1.0, 1e-5)
-RUN, SELECT = {"embeddings": "mine"}, {"public": "p", "users": 3, "rows_per_user": 2}
-SELECT |= {"num_classes": 2}
+RUN, REHEARSE = {"embeddings": "mine"}, {"public": "p", "users": 3, "rows_per_user": 2}
+REHEARSE |= {"num_classes": 2}
 WRONG = (TypeError, ValueError)  # the latter for text that is none of the choices
 NEEDED = r"missing a required (keyword-only )?argument"  # in the words of Python
 
@@ -71,9 +71,9 @@ TYPES: list[tuple[Any, dict[str, Any], dict[str, Any]]] = [
     }),
     (td.export, {"model": "m", "format": "onnx"}, {"format": "tf", "input_size": 32}),
     (td.card, {"model": "m"}, {"model": 3, "ledger": 1.5, "evaluation": []}),
-    (td.select, SELECT, {
-        "users": None, "rows_per_user": 2.5, "num_classes": True, "tasks": "6", "seeds": None,
-        "moments": "some", "scheme": "own", "new_classes": 1,
+    (td.rehearse, REHEARSE, {
+        "users": None, "rows_per_user": 2.5, "num_classes": True, "epsilon": ("1",), "unit": "row",
+        "delta": None, "like": 3, "text_encoder": 1,
     }),
     (td.account, {}, {"epsilon": "1", "delta": True, "compositions": 1.5}),
     (td.audit, {}, {"method": 1, "trials": 2.5, "confidence": "high"}),

@@ -96,6 +96,10 @@ class UserClip(Statistic):
         """(dimension,) int, or None, of the statistic."""
         return self.statistic.grid_powers
 
+    def positions(self, wide: Statistic) -> Tensor:
+        """Places of the statistic's numbers."""
+        return self.statistic.positions(wide.unclipped)
+
     @property
     def additive(self) -> bool:
         """False: pooled rows have another length."""

@@ -1,6 +1,7 @@
 """A first sum finds where the rows lie: what it may show, what it serves, and what is refused."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -117,6 +118,43 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
         labels = torch.randint(K, (2,), generator=draw)
         most = max(most, moved(statistic, course, first, second, labels) / bound)
     assert (0.5 if method == "discriminant" else 0.05) < most <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("discriminant", {}),
+        ("discriminant", {"moments": False}),
+        ("discriminant", {"user_clip": (9.0, 2.0)}),
+        ("softmax", {"l2_reg": 4.0}),
+        ("svm", {"l2_reg": 4.0, "prior": "equal"}),
+        ("softmax", {"l2_reg": 4.0, "prior": "equal", "user_clip": (9.0, 0.5)}),
+    ],
+)
+def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
+    method: str, more: dict[str, Any]
+) -> None:
+    """Of eight that were planned, fewer pay where rows turn out to lie as the public ones do."""
+    draw, transform = torch.Generator().manual_seed(2), fitted()
+    planned = {"sums": 2, "class_noise": 0.15, "components": D, **more}
+    started = Course(build_method(method, transform, K, planned))
+    course = started.told(torch.tensor([*[0.02] * D, 0.9], dtype=torch.float64))
+    own, sent_as = course.method.statistic, course.statistic
+    assert course.method.dim < started.planned.dim == D + 1
+    assert sent_as.dimension == started.planned.statistic.dimension
+    chunk = chunk_of(torch.stack([longest(draw) for _ in range(20)]), torch.arange(20) % K)
+    sent = sent_as.submit(course.rows(chunk))[0]
+    alone = own.submit(replace(chunk, x=course.moved(chunk.x[0])[None]))[0]
+    places = own.positions(sent_as)
+    torch.testing.assert_close(sent[places], alone, rtol=0, atol=1e-3)
+    others = torch.ones(len(sent), dtype=torch.bool)
+    others[places] = False
+    assert float(alone.abs().max()) > 0.1
+    assert others.any()
+    assert not sent[others].any()
+    after = course.after(sent * sent_as.scale, 20, 0.0)
+    by_hand = course.method.fit(course.method.opened(alone * own.scale, 20, 0.0))
+    torch.testing.assert_close(after.fitted().weights, by_hand.weights, rtol=1e-3, atol=1e-3)
 
 
 def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -> None:

@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from skops import io
 
 from embed import PublicTransform
-from embed.recentred import recentred
+from embed.centre import Centre
 from train_distributed import Release
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.export.estimator import (
@@ -26,11 +25,17 @@ from train_distributed.released.export.parity import some_rows
 
 
 def make(
-    p: int, q: int, classes: int, constant: float, temperature: float = 1.0, common: float = 0.0
+    p: int,
+    q: int,
+    classes: int,
+    constant: float,
+    temperature: float = 1.0,
+    far: float = 0.0,
+    noise: float = 0.0,
 ) -> Release:
-    """A model whose rows are taken about a centre, if any, of a share `common` of their length.
+    """A model whose rows are mapped for this noise about a centre that is `far`, if that is not 0.
 
-    Half of the directions are kept where that is 0.9, and as many others where it is 0.8.
+    Otherwise its features are clipped to another length than 1.
     """
     rng = np.random.default_rng(0)
     public = rng.standard_normal((300, p)) * np.linspace(0.01, 3, p) + 5
@@ -38,18 +43,14 @@ def make(
         torch.from_numpy(public).float(),
         components=q,
         constant=constant,
-        clip_norm=math.sqrt(constant**2 + 2),
+        clip_norm=None if far else math.sqrt(constant**2 + 2),
     )
-    keep = max(1, q // 2) if common in (0.8, 0.9) else q
-    weights = torch.from_numpy(30 * rng.standard_normal((keep + 1, classes)))
-    if common:
+    if far:
         towards = torch.from_numpy(rng.standard_normal(q))
-        centre = towards * (common * transform.reach / towards.norm())
-        if common == 0.8:
-            other = torch.from_numpy(rng.standard_normal((q, keep)))
-            norm = 1.001 * torch.linalg.matrix_norm(other, 2)
-            transform = replace(transform, discriminants=other / norm)
-        transform = recentred(transform, centre, keep, discriminants=common == 0.8)
+        centre = Centre.of(towards * (far / towards.norm()), 1.0, transform.public)
+        transform = transform.mapped(noise, q, centre)
+        assert transform.dim == q + 1 or noise
+    weights = torch.from_numpy(30 * rng.standard_normal((transform.dim, classes)))
     names = tuple(f"class {k}" for k in range(classes))
     report = Report.of({"epsilon": 0.5, "delta": 1e-5, "method": "svm"})
     return Release(weights, transform, names, report, temperature=temperature)
@@ -63,7 +64,8 @@ def rows(released: Release) -> np.ndarray:
     transform = released.transform
     mean = transform.mean.double().numpy()
     if transform.centre is not None:
-        features = transform.centre @ torch.linalg.pinv(transform.taken)
+        assert transform.directions is not None
+        features = transform.centre @ torch.linalg.pinv(transform.directions)
         mean = mean + (transform.basis.double() @ (transform.scale * features)).numpy()
     near = np.random.default_rng(1).standard_normal((200, len(mean)))
     sizes = [1e-300, 1e-9, 1e-2, 0.1, 1.0, 10.0, 1e6, 1e30, 1e59, 1e150, 1e300, 1e307]
@@ -75,12 +77,21 @@ def rows(released: Release) -> np.ndarray:
 SHAPES = [(6, 4, 3, 1.0, 1.0), (40, 40, 10, 0.5, 0.2), (30, 30, 2, 0.0, 3.0), (5, 1, 2, 1.0, 1.0)]
 
 
-@pytest.mark.parametrize("common", [0.0, 0.5, 0.8, 0.9, 1 - 2.0**-40])
+@pytest.mark.parametrize(
+    ("far", "noise"), [(0.0, 0.0), (0.5, 0.0), (0.9, 2.0), (1 - 2.0**-40, 0.3)]
+)
 @pytest.mark.parametrize(("p", "q", "classes", "constant", "temperature"), SHAPES)
 def test_classes_and_probabilities_are_those_of_predict(
-    tmp_path, p: int, q: int, classes: int, constant: float, temperature: float, common: float
+    tmp_path,
+    p: int,
+    q: int,
+    classes: int,
+    constant: float,
+    temperature: float,
+    far: float,
+    noise: float,
 ) -> None:
-    released = make(p, q, classes, constant, temperature, common)
+    released = make(p, q, classes, constant, temperature, far, noise)
     save_sklearn(released, tmp_path / "model.skops")
     assert io.get_untrusted_types(file=tmp_path / "model.skops") == []
     loaded = load_sklearn(tmp_path / "model.skops")
@@ -94,8 +105,9 @@ def test_classes_and_probabilities_are_those_of_predict(
 
 def test_the_rows_of_an_export_are_of_both_clips() -> None:
     """What `export` compares must lie inside of the clip about the centre too, not only beyond."""
-    transform = make(40, 40, 10, 0.5, common=0.9).transform
-    norms = transform(some_rows(make(40, 40, 10, 0.5, common=0.9)))[:, 1:].norm(dim=1)
+    released = make(40, 40, 10, 0.5, far=0.9)
+    transform = released.transform
+    norms = transform(some_rows(released))[:, 1:].norm(dim=1)
     inside = (norms < transform.reach * (1 - 1e-6)).double().mean()
     assert 0.2 < inside < 0.8
 

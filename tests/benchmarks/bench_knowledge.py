@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from embed.compress import Compression
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans, NameRule

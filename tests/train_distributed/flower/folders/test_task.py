@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from train_distributed.one_shot.centring import AMONG_MANY
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
@@ -17,7 +18,6 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
-from train_distributed.one_shot.centring import AMONG_MANY
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method

@@ -194,14 +194,7 @@ class Release:
         temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
-        encoding = Encoding.in_metadata(metadata, where)
-        shape = read_field(metadata, "image_shape", where)  # of models by earlier versions
-        if encoding is not None:
-            try:
-                encoding = encoding.of_pictures(shape)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-        prior = read_field(metadata, "prior", where)  # None: of an earlier version
+        prior = read_field(metadata, "prior", where)
         try:
             prior = None if prior is None else checked_prior(prior, len(class_names))
         except ValueError as error:
@@ -210,7 +203,7 @@ class Release:
             weights,
             transform,
             class_names,
-            encoding=encoding,
+            encoding=Encoding.in_metadata(metadata, where),
             temperature=temperature,
             class_shares=shares,
             prior=prior,

@@ -233,7 +233,6 @@ class PublicTransform:
         return _equal(ours, theirs)
 
     @classmethod
-    @check.typed
     def fit(
         cls,
         public: "Tensor | np.ndarray | EmbeddingSet",

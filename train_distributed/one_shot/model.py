@@ -13,7 +13,6 @@ from torch import Tensor
 from embed import PublicTransform
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
-from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
 from train_distributed.one_shot.class_prior import (
@@ -142,9 +141,7 @@ class Release:
 
         Raises:
             ValueError: another number of columns, or a row that is not finite.
-            TypeError: no array.
         """
-        check.types(np.ndarray | Tensor, embeddings=embeddings)
         p = len(self.transform.mean)
         if embeddings.ndim != 2 or embeddings.shape[1] != p:
             raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")

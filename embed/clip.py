@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pretrain import check
 
-CHUNK = 8192  # rows transformed at a time
-LEAST, LARGEST = 1e-60, 1e60  # bounds of a clip norm: its powers stay normal numbers
+CHUNK = 8192  # size: rows transformed at a time
+LEAST, LARGEST = 1e-60, 1e60  # guard: of numbers whose powers must stay normal numbers
 
 
 @check.typed

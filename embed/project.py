@@ -8,8 +8,8 @@ from torch import Tensor
 
 from embed.public_rows import as_tensor
 
-ROWS, COLUMNS = 1024, 16  # rows of a block; a product has a multiple of these columns
-LARGE, FULL = 400, 900  # largest binary exponents of projected rows and of results
+ROWS, COLUMNS = 1024, 16  # size: rows of a block; a product has a multiple of these columns
+LARGE, FULL = 400, 900  # guard: largest binary exponents of projected rows and of results
 
 
 def in_blocks(

@@ -16,12 +16,12 @@ from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory
 from pretrain.datasets import ImageSet, decode_name, encode_names
 
-TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: rows held out for a private evaluation
-UNLABELLED = -1  # label of every row of an unlabelled set
+TRAIN, TEST, EVALUATION = 0, 1, 2  # size: codes of splits; the last for a private evaluation
+UNLABELLED = -1  # size: code, the label of every row of an unlabelled set
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 DTYPES = {"labels": np.int64, "users": np.int64, "split": np.uint8}
 INFERRED = "inferred"  # classes counted from the labels that occur
-BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
+BLOCK_BYTES = 1 << 24  # size: rows are streamed in blocks of about this size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, 
 from embed.fast import DTYPES, choose_dtype, fast_forward, filled_up
 
 ENGINES = (*COMPILERS, "torch")  # fastest first
-FEW = 1_000  # for fewer images torch finishes before a network is converted
-COSINE, NORM = 0.9999, 0.01  # least cosine with torch's row; largest difference of lengths
-ROUGHLY = 100  # factor of these tolerances for a precision that the user names
+FEW = 1_000  # size: for fewer images torch finishes before a network is converted
+COSINE, NORM = 0.9999, 0.01  # guard: least cosine with torch's row; largest difference of lengths
+ROUGHLY = 100  # guard: factor of these tolerances for a precision that the user names
 
 
 @dataclass(frozen=True, kw_only=True)

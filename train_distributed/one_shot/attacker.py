@@ -9,8 +9,7 @@ from scipy.special import ndtr, ndtri
 from train_distributed import accounting
 from train_distributed.one_shot.report_file import Report
 
-TINY = 1e-12  # ζ below which the discrete sum's curve is the continuous one, to all shown digits
-PLACES = 3  # decimals of a share to which odds are rounded up
+TINY = 1e-12  # guard: ζ below which the discrete sum's curve is the continuous one, to all shown digits
 
 
 def gaussian_mu(report: Report) -> float | None:
@@ -40,7 +39,7 @@ def true_positives(report: Report, false_positives: NDArray[np.float64]) -> NDAr
 
 
 def best_guess(report: Report) -> float:
-    """Probability that the best attacker tells two neighbours apart, at even odds; rounded up.
+    """Probability that the best attacker tells two neighbours apart, at even odds; to 3 decimals, up.
 
     ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
     (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
@@ -50,5 +49,4 @@ def best_guess(report: Report) -> float:
     if gaussian_mu(report) is not None:
         curve = accounting.delta(TINY, report.noise_multiplier, report.compositions)
         apart = min(apart, curve + 4 * TINY)
-    scale = 10**PLACES
-    return min(1.0, math.ceil((1 + apart) / 2 * scale) / scale)
+    return min(1.0, math.ceil(1000 * (1 + apart) / 2) / 1000)

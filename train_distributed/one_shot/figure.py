@@ -13,8 +13,7 @@ from matplotlib.ticker import FuncFormatter
 from train_distributed.one_shot.attacker import true_positives
 from train_distributed.one_shot.report_file import Report
 
-NAMED, NUMBERED, LONG = 50, 20, 24  # classes with names and with counts; letters of a name
-MARKED = 0.001  # false alarms that the attacker's curve is labelled at
+NAMED, NUMBERED, LONG = 50, 20, 24  # size: classes with names and with counts; letters of a name
 SHARES = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
@@ -104,12 +103,13 @@ def draw_attack(report: Report, panel: Axes) -> None:
     panel.fill_between(rates, rates, true_positives(report, rates), color="C3", alpha=0.15)
     panel.plot(rates, true_positives(report, rates), color="C3")
     panel.plot(rates, rates, color="grey", linewidth=1)
-    marked = true_positives(report, np.array([MARKED]))
-    panel.plot([MARKED], marked, "o", color="C3")
-    most = math.ceil(1000 * 100 * marked[0]) / 1000
+    alarms = 1 / 1000
+    marked = float(true_positives(report, np.array(alarms)))
+    panel.plot(alarms, marked, "o", color="C3")
+    most = math.ceil(1000 * 100 * marked) / 1000
     panel.annotate(
         f"1 in 1,000 wrong:\nat most {most:g} % found",
-        (MARKED, float(marked[0])),
+        (alarms, marked),
         (-6, 10),
         textcoords="offset points",
         ha="right",

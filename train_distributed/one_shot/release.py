@@ -35,8 +35,8 @@ from train_distributed.privacy.promise import Privacy
 
 # users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
 # 4.1 ms for the 9,546 numbers of one user)
-DISCRETE_NUMBERS = 1 << 27
-HELD = 1 << 26  # numbers of all rows that are kept from sum to sum, 256 MiB; of more, none are
+DISCRETE_NUMBERS = 1 << 27  # size: of all submissions, a minute of exact noise
+HELD = 1 << 26  # size: numbers of all rows that are kept from sum to sum, 256 MiB at most
 
 
 @dataclass(frozen=True, kw_only=True)

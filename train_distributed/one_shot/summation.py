@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.one_shot.statistic import Statistic, Submission, submissions
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.users import BLOCK, Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian
@@ -24,10 +24,9 @@ from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.privacy.promise import SERVERS
 
-GRID_EXPONENTS = range(20, 7, -1)
-MOST_NORM = 2.0**31  # of a vector in steps, of which `proofs` can prove the length
-EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
-BLOCK = 1 << 22  # numbers of submissions that are made together
+GRID_EXPONENTS = range(20, 7, -1)  # size: grids that are tried, the finest first
+MOST_NORM = 2.0**31  # guard: of a vector in steps, of which `proofs` can prove the length
+EXACT_STEPS = 2.0**50  # guard: float64 sums, scaled and unscaled, of fewer steps are whole
 NO_PROTOCOL = "none, one process added all submissions"
 
 

@@ -15,9 +15,7 @@ from embed import PublicTransform
 from heads.head import require_scale
 from heads.projection import ball_margin, ball_scale, weight_norms
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
-
-BLOCK = 1 << 22  # numbers that are clipped together
+from train_distributed.one_shot.users import BLOCK, Chunk
 
 
 @dataclass(frozen=True, kw_only=True)

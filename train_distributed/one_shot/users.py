@@ -26,8 +26,8 @@ from heads.rows import SLACK, check_rows, row_norms
 from train_distributed.partition import Partition, drawn_keys, split
 from train_distributed.privacy.fixed_point import is_power_of_two
 
-CHUNK = 1 << 25  # numbers of embeddings in one chunk
-CHECKED = 1 << 19  # numbers that are looked at together
+CHUNK = 1 << 25  # size: numbers of embeddings in one chunk
+BLOCK = 1 << 22  # size: float64 numbers that are made, or looked at, together; 32 MiB
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
     """
     own = chunk.own
     reach = math.sqrt(clip_norm**2 - constant**2)
-    step = max(1, CHECKED // chunk.x[0].numel())
+    step = max(1, BLOCK // chunk.x[0].numel())
     for start in range(0, len(own), step):
         part = slice(start, start + step)
         labels, rows = chunk.y[part][own[part]], chunk.x[part][own[part]]

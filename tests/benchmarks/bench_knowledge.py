@@ -27,9 +27,9 @@ from embed.class_sources import ClassMeans, NameRule
 from embed.compress import Compression
 from embed.guesses import Sources, knowing, means_by_name
 from embed.knowledge import Knowledge
-from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method

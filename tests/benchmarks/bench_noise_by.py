@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.store import TRAIN
 from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TRAIN
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
-from embed.store import TEST, TRAIN
 from embed.transform_options import TransformOptions
 from heads import second_moments
+from pretrain.datasets import TEST, TRAIN
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method

@@ -9,7 +9,8 @@ from scipy.special import ndtr, ndtri
 from train_distributed import accounting
 from train_distributed.one_shot.report_file import Report
 
-TINY = 1e-12  # guard: ζ below which the discrete sum's curve is the continuous one, to all shown digits
+# guard: ζ below which the discrete sum's curve is the continuous one, to all shown digits
+TINY = 1e-12
 
 
 def gaussian_mu(report: Report) -> float | None:
@@ -39,10 +40,10 @@ def true_positives(report: Report, false_positives: NDArray[np.float64]) -> NDAr
 
 
 def best_guess(report: Report) -> float:
-    """Probability that the best attacker tells two neighbours apart, at even odds; to 3 decimals, up.
+    """Probability that the best attacker tells two neighbours apart, at even odds.
 
-    ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
-    (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
+    ½(1 + TV), rounded up to three decimals. Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ)
+    alone bounds TV by (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
     """
     epsilon = report.epsilon
     apart = math.tanh(epsilon / 2) + 2 * report.delta / (1 + math.exp(min(epsilon, 700.0)))

@@ -70,7 +70,7 @@ def build(
     l2_reg: float,
     **options: Any,
 ) -> Method:
-    """Blind averaging of heads of kind `name`; other options: `radius`, and fields of `TrainedHeads`."""
+    """Blind averaging of heads of kind `name`; options: `radius`, fields of `TrainedHeads`."""
     of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
     head = HEADS[name](
         num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head

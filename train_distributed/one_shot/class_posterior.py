@@ -24,7 +24,6 @@ from train_distributed.one_shot.class_gaussians import Posterior
 
 # prior: γ, each as likely as exp(−log10 γ); the last leaves the common shift to the noised sum
 SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4)
-FACTOR = 3.0  # prior: one standard deviation of a guess's t about 1
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class Scales:
 
 
 def scales_about_one() -> Scales:
-    """Eleven between .1 and 10, log-normal about 1 with a standard deviation of one `FACTOR`."""
+    """Eleven between .1 and 10, log-normal about 1 with a standard deviation of a factor of 3."""
     values = torch.logspace(-1, 1, 11, dtype=torch.float64)
-    return Scales(values, torch.log_softmax(-0.5 * (values.log() / math.log(FACTOR)).square(), 0))
+    return Scales(values, torch.log_softmax(-0.5 * (values.log() / math.log(3)).square(), 0))
 
 
 def scales_at_all() -> Scales:

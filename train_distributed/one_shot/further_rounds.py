@@ -18,12 +18,12 @@ from embed.project import product
 from embed.public_scatter import NEGLIGIBLE
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.files import LARGEST_WEIGHT
-from train_distributed.one_shot.statistic import ROUNDING, Statistic
+from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import ROUND_UP
 
 OWN_SHARE = 0.5  # prior: of μ², for the sum before; these two were chosen on public classes
 CLIP_SHARE = 0.125  # prior: c of a gradient, of the rows' clip norm
-MOST_ROUNDS = 1000  # size: further sums
 NOISE = 1.4  # prior: standard deviation in an entry of the weights, at the end
 SMOOTHING = 0.02  # prior: of probabilities in H; classes overlap more than Gaussians do
 OVERSHOT = 2.0  # times the first round's force: a step was far too long,
@@ -54,7 +54,7 @@ class ClippedGradient(Statistic):
 
     def entry_bound(self, n: int) -> float:
         """n gradients of norm at most c, and what their float64 sum may be off by."""
-        return n * self.clip_norm * (ROUNDING + n * 2.0**-52)
+        return n * self.clip_norm * (ROUND_UP + n * 2.0**-52)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         """2c: two gradients of norm at most c, whatever W is, and what float64 may be off by.
@@ -63,7 +63,7 @@ class ClippedGradient(Statistic):
         two neighbours.
         """
         n = int(sizes.max())
-        return 2 * self.clip_norm * (ROUNDING + n**2 * 2.0**-52)
+        return 2 * self.clip_norm * (ROUND_UP + n**2 * 2.0**-52)
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """c less: one gradient instead of two."""

@@ -12,13 +12,13 @@ import numpy as np
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
+from embed.store import BLOCK
 from train_distributed.one_shot.cautions import few_classes, shifted
 from train_distributed.one_shot.class_prior import Word
 from train_distributed.one_shot.model import Release, log_odds, probabilities
-from train_distributed.one_shot.users import BLOCK
 
 BINS = 15  # size: of equal width, as Guo et al. 2017 use
-SHOWN = 100  # size: classes up to which the whole confusion matrix goes into the report
+SHOWN = 100  # size: classes up to which confusions are reported, and drawn with names
 
 
 class Evaluation:

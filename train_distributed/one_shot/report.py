@@ -9,9 +9,9 @@ import torch
 
 from embed import EmbeddingSet
 from embed.project import ROWS
-from embed.store import TEST
 from pretrain import check
 from pretrain.cli.provenance import versions
+from pretrain.datasets import TEST
 from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.model import INSIDE, Release, reading
 from train_distributed.one_shot.report_file import Report

@@ -11,8 +11,6 @@ from torch import Tensor
 from embed import PublicTransform
 from train_distributed.one_shot.users import Chunk
 
-ROUNDING = 1 + 2.0**-36  # guard: relative, of float64 and of rows slightly longer than they may be
-
 
 @dataclass(frozen=True)
 class NoisedSum:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.store import BLOCK
 from pretrain import check
 from train_distributed.one_shot.statistic import Statistic, Submission, submissions
-from train_distributed.one_shot.users import BLOCK, Chunk
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.float_noise import gaussian

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from embed.store import BLOCK
 from heads.rows import SLACK, check_rows, row_norms
+from pretrain.datasets import TRAIN
 from train_distributed.partition import Partition, drawn_keys, split
 from train_distributed.privacy.fixed_point import is_power_of_two
 
 CHUNK = 1 << 25  # size: numbers of embeddings in one chunk
-BLOCK = 1 << 22  # size: float64 numbers that are made, or looked at, together; 32 MiB
 
 
 @dataclass(frozen=True)

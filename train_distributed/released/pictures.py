@@ -12,9 +12,8 @@ from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
 from embed.project import ROWS
-from embed.store import EVALUATION
 from embed.stream import Span, embedded, first_readable, refuse_dark, spans
-from pretrain.datasets import ImageSet
+from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import Release

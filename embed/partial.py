@@ -14,7 +14,7 @@ import numpy as np
 from embed import store
 from embed.draws import greatest, random_keys
 from pretrain.cli.output import new_file
-from pretrain.datasets import ImageSet
+from pretrain.datasets import TEST, TRAIN, ImageSet
 from pretrain.intake.splits import count_of_tests
 
 
@@ -194,12 +194,10 @@ class Partial:
         """
         if (share := self.meta.get("test_share")) is None:
             return split
-        train = np.flatnonzero(split == store.TRAIN)
+        train = np.flatnonzero(split == TRAIN)
         count = np.array([count_of_tests(len(train), share, "records")])
         drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
-        return np.where(np.isin(np.arange(len(split)), train[drawn]), store.TEST, split).astype(
-            np.uint8
-        )
+        return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
 
     def _describe(self, directory: Path, found: dict[str, Any]) -> None:
         content = {"content_hash": store.hash_rows(store.read_blocks(directory / "embeddings.npy"))}

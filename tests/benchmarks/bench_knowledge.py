@@ -21,15 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from embed.compress import Compression
-from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans, NameRule
 from embed.guesses import Sources, knowing, means_by_name
 from embed.knowledge import Knowledge
-from embed.store import TEST, TRAIN
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.metrics import BINS

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet
-from embed.store import TRAIN
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TRAIN
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split

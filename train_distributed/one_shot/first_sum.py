@@ -27,7 +27,7 @@ from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
-FIRST_SHARE = 0.1  # h of μ², spent by the first sum
+FIRST_SHARE = 0.1  # prior: h of μ², spent by the first sum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,6 @@ from train_distributed.one_shot.files import (
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import MEASURED, Report
 
-BLOCK = 2048  # rows scored at a time, the same wherever they come from
 BY_GRADIENTS = (
     "softmax of the scores: those of a softmax regression, learned from clipped gradients and "
     "disturbed by noise; not calibrated"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from train_distributed.one_shot.centring import AMONG_MANY
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.conftest import embeddings

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from embed.recentred import recentred
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform

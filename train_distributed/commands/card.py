@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
 ALWAYS = ("epsilon", "delta")  # are said, whatever the default is
-IN_CONFIG = ("method", "options", "transform_options")  # which a file of `select` says
+IN_CONFIG = ("method", "options", "transform_options")  # which a file of `rehearse` says
 
 
 @dataclass(frozen=True)

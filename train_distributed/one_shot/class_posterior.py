@@ -24,6 +24,7 @@ from train_distributed.one_shot.class_gaussians import Posterior
 
 # prior: γ, each as likely as exp(−log10 γ); the last leaves the common shift to the noised sum
 SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4)
+DOUBT = 0.3  # prior: standard deviation of η about 1
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> f
     Of the mean of (μ°_k − μ°_j)ᵀ Σ⁻¹ (μ_k − μ_j) over pairs, μ° the true means, the noised means d
     have an unbiased estimate: that of d in place of μ°, less the covariance that d's noise has with
     the estimates μ that were made of it (Stein 1981). Its own noise is known, too, so what is
-    returned is a posterior mean under N(1, `DOUBT`²), within `TRUE`.
+    returned is a posterior mean under N(1, `DOUBT`²), a half at least and 1 + `DOUBT` at most.
     """
     apart = posterior.means - posterior.means.mean(1, keepdim=True)
     solved = torch.linalg.solve(covariance, apart)
@@ -129,7 +130,7 @@ def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> f
     found = (float((slopes * noisy.means).sum()) - taken) / size
     variance = float(noisy.noise.square() @ slopes.square().sum(0)) / size**2
     kept = 1 + DOUBT**2 / (DOUBT**2 + variance) * (found - 1)
-    return min(max(kept, TRUE[0]), TRUE[1])
+    return min(max(kept, 0.5), 1 + DOUBT)
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:

@@ -3,10 +3,10 @@
 python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public tiny_lite0 \
     --text-encoder package --write knowledge.json
 
-The discriminant as `run` releases it by default, with float noise. A source is none, names, shuffled names (every class has another's), numbers
-("class_3"), digits ("3"), a number of examples a class, or names and examples. Examples are
-training rows that are taken out of the private set first, others for each seed. Users hold 50 rows
-each, half of them honest.
+The discriminant as `run` releases it by default, with float noise. A source is none, names,
+shuffled names (every class has another's), numbers ("class_3"), digits ("3"), a number of examples
+a class, or names and examples. Examples are training rows that are taken out of the private set
+first, others for each seed. Users hold 50 rows each, half of them honest.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TRAIN
@@ -50,7 +50,7 @@ def main() -> None:
             parts = split(labels, given.users, "iid", generator=draw)
             classes = len(private.declared_classes)
             facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=promise)
-            transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
+            transform = PublicTransform.fit(public)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)
                 made = release(

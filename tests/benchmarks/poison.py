@@ -63,9 +63,10 @@ class Poisoned:
         parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
         classes = len(private.declared_classes)
         facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
-        transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
+        transform = PublicTransform.fit(public)
         if options is None:
-            options = facts.against_liars(METHOD, {}, transform.clip_norm)
+            options = facts.against_liars(METHOD, {})
+        options = facts.settings(METHOD, transform, {"sums": 1, "rounds": 0, **options})
         method = build_method(METHOD, transform, classes, options)
         (only,) = rounds_of(method, parts.counts, privacy)
         encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)

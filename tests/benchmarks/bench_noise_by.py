@@ -21,7 +21,6 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TRAIN
 from train_distributed import Privacy, release
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split
 from train_distributed.privacy.promise import SERVERS, NoiseBy
 
@@ -49,7 +48,6 @@ def main() -> None:
             draw = torch.Generator().manual_seed(seed)
             parts = split(labels, given.users, "iid", generator=draw)
             classes = len(private.declared_classes)
-            facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=promise)
             transform = PublicTransform.fit(public)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)

@@ -41,13 +41,11 @@ def main() -> None:
     labels = torch.from_numpy(private.labels[private.split == TRAIN])
     lines: list[dict[str, Any]] = []
     for epsilon in given.epsilons:
-        promise = Privacy(epsilon, 1e-5)
         found: dict[NoiseBy, list[float]] = {"users": [], "servers": []}
         stds: dict[NoiseBy, float] = {}
         for seed in range(given.seeds):
             draw = torch.Generator().manual_seed(seed)
             parts = split(labels, given.users, "iid", generator=draw)
-            classes = len(private.declared_classes)
             transform = PublicTransform.fit(public)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)

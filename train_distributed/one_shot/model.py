@@ -33,10 +33,6 @@ from train_distributed.one_shot.files import (
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import MEASURED, Report
 
-BY_GRADIENTS = (
-    "softmax of the scores: those of a softmax regression, learned from clipped gradients and "
-    "disturbed by noise; not calibrated"
-)
 INSIDE = (
     "what it learned from carries the prior of its rows inside, so that only a new `run --prior` "
     "gives another"
@@ -44,13 +40,8 @@ INSIDE = (
 UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
 
 
-def reading(method: str | None, descent_rounds: int | None = None) -> str:
-    """Words on how a method's probabilities are made, and whether they are calibrated.
-
-    `descent_rounds` are gradients that took the place of the method's own sum; None: none did.
-    """
-    if descent_rounds:
-        return BY_GRADIENTS
+def reading(method: str | None) -> str:
+    """Words on how a method's probabilities are made, and whether they are calibrated."""
     entry = METHODS.get(method or "")
     return (entry and entry.probabilities) or UNKNOWN
 
@@ -227,7 +218,7 @@ class Release:
         metadata = {
             "class_names": json.dumps(self.class_names),
             "temperature": json.dumps(float(self.temperature)),
-            "probabilities": reading(self.method, self.report.descent_rounds),
+            "probabilities": reading(self.method),
         }
         if self.method is not None:
             metadata["method"] = self.method

@@ -44,8 +44,8 @@ def reported(
     report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
-    read = reading(facts.get("method"), facts.get("descent_rounds"))
-    report |= {"encoding": made and made.to_json(), "probabilities": read}
+    report |= {"encoding": made and made.to_json()}
+    report |= {"probabilities": reading(facts.get("method"))}
     if released.class_shares is None:
         report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:

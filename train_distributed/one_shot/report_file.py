@@ -131,8 +131,6 @@ class Report(Mapping[str, Any]):
     rounds: Count = 1
     share_per_round: list[float] | None = None
     common_share: float | None = None  # of rows' squared length, that of their mean; None: unknown
-    descent_rounds: Count | None = None  # of gradients, after it and in place of the method's sum
-    directions_kept: int | None = None  # after a first sum, for what it showed; None: all
     secure_sum: str | None = None
     who_sees_what: str | None = None
     holds_against: str | None = None

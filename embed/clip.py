@@ -12,7 +12,6 @@ CHUNK = 8192  # rows transformed at a time
 LEAST, LARGEST = 1e-60, 1e60  # bounds of a clip norm: its powers stay normal numbers
 
 
-@check.typed
 def add_constant_and_clip(
     x: Tensor, clip_norm: float, constant: float = 1.0, *, dtype: torch.dtype | None = None
 ) -> Tensor:

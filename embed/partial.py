@@ -17,8 +17,6 @@ from pretrain.cli.output import new_file
 from pretrain.datasets import ImageSet
 from pretrain.intake.splits import count_of_tests
 
-WITHOUT_ENGINE = {"engine": "torch"}  # in descriptions by versions without engines
-
 
 class Partial:
     """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, and locks.
@@ -213,7 +211,7 @@ class Partial:
 def plan_of(out: Path) -> dict[str, Any] | None:
     """Description of the unfinished extraction for `out`; None if there is none."""
     plan = _beside(out) / "meta.json"
-    return WITHOUT_ENGINE | json.loads(plan.read_text()) if plan.exists() else None
+    return json.loads(plan.read_text()) if plan.exists() else None
 
 
 def _beside(out: Path) -> Path:
@@ -227,7 +225,7 @@ def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
 
 def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
     """Description of a finished set as it was before its rows were computed."""
-    found = WITHOUT_ENGINE | {key: meta[key] for key in meta if key != "content_hash"}
+    found = {key: meta[key] for key in meta if key != "content_hash"}
     if skip and "unreadable" in found:
         found["rows"] += found.pop("unreadable")
     return found

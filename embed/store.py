@@ -30,7 +30,6 @@ class EmbeddingSet:
 
     Raises:
         ValueError: at construction, where the arrays do not fit together.
-        TypeError: a value of another type.
     """
 
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
@@ -42,7 +41,6 @@ class EmbeddingSet:
     directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
 
     def __post_init__(self) -> None:
-        check.fields(self)
         x = self.embeddings
         if x.ndim != 2 or not x.size or x.dtype not in FLOATS:
             raise ValueError(f"embeddings must be a float (N, p), got {x.dtype} {x.shape}")

@@ -233,7 +233,6 @@ class PublicTransform:
         return _equal(ours, theirs)
 
     @classmethod
-    @check.typed
     def fit(
         cls,
         public: "Tensor | np.ndarray | EmbeddingSet",
@@ -272,6 +271,7 @@ class PublicTransform:
         q = min(COMPONENTS, p, len(public) - 1) if components is None else components
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", clip_quantile=clip_quantile)
+        check.within("[0, 16]", constant=constant)  # √(c² − a²) is exact to a few 2⁻⁴⁶ up to there
         clip_norm = math.sqrt(1 + constant**2) if clip_norm is None else clip_norm
         check_bounds(clip_norm, constant)
         known = public if isinstance(public, EmbeddingSet) else None

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet
 from embed.store import TRAIN
-from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from embed.transform_options import TransformOptions
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
 from embed.store import TEST, TRAIN
-from embed.transform_options import TransformOptions
 from heads import second_moments
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method

@@ -178,7 +178,7 @@ class Run:
             if self.scheme in BY_LABEL:
                 why = "a simulation: users were given rows by their labels, which no promise covers"
                 released = replace(released, report=released.report.with_reason(why))
-            used = {"method": settings.method, "transform": transform.options}
+            used = {"method": settings.method, "transform_options": transform.options}
             configuration = jsonable(asdict(self) | used | {"options": settings.options})
             released = released.with_report(ledger=counted.report(), configuration=configuration)
             self._write(released, partial, settings.method)

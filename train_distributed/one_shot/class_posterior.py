@@ -26,7 +26,7 @@ SHIFT_ODDS = 1.0  # log odds of a γ against one of a tenth
 FACTOR = 3.0  # one standard deviation of a guess's t about 1
 LEAST_VALUE = 1e-6  # of V, over the mean eigenvalue of C
 TINY = 1e-60
-DOUBT, TRUE = 0.3, (0.25, 1.25)  # prior deviation of η about 1; its bounds
+DOUBT, TRUE = 0.3, (0.5, 1.25)  # prior deviation of η about 1; its bounds
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain import check
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts
@@ -206,7 +205,6 @@ def with_seconds(released: Release, started: float) -> Release:
     return released.with_report(simulation_only=simulated)
 
 
-@check.typed
 def release(
     embeddings: EmbeddingSet | Users,
     method: str | Method,

@@ -102,7 +102,7 @@ def test_run_and_card_know_it_and_help_names_it(program, tmp_path: Path) -> None
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["method"] == "plain-mean"
     assert report["test_accuracy"] > 0.9
-    assert report["prior"] == "private"
+    assert report["prior"] == "equal"
     assert report["suitable_for_release"] is True
     pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
     assert "the plain mean of every class" in pages[0]
@@ -122,18 +122,20 @@ def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
     assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()
 
 
-def test_a_simulation_plays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulations_play_it(monkeypatch: pytest.MonkeyPatch) -> None:
     home: dict = {"__name__": "added"}
     exec(compile(PROGRAM, "program.py", "exec"), home)  # the entry of the file, in this process
     monkeypatch.setitem(METHODS, "plain-mean", METHODS.pop("plain-mean"))
     grid = Grid(
-        settings=[MethodConfig("plain mean", "plain-mean")],
+        settings=[
+            MethodConfig("plain mean", "plain-mean", options={"sums": 2, "class_noise": 0.1})
+        ],
         scenarios=[Scenario(users=20)],
         promises=[Privacy(5.0, 1e-5)],
         seeds=[0],
         num_classes=3,
     )
-    transforms = {"default": PublicTransform.fit(rows(1, None))}
+    transforms = {"default": PublicTransform.fit(rows(1, None), components=4)}
     ((_, (result,)),) = run_trials(rows(0, None), transforms, grid)
     assert result.method == "plain-mean"
     assert result.accuracy > 0.8

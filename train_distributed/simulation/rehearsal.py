@@ -270,15 +270,11 @@ class Rehearsal:
 
     def public_alone(self, stage: "Stage") -> Course:
         """What a release comes to whose sum says nothing: zero private rows."""
-        method = self.one_sum(stage, {"class_noise": 0.0})
+        facts = self.sizes.facts(self.promise(1.0))
+        options = facts.settings(METHOD, stage.transform, {"sums": 1, "class_noise": 0.0})
+        method = build_method(METHOD, stage.transform, self.sizes.num_classes, options)
         nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
         return Course(method).after(nothing, self.sizes.rows, NOTHING)
-
-    def one_sum(self, stage: "Stage", options: Mapping[str, Any]) -> Method:
-        """The method about the public centre."""
-        facts = self.sizes.facts(self.promise(1.0))
-        settled = facts.settings(METHOD, stage.transform, {"sums": 1, **options})
-        return build_method(METHOD, stage.transform, self.sizes.num_classes, settled)
 
     def played(self, epsilons: Sequence[float]) -> Iterator[tuple[Played, ...]]:
         """All tasks with all seeds, for every ε and without noise, beside the baselines."""

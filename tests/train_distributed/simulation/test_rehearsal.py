@@ -70,7 +70,7 @@ def test_settings_are_those_that_run_takes(public):
     kept = public.subset(rehearsal.tasks[0].public)
     facts = SIZES.facts(PROMISE)
     wanted = facts.settings("discriminant", PublicTransform.fit(kept), {})
-    assert options["noise"] == wanted["noise"]
+    assert options["class_noise"] == wanted["class_noise"]
     assert options["sums"] == wanted["sums"] == 2
     assert abs(options["components"] - wanted["components"]) <= 1
 

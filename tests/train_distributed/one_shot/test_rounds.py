@@ -39,10 +39,10 @@ def rows(users: int = 4, each: int = 25) -> EmbeddingSet:
 
 
 def planned(
-    epsilon: float, delta: float, rounds: int, sums: int = 1
+    epsilon: float, delta: float, rounds: int, before: int = 1
 ) -> list[DiscreteGaussianMechanism]:
-    """Of a sum or two and further rounds."""
-    first = {"sums": 2, "class_noise": 0.1} if sums == 2 else {}
+    """Of a sum or two, and further rounds."""
+    first = {"sums": 2, "class_noise": 0.1} if before == 2 else {}
     method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds, **first})
     every = rounds_of(method, SIZES, Privacy(epsilon, delta))
     sums = sums_of(every, SIZES, discrete=True, generator=None)

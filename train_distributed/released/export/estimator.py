@@ -6,8 +6,8 @@ is ρ times
 
     y min(1, 1/‖y‖) = the first q numbers of (y, t)/‖(y, t)‖,  t = sqrt(max(0, 1 − ‖y‖²)):
 
-for ‖y‖ ≤ 1 that vector has norm 1 already, beyond it t = 0. Rows about a centre are clipped so
-once more, with (y − m/ρ)/s of `embed.centre` for y.
+for ‖y‖ ≤ 1 that vector has norm 1 already, beyond it t = 0. Mapped rows are clipped so once more,
+with (Aᵀy − o/ρ)/s of `embed.transform` for y.
 """
 
 from pathlib import Path
@@ -45,8 +45,8 @@ def pipeline(released: Release) -> "Pipeline":
     padded = np.concatenate([np.zeros((1, q)), LIMIT * matrix])
     features = _linear(padded, np.concatenate([[0.0], mean / LIMIT]))
     steps = [*limited, ("features", features), *_clip(q)]
-    if transform.centre is not None:
-        steps += [("about_centre", _about(transform)), *_clip(transform.dim - 1, again="_again")]
+    if transform.directions is not None:
+        steps += [("mapped", _mapped(transform)), *_clip(transform.dim - 1, again="_again")]
     made = Pipeline([*steps, ("classifier", _classifier(released, reach))])
     setattr(made, ABOUT, facts(released))
     return made
@@ -86,11 +86,12 @@ def _clip(q: int, again: str = "") -> list[tuple[str, Any]]:
     return [(f"with_room{again}", union), (f"clipped{again}", Normalizer("l2"))]
 
 
-def _about(transform: PublicTransform) -> Any:
-    """(Dᵀv − m/ρ)/s of the q + 1 numbers of v, the last of which counts nothing."""
+def _mapped(transform: PublicTransform) -> Any:
+    """(Aᵀv − o/ρ)/s of the D + 1 numbers of v, the last of which counts nothing."""
+    assert transform.directions is not None
     assert transform.centre is not None
-    matrix = np.pad(transform.taken.numpy(), ((0, 1), (0, 0)))
-    centre = transform.centre.double().numpy() / transform.reach
+    matrix = np.pad(transform.directions.numpy(), ((0, 1), (0, 0)))
+    centre = transform.centre.numpy() / transform.reach
     return _linear(matrix / transform.length, np.linalg.pinv(matrix).T @ centre)
 
 

@@ -177,8 +177,8 @@ class _Head(nn.Module):
     mean: Tensor
     basis: Tensor
     scale: Tensor
+    directions: Tensor | None
     centre: Tensor | None
-    discriminants: Tensor | None
     slopes: Tensor
     offset: Tensor
 
@@ -187,8 +187,8 @@ class _Head(nn.Module):
         transform = released.transform
         for name in ("mean", "basis", "scale"):
             self.register_buffer(name, getattr(transform, name).double().contiguous())
+        self.register_buffer("directions", transform.directions)
         self.register_buffer("centre", transform.centre)
-        self.register_buffer("discriminants", transform.discriminants)
         self.length = transform.length
         self.register_buffer("slopes", released.weights[1:].contiguous())
         self.register_buffer("offset", released.weights[0] * transform.constant)
@@ -197,10 +197,8 @@ class _Head(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
-        if self.centre is not None:
-            if self.discriminants is not None:
-                rows = rows @ self.discriminants
-            rows = self._clipped((rows[:, : len(self.centre)] - self.centre) / self.length)
+        if self.directions is not None:
+            rows = self._clipped((rows @ self.directions - self.centre) / self.length)
         scores = rows @ self.slopes + self.offset
         shares = torch.softmax(scores / self.temperature, 1)
         return scores.argmax(1), shares.to(torch.float32)

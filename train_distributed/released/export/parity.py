@@ -51,8 +51,8 @@ def some_rows(released: Release) -> np.ndarray:
     transform = released.transform
     features = rng.standard_normal((ROWS, transform.basis.shape[1]))
     features *= 10.0 ** rng.integers(-3, 6, (ROWS, 1))
-    if transform.centre is not None:
-        features += (transform.centre @ torch.linalg.pinv(transform.taken)).numpy()
+    if transform.directions is not None and transform.centre is not None:
+        features += (transform.centre @ torch.linalg.pinv(transform.directions)).numpy()
     spread = features * transform.scale.double().numpy() @ transform.basis.double().numpy().T
     return transform.mean.double().numpy() + spread
 

@@ -14,9 +14,9 @@ import dp_accounting
 import numpy as np
 import torch
 from dp_accounting.pld import PLDAccountant
+from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet
-from embed.transform_options import TransformOptions
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from tests.train_distributed.research.learning import learn, plain_opacus

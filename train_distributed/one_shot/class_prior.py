@@ -12,8 +12,7 @@ from pretrain.cli.json_text import parsed
 
 Word = Literal["equal", "private"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
-TOLERANCE = 1e-6  # by which shares may miss one together
-SHADED = 2.5  # power of T: a prior that weighs too much costs the small classes all rows
+TOLERANCE = 1e-6  # guard: by which shares may miss one together
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:
@@ -45,15 +44,12 @@ def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
 
 
 def tempered(shares: Tensor, temperature: float) -> Tensor:
-    """(K,) class shares to the power T^`SHADED`, renormalised; unchanged for T >= 1.
+    """(K,) class shares to the power T, renormalised: s/T + log π are (s + log π^T)/T.
 
-    Under-confident scores are outweighed by an unequal prior: of two faint classes in 3:1 every row
-    would go to the larger.
+    Without it under-confident scores would be outweighed by an unequal prior: of two faint classes
+    in 3:1 every row would go to the larger.
     """
-    if temperature >= 1:
-        return shares
-    powers = shares.pow(temperature**SHADED)
-    return powers / powers.sum()
+    return torch.softmax(temperature * shares.log(), 0)
 
 
 def prior_shift(new: ClassPrior, old: ClassPrior, counted: Tensor, temperature: float) -> Tensor:

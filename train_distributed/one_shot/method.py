@@ -17,7 +17,6 @@ from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.further_rounds import (
     CLIP_SHARE,
-    MOST_ROUNDS,
     ClippedGradient,
     Descent,
 )
@@ -29,14 +28,10 @@ class Fitted:
     """Weights of a linear classifier."""
 
     weights: Tensor  # (d, K) float64
+    temperature: float = field(default=1.0, kw_only=True)  # T, scores / T are log-probabilities
     # (K,) float64 of the private rows, noised, where scores can be moved from prior to prior
     class_shares: Tensor | None = field(default=None, kw_only=True)
     prior: ClassPrior | None = field(default=None, kw_only=True)  # of the weights; None: unknown
-
-    @property
-    def temperature(self) -> float:
-        """T by which scores are divided before their softmax is read as probabilities."""
-        return 1.0
 
 
 class Estimator(ABC):
@@ -93,8 +88,8 @@ class Method:
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range, whatever the transform and the data."""
-        if not (isinstance(self.rounds, int) and 0 <= self.rounds <= MOST_ROUNDS):
-            raise ValueError(f"rounds must be in [0, {MOST_ROUNDS}] and whole, got {self.rounds}")
+        if not (isinstance(self.rounds, int) and self.rounds >= 0):
+            raise ValueError(f"rounds must be >= 0 and whole, got {self.rounds}")
         if self.rounds and self.statistic.unclipped is not self.statistic:
             raise ValueError("user_clip must be left out with rounds, which clip every record")
         if self.first is not None:

@@ -1,9 +1,11 @@
 """A run played through on public rows: which accuracy it will have, beside what is public."""
 
+import io
 import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -208,19 +210,15 @@ class Rehearsal:
         if not names or (self.sources is None and not self.examples and not self.known_here):
             return transform
         knowledge, public = replace(self.knowledge, names=None), self.public.subset(task.public)
-        if self.known_here:
-            return added_to(knowledge, transform, public, names, self.sources)
-        with tempfile.TemporaryDirectory() as folder:
-            place = NONE
+        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+            if not self.known_here:
+                knowledge = replace(knowledge, examples=NONE)
             if self.examples:
-                place = Path(folder) / "examples"
-                examples = EmbeddingSet(
-                    embeddings=self.rows[torch.from_numpy(shown), 1:].numpy(),
-                    labels=labels,
-                    meta={"class_names": names},
-                )
-                examples.save(place)
-            knowledge = replace(knowledge, examples=place)
+                knowledge = replace(knowledge, examples=Path(folder) / "examples")
+                rows = self.rows[torch.from_numpy(shown), 1:].numpy()
+                meta = {"class_names": names}
+                examples = EmbeddingSet(embeddings=rows, labels=labels, meta=meta)
+                examples.save(Path(folder) / "examples")
             return added_to(knowledge, transform, public, names, self.sources)
 
     @cached_property

@@ -1,43 +1,69 @@
-"""What has been retired is refused in one line, which says what to do instead."""
+"""What has been retired is refused in one line that says what to do instead."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
-from pretrain.cli.retired import RETIRED
-from train_distributed.__main__ import ROOMS
+from embed.__main__ import MENU as EMBED
+from pretrain.cli.retired import RETIRED, Retired
+from train_distributed.__main__ import FEDERATION, MENU, ROOMS
 
-CASES = [(command, each) for each in RETIRED for command in each.commands]
-
-
-def name_of(case: object) -> str:
-    return case if isinstance(case, str) else getattr(case, "option", "") or "itself"
+CASES = [(each, command) for each in RETIRED for command in each.commands]
+Say = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.parametrize(("command", "retired"), CASES, ids=name_of)
-def test_it_is_refused_with_its_own_line(say, command: str, retired) -> None:
-    code, printed, error = say(*command.split(), "--seed", "1", *retired.option.split())
-    assert (code, printed, error) == (2, "", f"error: {retired.line(command)}\n")
-    assert f"{command} {retired.option}".strip() in error
-    assert retired.instead in error
+@pytest.mark.parametrize(("retired", "command"), CASES)
+def test_it_is_refused_with_its_line(say: Say, retired: Retired, command: str) -> None:
+    """As typed, as Python spells it, and with a value; whatever else is on the line."""
+    line = f"error: {retired.line(command)}\n"
+    assert f"{command} {retired.option}".strip() in line
+    name, _, value = retired.option.partition(" ")
+    spelled = f"{name[:2]}{name[2:].replace('-', '_')}={value or 1}"
+    for typed in (["--seed", "1", *retired.option.split()], [spelled] if name else ["--help"]):
+        assert say(*command.split(), *typed) == (2, "", line)
 
 
-def test_every_spelling_is_the_same_option(say) -> None:
-    for words in (["--class-code", "0.5"], ["--class_code=0.5"], ["--class-code=0.5"]):
-        assert "run --class-code has been retired" in say("run", *words)[2]
-    for words in (["--method", "class-sums"], ["--method=class-sums"]):
-        assert "run --method class-sums has been retired" in say("run", *words)[2]
+@pytest.mark.parametrize(("retired", "command"), CASES)
+def test_none_is_still_there_and_its_command_is(say: Say, retired: Retired, command: str) -> None:
+    every = dict(ROOMS.lines())
+    if not retired.option:
+        assert command not in every
+        return
+    assert command in every
+    code, printed, _ = say(*command.split(), "--help")
+    assert code == 0
+    name, _, value = retired.option.partition(" ")
+    assert (name in re.findall(r"--[a-z0-9-]+", printed)) == bool(value)
+    assert not value or value not in re.findall(r"[\w-]+", printed)
 
 
-@pytest.mark.parametrize("command", sorted({command for command, _ in CASES}))
-def test_nothing_that_is_there_has_been_retired(say, command: str) -> None:
-    options = [each.option for name, each in CASES if name == command]
-    there = command in [name for name, _ in ROOMS.lines()]
-    assert there is ("" not in options)
-    if there:
-        printed = say(*command.split(), "--help")[1]
-        known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed)
-        assert not {option for option in options if " " not in option} & set(known)
-        for option in options:
-            name, _, value = option.partition(" ")
-            assert not value or (name in known and not re.search(rf"\b{value}\b", printed))
+def test_modules_of_rooms_refuse_as_the_program_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for menu, program, command in (
+        (MENU, "train_distributed", "run --alpha 1"),
+        (MENU, "train_distributed", "federation window --adders h:1"),
+        (FEDERATION, "federation", "adder --folder f"),
+        (EMBED, "embed", "fit-transform --no-whiten"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            menu.parse(command.split(), f"python -m {program}")
+        assert stopped.value.code == 2
+        assert "has been retired: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--method softmax",
+        "--alphabet 1",
+        "--out alpha",
+        "--method-of class-sums",
+        "class-sums --method svm",
+    ],
+)
+def test_other_words_are_not_refused(typed: str) -> None:
+    words = typed.split()
+    assert not any(each.typed("run", words) for each in RETIRED)
+    assert not any(
+        each.typed("embed run", ["--alpha", "--method", "class-sums"]) for each in RETIRED
+    )

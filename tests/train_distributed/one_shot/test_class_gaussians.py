@@ -9,7 +9,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import (
-    LEAST_SIZE,
+    LEAST_VARIANCE,
+    TAILS,
+    Gaussians,
     Posterior,
     conditioned,
     fitted_size,
@@ -36,7 +38,8 @@ def test_without_noise_and_prior_it_is_linear_discriminant_analysis() -> None:
     x, hot = torch.from_numpy(rows), torch.from_numpy(np.eye(3)[labels])
     counts = hot.sum(0)
     shares = counts / 200
-    exact = Posterior((x.T @ hot) / counts, torch.zeros(5, 5, dtype=torch.float64))
+    none = torch.zeros(5, 5, dtype=torch.float64)
+    exact = Posterior((x.T @ hot) / counts, none, none)
     within = within_class(x.T @ x / 200, exact, shares)
     directions, bias = linear_discriminant(exact.means, within, shares)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows, labels)
@@ -111,7 +114,7 @@ def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
     assert fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
     assert fitted_size(0.5, 0.0) == pytest.approx(0.5)
     assert fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
-    assert fitted_size(0.0, 0.0) == LEAST_SIZE
+    assert fitted_size(0.0, 0.0) == LEAST_VARIANCE
     assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 
@@ -133,5 +136,31 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     within, spread = covariance(3, 16), 0.1 * covariance(3, 17)
     means = torch.randn(3, 3, generator=torch.Generator().manual_seed(18)).double()
     moments = within + means / 3 @ means.T + spread
-    found = within_class(moments, Posterior(means, spread), EQUAL)
+    found = within_class(moments, Posterior(means, spread, 0 * spread), EQUAL)
     assert torch.allclose(found, within, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1.0, 3.0])
+@pytest.mark.parametrize("ratio", [1.0, 0.4])
+def test_the_temperature_is_that_of_rows_with_scales_of_their_own(
+    length: float, ratio: float
+) -> None:
+    """Two classes; rows lie g times as far from the other one, g of variance 4 `TAILS`.
+
+    Their scatter along the way is `ratio` times the one that the classifier claims.
+    """
+    means = torch.tensor([[length / 2, -length / 2], [0.0, 0.0]]).double()
+    claimed = torch.eye(2, dtype=torch.float64)
+    found = Gaussians(means, claimed, torch.full((2,), 0.5).double())
+    assert found.temperature(ratio) == pytest.approx(ratio + TAILS * length**2)
+    draw = np.random.default_rng(0)
+    g = draw.gamma(1 / (4 * TAILS), 4 * TAILS, 400_000)
+    odds = length * (g * length / 2 + math.sqrt(ratio) * draw.standard_normal(len(g)))
+    grid = np.geomspace(0.3, 3, 400) * found.temperature(ratio)
+    losses = [np.logaddexp(0, -odds[:100_000] / t).mean() for t in grid]
+    assert grid[int(np.argmin(losses))] == pytest.approx(found.temperature(ratio), rel=0.25)
+
+
+def test_classes_that_are_alike_have_the_temperature_of_their_ratio() -> None:
+    found = Gaussians(torch.zeros(3, 4).double(), covariance(3, 1), torch.full((4,), 0.25))
+    assert found.temperature(0.7) == pytest.approx(0.7)

@@ -12,7 +12,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.noisy_scatter import NoisyScatter, Scattered
+from train_distributed.one_shot.noisy_scatter import NoisyScatter
 
 Q, CLASSES = 60, 3
 
@@ -73,11 +73,6 @@ def test_any_noise_gives_a_ratio(length: float, knowing: bool) -> None:
         ratio = scatter.ratio(found)
         assert 0 < ratio <= 1
         assert ratio == 1 or length > 0
-        assert 0 < Scattered(found.means, ratio).temperature <= 1
-
-
-def test_the_temperature_is_the_root_of_the_ratio() -> None:
-    assert Scattered(torch.zeros(2, 2).double(), 0.25).temperature == 0.5
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.25, 0.25, 0.25), (0.7, 0.1, 0.1, 0.1)])
@@ -113,8 +108,8 @@ def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_r
     monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found: 1.0)
     raw_error, raw_balanced = measured()
     if max(shares) > 0.5:
-        assert raw_balanced == 0.25  # always the largest
-        assert balanced > 0.4
+        assert raw_balanced == pytest.approx(0.25, abs=0.01)  # always the largest
+        assert balanced > raw_balanced + 0.05
     else:
         assert error < 0.7 * raw_error
         assert balanced == pytest.approx(raw_balanced, abs=0.005)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.class_prior import SHADED, ClassPrior, prior_shift, tempered
+from train_distributed.one_shot.class_prior import ClassPrior, prior_shift, tempered
 from train_distributed.one_shot.metrics import brief
 from train_distributed.one_shot.report import measure
 from train_distributed.one_shot.report_file import MEASURED
@@ -61,11 +61,11 @@ def test_equal_shares_are_the_default(model: Release) -> None:
 
 @pytest.mark.parametrize("prior", PRIORS[1:])
 def test_scores_differ_by_the_log_ratio(model: Release, prior: ClassPrior) -> None:
-    """Of tempered shares, for the ridge has made the scores under-confident."""
-    assert model.temperature < 1
+    """Of tempered shares: T log π."""
+    assert model.temperature != 1
     assert model.class_shares is not None
     shares = model.class_shares.numpy() if prior == "private" else np.array(GIVEN)
-    powers = shares ** (model.temperature**2.5)
+    powers = shares**model.temperature
     moved = (
         model.with_prior(prior).scores(ROWS.embeddings) - model.scores(ROWS.embeddings)
     ).numpy()
@@ -77,11 +77,15 @@ def test_scores_differ_by_the_log_ratio(model: Release, prior: ClassPrior) -> No
     assert model.with_prior("equal") is model
 
 
-def test_a_prior_weighs_less_only_where_scores_are_under_confident() -> None:
+def test_a_prior_is_as_confident_as_the_scores() -> None:
+    """softmax(s/T + log π) is softmax((s + log π^T)/T)."""
     shares = torch.tensor([0.8, 0.2]).double()
-    assert torch.equal(tempered(shares, 3.0), shares)
-    half = tempered(shares, 0.5 ** (1 / SHADED))
-    assert half.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert tempered(shares, 0.5).tolist() == pytest.approx([2 / 3, 1 / 3])
+    for temperature in (0.1, 1.0, 3.0):
+        scores = torch.tensor([0.3, -1.0]).double()
+        moved = (scores + tempered(shares, temperature).log()) / temperature
+        wanted = torch.softmax(scores / temperature + shares.log(), 0)
+        assert torch.allclose(torch.softmax(moved, 0), wanted)
     equal = torch.full((4,), 0.25).double()
     assert tempered(equal, 0.5).tolist() == pytest.approx([0.25] * 4)
     plain = prior_shift("private", (0.4, 0.6), shares, 1.0)

@@ -188,3 +188,32 @@ def test_balanced_accuracy_is_the_mean_over_classes_that_occur() -> None:
     last = always.flip(1)
     both = accuracies(torch.ones(4, 1), y, iter([always, last]))
     assert both == [(0.75, 0.5), (0.25, 0.5)]
+
+
+@pytest.mark.parametrize("centre", ["public", "private"])
+def test_accuracies_under_a_prior_are_those_of_settings_for_it(centre: str) -> None:
+    """Two classes of three are rare; the same sums and noise, whichever prior is asked for."""
+    even = blobs(600)
+    rows = even.subset((even.labels == 0) | (np.arange(600) < 150))
+    common = {"centre": centre}
+    plan = Grid(
+        settings=[
+            MethodConfig("equal", "discriminant", options=common),
+            MethodConfig("private", "discriminant", options=common | {"prior": "private"}),
+            MethodConfig("head", "softmax", options={"l2_reg": 1.0}),
+        ],
+        scenarios=[Scenario(users=6)],
+        promises=[Privacy(3.0, 1e-5)],
+        seeds=[0],
+        num_classes=3,
+    )
+    cells = [c for _, cells in run_trials(rows, {"default": TRANSFORM}, plan) for c in cells]
+    found = {cell.label: cell for cell in cells}
+    assert found.pop("head").by_prior is None
+    for cell in found.values():
+        assert cell.by_prior is not None
+        assert list(cell.by_prior) == ["equal", "private"]
+        for prior, other in found.items():
+            under = {"accuracy": other.accuracy, "balanced_accuracy": other.balanced}
+            assert cell.by_prior[prior] == under
+    assert found["equal"].accuracy < found["private"].accuracy

@@ -42,6 +42,10 @@ CASES = table(
         "embed exclude --public public --private private",
         r"embed exclude --private has been retired: give the private set as --embeddings",
     ),
+    (
+        "embed run --data x.npz --encoder open_clip:RN50 --weights hub",
+        r"embed run --encoder open_clip has been retired: name the same tower as timm:NAME or",
+    ),
     ("embed exclude --public public", r"--embeddings"),
     (
         "embed exclude --public public --embeddings private --out public --overwrite",

@@ -79,10 +79,10 @@ CASES = table(
         (f"{RUN} --config c.json", rf"config must be .*c\.json.*{says}", configuration(**change))
         for says, change in (
             ("known_noise is no option", {"options": {"known_noise": [0]}}),
-            ("epochs must be a whole number or None", {"options": {"epochs": 2.5}}),
-            ("l2_reg must be a number or None", {"options": {"l2_reg": True}}),
-            ("edges must be", {"options": {"edges": 5}, "method": "admm-dual"}),
-            ("components must be a whole number", {"options": {"components": "3"}}),
+            ("epochs: Expected `int . null`, got `float`", {"options": {"epochs": 2.5}}),
+            ("l2_reg: Expected `float . null`, got `bool`", {"options": {"l2_reg": True}}),
+            ("edges: Expected `null`", {"options": {"edges": 5}, "method": "admm-dual"}),
+            ("components: Expected `int . null`, got `str`", {"options": {"components": "3"}}),
             ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
             ("unexpected keyword", {"users": 3}),
         )
@@ -109,13 +109,17 @@ CASES = table(
     # rehearse and sweep
     (f"{REHEARSE} --users 0", r"users must be >= 1, got 0"),
     (f"{REHEARSE} --rows-per-user 0", r"rows_per_user must be >= 1, got 0"),
+    (f"{REHEARSE} --epsilon inf", r"epsilon must be finite, .* got inf"),
+    (f"{REHEARSE} --epsilon 0", r"epsilon must be > 0, got 0"),
+    (f"{REHEARSE} --delta 1", r"delta must be in \(0, 1\), got 1"),
+    (f"{REHEARSE} --like nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} --num-classes 99", r"must .* got"),
+    (f"{REHEARSE} --num-classes 1", r"num_classes must be >= 2, got 1"),
+    ("select --public public", r"select has been retired: type rehearse"),
     (f"{REHEARSE} --epsilon", r"epsilon"),
     (f"{REHEARSE} --epsilon 1 0", r"epsilon must be > 0, got 0"),
     (f"{REHEARSE} --epsilon inf", r"epsilon must be finite.* got inf"),
-    (f"{REHEARSE} --delta 1", r"delta must be in \(0, 1\), got 1"),
     (f"{REHEARSE} --unit everybody", r"everybody"),
-    (f"{REHEARSE} --num-classes 99", r"must .* got"),
-    (f"{REHEARSE} --num-classes 1", r"num_classes must be >= 2, got 1"),
     (f"{REHEARSE} --out public --overwrite", r"out must not hold what the command reads"),
     (f"{SWEEP} --out private --overwrite", r"out must not hold what the command reads"),
     (

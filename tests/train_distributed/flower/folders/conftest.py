@@ -44,7 +44,7 @@ def joined(tmp_path: Path) -> Callable[..., list[Path]]:
         for j in range(1, servers + 1):
             Join(tmp_path / f"server{j}", f"adder-{j}", server=True).run()
             files.append(tmp_path / f"server{j}" / f"adder-{j}.party.json")
-        transform = PublicTransform.fit(embeddings(99, 50), clip_norm=1.5)
+        transform = PublicTransform.fit(embeddings(99, 50))
         transform.save(tmp_path / "public.safetensors")
         return files
 
@@ -76,19 +76,18 @@ def knowing(tmp_path: Path) -> Path:
     """A public transform that has a guess of the classes, by their names."""
     plain = PublicTransform.fit(embeddings(99, 50))
     means = torch.zeros(P, len(CLASSES), dtype=torch.float64)
-    guess = ClassGuess("names of 200 public classes", means, plain.covariance[1:, 1:].double())
+    guess = ClassGuess("names of 200 public classes", means, plain.public.covariance)
     path = tmp_path / "knowing.safetensors"
     replace(plain, known=KnownClasses(CLASSES, (guess,))).save(path)
     return path
 
 
 @pytest.fixture
-def offering(tmp_path: Path) -> Path:
-    """A public transform of rows that lie elsewhere, with two other directions for the users'."""
-    other = torch.linspace(-0.4, 0.5, 2 * P, dtype=torch.float64).reshape(P, 2)
-    path = tmp_path / "offering.safetensors"
+def elsewhere(tmp_path: Path) -> Path:
+    """A public transform of rows that lie elsewhere."""
+    path = tmp_path / "elsewhere.safetensors"
     plain = PublicTransform.fit(embeddings(99, 50))
-    replace(plain, mean=plain.mean + 2, discriminants=other).save(path)
+    replace(plain, mean=plain.mean + 2).save(path)
     return path
 
 

@@ -37,7 +37,7 @@ def of_user(user: int) -> EmbeddingSet:
 @pytest.fixture
 def operator(tmp_path: Path) -> Path:
     """The operator's folder of an evaluation among three users."""
-    model = release(of_user(9), "discriminant", Privacy(1e3, 1e-5), centre="public")
+    model = release(of_user(9), "discriminant", Privacy(1e3, 1e-5), sums=1)
     model.save(tmp_path / "model")
     files = []
     for user in range(USERS):
@@ -102,7 +102,7 @@ def test_users_send_their_counts_and_the_sum_becomes_a_report(
 
 def test_another_model_or_other_rows_are_refused(operator: Path, tmp_path: Path) -> None:
     task = read(operator)
-    other = release(of_user(8), "discriminant", Privacy(1e3, 1e-5), centre="public")
+    other = release(of_user(8), "discriminant", Privacy(1e3, 1e-5), sums=1)
     other.save(tmp_path / "other")
     with pytest.raises(ValueError, match=r"model must have SHA-256 .* as the federation says"):
         EvaluationTask.of(task.federation, tmp_path / "other" / "model.safetensors")

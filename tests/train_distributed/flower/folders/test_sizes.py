@@ -15,7 +15,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.hold_out import hold_out
 from embed.run import Run as Embed
-from embed.store import EVALUATION
+from pretrain.datasets import EVALUATION
 from pretrain.sources import open_images
 from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from tests.train_distributed.flower.folders.windows import Home, running
@@ -102,7 +102,7 @@ def test_an_evaluation_takes_sets_of_one_size(engine: Engine, place: Path, tmp_p
     own = EmbeddingSet.open(place / "same resize")
     own = replace(own, users=np.arange(len(own)) % 4)
     public = PublicTransform.load(place / "ours.safetensors")
-    release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, centre="public").save(
+    release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, sums=1).save(
         tmp_path / "model"
     )
     rows = {f"rows{user}": ROWS // 2 for user in range(USERS)}

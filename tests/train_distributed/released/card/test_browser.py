@@ -44,7 +44,7 @@ def test_nothing_sticks_out(width: int, tmp_path: Path) -> None:
     meta = {"class_names": names}
     users = np.arange(800) % 20
     held = EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=meta)
-    made = release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", centre="public")
+    made = release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", sums=1)
     files = {"model.safetensors": "0a" * 32, "y" * 90: "0b" * 32}
     command = "blind-averaging run --embeddings " + "z" * 200
     page = card(made, markup="html", name="w" * 80, files=files, command=command)

@@ -73,7 +73,7 @@ def trained(names: tuple[str, ...]) -> Release:
     users = np.arange(120) % 8
     meta = {"class_names": list(names)}
     held = EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=meta)
-    return release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", centre="public")
+    return release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", sums=1)
 
 
 def text_of(page: Page) -> str:

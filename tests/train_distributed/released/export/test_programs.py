@@ -22,14 +22,15 @@ from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
 from train_distributed.released.encoder import encoding_of, released_encoder
 from train_distributed.released.export.network import _Brought, _Pixels, scaling_matrix
-from train_distributed.released.export.parity import of_pictures, some_pictures
 from train_distributed.released.export.programs import (
     described,
+    largest_difference,
     picture_size,
     run_onnx,
     run_torch,
     save_onnx,
     save_torch,
+    some_pictures,
     trace,
 )
 
@@ -70,13 +71,7 @@ def learned(
         meta |= known.to_json()
         sets.append(EmbeddingSet(embeddings=rows, labels=labels, users=labels * 0, meta=meta))
     transform = PublicTransform.fit(sets[1], components=8)
-    given: dict[str, Any] = {"centre": "public"}
-    if light != 1.0:
-        given = {"centre": "private", "keep": (8, 6, 7)}
-    if light != 1.0 and method == "discriminant":  # rows along other directions than the first
-        other = torch.randn(8, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        other /= 1.001 * torch.linalg.matrix_norm(other, 2)
-        transform, given = replace(transform, discriminants=other), given | {"rounds": 0}
+    given: dict[str, Any] = {"sums": 1 if light == 1.0 else 2}
     given |= {"noise": "float", "generator": torch.Generator().manual_seed(0)}
     return release(sets[0], method, Privacy(20.0, 1e-5), transform=transform, **given)
 
@@ -87,7 +82,7 @@ def check(kind: str, released: Release, encoder, size: tuple[int, int], path: Pa
     shown = [pictures(30, size, 7, light=light)[0] for light in (1.0, DARK)]
     pixels = np.concatenate([*shown, some_pictures(size)])
     for n in (1, 2, len(pixels)):
-        difference, classes = of_pictures(released, encoder, program, pixels[:n])
+        difference, classes = largest_difference(released, encoder, program, pixels[:n])
         assert difference <= PARITY
         assert classes == 0
 
@@ -123,8 +118,8 @@ def test_a_file_of_a_model_about_a_centre_is_as_predict(tmp_path, small, kind: s
     """Private pictures are darker than public ones, so that they have much in common."""
     released, path = learned(small, SHRUNK, SIZE, "discriminant", light=DARK), tmp_path / "model"
     assert released.report["common_share"] > 0.3
-    assert released.report["directions_kept"] in (6, 7)
-    assert released.transform.discriminants is not None
+    assert 2 <= released.report["directions"] <= 8
+    assert released.transform.directions is not None
     KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
     check(kind, released, small, SIZE, path)
 

@@ -153,7 +153,7 @@ def test_an_audited_release_is_marked() -> None:
     target = Target("discriminant", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
     data = next(iter(target.federation.neighbours())).first
     known = FaultInjection(known_noise=[0])
-    report = release(data, "discriminant", Privacy(1.0, 1e-5), faults=known, centre="public").report
+    report = release(data, "discriminant", Privacy(1.0, 1e-5), faults=known, sums=1).report
     assert report["suitable_for_release"] is False
     assert "an audit: 1 users or servers added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
@@ -162,7 +162,7 @@ def test_an_audited_release_is_marked() -> None:
             "discriminant",
             Privacy(1.0, 1e-5),
             faults=FaultInjection(known_noise=[4]),
-            centre="public",
+            sums=1,
         )
 
 
@@ -222,8 +222,8 @@ QUICK = [
     "audit",
     "--method",
     "discriminant",
-    "--centre",
-    "public",
+    "--sums",
+    "1",
     "--noise",
     "float",
     "--users",

@@ -131,7 +131,7 @@ def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None
 def test_a_sensitivity_of_half_is_found(
     pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"centre": "public"}),))
+    monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"sums": 1}),))
     monkeypatch.setattr("heads.statistics._farthest", lambda *_: 1.0)
     found = [check for check in checks(pipeline) if check.command == "run"]
     assert any(check.broken for check in found)

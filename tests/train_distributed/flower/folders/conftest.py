@@ -44,7 +44,7 @@ def joined(tmp_path: Path) -> Callable[..., list[Path]]:
         for j in range(1, servers + 1):
             Join(tmp_path / f"server{j}", f"adder-{j}", server=True).run()
             files.append(tmp_path / f"server{j}" / f"adder-{j}.party.json")
-        transform = PublicTransform.fit(embeddings(99, 50), clip_norm=1.5)
+        transform = PublicTransform.fit(embeddings(99, 50))
         transform.save(tmp_path / "public.safetensors")
         return files
 

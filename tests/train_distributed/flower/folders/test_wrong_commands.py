@@ -132,7 +132,7 @@ CASES = table(
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two federations with a window each, and one of sessions."""
     root = tmp_path_factory.mktemp("federations")
-    PublicTransform.fit(embeddings(99, 50), clip_norm=1.5).save(root / "public.safetensors")
+    PublicTransform.fit(embeddings(99, 50)).save(root / "public.safetensors")
     for name, seed in (("a", 0), ("b", 10), ("s", 20)):
         files, home = list[Path](), root / name
         for user in range(3):

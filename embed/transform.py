@@ -23,10 +23,10 @@ from embed.transform_file import fields_of, read_transform_file, write_transform
 from embed.water_filling import FAINT, Channel
 from pretrain import check
 
-COMPONENTS = 512  # D at most: water-filling chooses among them
-CLIP_QUANTILE = 0.1  # of public norms; .02 to .3 are within half a point of each other
-CONSTANT = 0.5
-TIGHT = 0.5  # of the typical distance from the centre: nearly every row is clipped again
+COMPONENTS = 512  # size: D at most; water-filling chooses among them
+CLIP_QUANTILE = 0.1  # prior: of public norms; .02 to .3 are within half a point of each other
+CONSTANT = 0.5  # prior: a, where features are at most 1 long
+TIGHT = 0.5  # prior: of the typical distance from the centre: nearly every row is clipped again
 PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
 # Bounds of what divides features, as anybody may have made a transform: normal float32 numbers; and
 # about a centre lengths of which float32's rounding of a row, 2⁻²⁴, is a sixteenth at most.
@@ -233,7 +233,6 @@ class PublicTransform:
         return _equal(ours, theirs)
 
     @classmethod
-    @check.typed
     def fit(
         cls,
         public: "Tensor | np.ndarray | EmbeddingSet",

@@ -114,7 +114,8 @@ class Run:
     def _into(self, partial: Path, out: Path) -> "tuple[Release, LedgerReservation]":
         import torch
 
-        from embed.store import TRAIN, EmbeddingSet
+        from embed.store import EmbeddingSet
+        from pretrain.datasets import TRAIN
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import PublicFacts

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
-LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-TAILS = 0.045  # v/4; .03 to .085 through two encoders, on public classes that were held out
-SIZES = 3  # times that the size is found, beside the spikes as they then are
-LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
+from embed.water_filling import LEAST_NOISE
+
+LEAST_VARIANCE = 1e-3  # guard: over the one expected; noise without bounds leaves 0, or less
+TAILS = 0.045  # prior: v/4; .03 to .085 through two encoders, on public classes held out
+SIZES = 3  # size: times that the size is found, with the spikes as they then are
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ def fitted_size(ratio: float, variance: float) -> float:
     """
     believed = 1 / (1 + variance)
     mean = 1 + believed * (ratio - 1)
-    return max(mean, believed * math.sqrt(variance), LEAST_SIZE)
+    return max(mean, believed * math.sqrt(variance), LEAST_VARIANCE)
 
 
 def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """(q, q) with eigenvalues of at least 10⁻³ of their mean, shrunk towards their mean."""
     values, vectors = torch.linalg.eigh(covariance)
-    mean = values.mean().clamp(min=LEAST_MEAN)
-    values = values.clamp(min=LEAST_EIGENVALUE * float(mean))
+    mean = values.mean().clamp(min=LEAST_NOISE**2)  # rows that are all alike
+    values = values.clamp(min=LEAST_VARIANCE * float(mean))
     mean = values.mean()
     values = (1 - shrinkage) * values + shrinkage * mean
     return vectors * values @ vectors.T

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.clip import LEAST
 from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
@@ -16,13 +17,12 @@ from train_distributed.one_shot.class_gaussians import (
 )
 from train_distributed.one_shot.class_moments import ClassMoments
 from train_distributed.one_shot.class_posterior import (
-    FREE_SHIFT,
-    TINY,
+    SHIFTS,
     Guess,
     NoisyMeans,
     believed,
     scales_about_one,
-    scales_from,
+    scales_at_all,
     true_share,
 )
 from train_distributed.one_shot.class_prior import (
@@ -37,10 +37,9 @@ from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.noisy_scatter import NoisyScatter
 from train_distributed.one_shot.statistic import NoisedSum
 
-PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
-DECISIVE = math.log(10)  # evidence for B_pub beside C, which hides less where it is wrong
-TRUSTED = math.log(20)  # odds of a guess from names against none, before any evidence
-LEAST_SCALE = 0.02  # t of C: with few classes the evidence can vanish by chance
+PUBLIC_SHRINKAGE = 0.1  # prior: of the public covariance towards the multiple of I of equal trace
+DECISIVE = math.log(10)  # prior: odds of C, which hides less where it is wrong, against B_pub
+TRUSTED = math.log(20)  # prior: odds of a guess from names against none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +132,12 @@ class Discriminant(Estimator):
         """
         transform, seen = self.statistic.transform, self.statistic.transform.public
         covariance, means = seen.covariance, seen.mean[:, None]
-        free = scales_from(LEAST_SCALE)
-        guesses = [Guess("nothing", means, covariance, free, shifts=(FREE_SHIFT,))]
+        guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]
         one = scales_about_one()
         if seen.between is not None:
             guesses.append(Guess("public classes", means, seen.between, one, -DECISIVE))
         for each in transform.guesses:
-            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=TINY))
+            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=LEAST))
             odds = TRUSTED * each.trust - math.log(2)
             shapes = (each.covariance.double(), wide)
             guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]

@@ -13,7 +13,6 @@ from torch import Tensor
 from embed import PublicTransform
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
-from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
 from train_distributed.one_shot.class_prior import (
@@ -34,7 +33,6 @@ from train_distributed.one_shot.files import (
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import MEASURED, Report
 
-BLOCK = 2048  # rows scored at a time, the same wherever they come from
 BY_GRADIENTS = (
     "softmax of the scores: those of a softmax regression, learned from clipped gradients and "
     "disturbed by noise; not calibrated"
@@ -142,9 +140,7 @@ class Release:
 
         Raises:
             ValueError: another number of columns, or a row that is not finite.
-            TypeError: no array.
         """
-        check.types(np.ndarray | Tensor, embeddings=embeddings)
         p = len(self.transform.mean)
         if embeddings.ndim != 2 or embeddings.shape[1] != p:
             raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")
@@ -194,14 +190,7 @@ class Release:
         temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
-        encoding = Encoding.in_metadata(metadata, where)
-        shape = read_field(metadata, "image_shape", where)  # of models by earlier versions
-        if encoding is not None:
-            try:
-                encoding = encoding.of_pictures(shape)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-        prior = read_field(metadata, "prior", where)  # None: of an earlier version
+        prior = read_field(metadata, "prior", where)
         try:
             prior = None if prior is None else checked_prior(prior, len(class_names))
         except ValueError as error:
@@ -210,7 +199,7 @@ class Release:
             weights,
             transform,
             class_names,
-            encoding=encoding,
+            encoding=Encoding.in_metadata(metadata, where),
             temperature=temperature,
             class_shares=shares,
             prior=prior,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.statistic import Statistic
 
-SURE = 0.0066  # t up to which second moments weigh more than is free
+SURE = 0.0066  # prior: t up to which second moments weigh more than is free
 
 
 @dataclass(frozen=True)

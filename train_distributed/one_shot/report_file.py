@@ -11,7 +11,7 @@ import msgspec
 
 from pretrain.cli.json_text import read_object
 
-VERSION = 1  # of the file; one without a version is read as this one
+VERSION = 1  # size: code of the format; one without a version is read as this one
 NOT_PRIVATE = ("not private", "inf")  # how files write an infinite privacy loss
 MEASURED = ("test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics")
 

@@ -9,7 +9,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import (
-    LEAST_SIZE,
+    LEAST_VARIANCE,
     TAILS,
     Gaussians,
     Posterior,
@@ -114,7 +114,7 @@ def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
     assert fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
     assert fitted_size(0.5, 0.0) == pytest.approx(0.5)
     assert fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
-    assert fitted_size(0.0, 0.0) == LEAST_SIZE
+    assert fitted_size(0.0, 0.0) == LEAST_VARIANCE
     assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 

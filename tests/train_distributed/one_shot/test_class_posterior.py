@@ -11,13 +11,13 @@ from torch import Tensor
 from train_distributed.one_shot import class_posterior
 from train_distributed.one_shot.class_gaussians import Posterior
 from train_distributed.one_shot.class_posterior import (
-    FREE_SHIFT,
+    SHIFTS,
     Guess,
     NoisyMeans,
     Scales,
     believed,
     scales_about_one,
-    scales_from,
+    scales_at_all,
     true_share,
     weighed,
 )
@@ -182,7 +182,7 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
     noisy = NoisyMeans(randn(Q, 2, seed=4), torch.full((2,), std).double(), shares)
     guesses = [
         Guess("some", randn(Q, 2, seed=5), root @ root.T, scales_about_one()),
-        Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_from(0.02), shifts=(FREE_SHIFT,)),
+        Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_at_all(), shifts=SHIFTS[-1:]),
     ]
     for covariance_of_all in (root @ root.T, torch.eye(Q, dtype=torch.float64)):
         found, odds = believed(noisy, guesses, covariance_of_all)
@@ -197,7 +197,6 @@ def test_the_true_share_is_unbiased_where_the_prior_is_wrong(
 ) -> None:
     """Classes differ in few of many directions, and the guess says in all: noise stays in them."""
     monkeypatch.setattr(class_posterior, "DOUBT", 100.0)  # the estimate itself
-    monkeypatch.setattr(class_posterior, "TRUE", (-10.0, 10.0))
     draw = torch.Generator().manual_seed(rank)
     q, k, found, true = 30, 20, [], []
     one = torch.eye(q, dtype=torch.float64)

@@ -188,9 +188,8 @@ def test_a_prior_moves_the_intercepts_alone():
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("discriminant", {"rounds": -1}, "rounds must be in"),
-        ("discriminant", {"rounds": 1001}, "rounds must be in"),
-        ("discriminant", {"rounds": 1.5}, "rounds must be in .* and whole, got 1.5"),
+        ("discriminant", {"rounds": -1}, "rounds must be >= 0"),
+        ("discriminant", {"rounds": 1.5}, "rounds must be >= 0 and whole, got 1.5"),
         ("discriminant", {"rounds": 2, "user_clip": 3.0}, "user_clip must be left out with rounds"),
         ("softmax", {"rounds": 2}, "options must fit method 'softmax'"),
     ],

@@ -60,15 +60,17 @@ def test_bad_rows_are_refused_under_either_noise(
         release(Stream(rows), method, promise, noise=noise, num_classes=2)
 
 
-@pytest.mark.parametrize("moments", [True, False])
-def test_padding_may_be_anything(moments: bool) -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"moments": False}, {"sums": 2, "class_noise": 0.1}, {"rounds": 2}]
+)
+def test_padding_may_be_anything(given: dict[str, Any]) -> None:
     rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
     alone = Stream(rows, sizes=torch.tensor([2, 1]))
     promise = Privacy(math.inf, 1e-5, 1.0)
-    given: dict[str, Any] = {"noise": "float", "num_classes": 2}
-    before = release(alone, "discriminant", promise, moments=moments, **given)
+    given = {"noise": "float", "num_classes": 2, **given}
+    before = release(alone, "discriminant", promise, **given)
     rows[1, 1] = 9.0
-    after = release(alone, "discriminant", promise, moments=moments, **given)
+    after = release(alone, "discriminant", promise, **given)
     assert torch.equal(before.weights, after.weights)
 
 

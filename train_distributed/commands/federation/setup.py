@@ -184,9 +184,8 @@ def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, in
     if roll is not None and not init.trust_users:
         options = known.against_liars(init.method, options)
     transform = read_transform(folder / TRANSFORM)
-    if init.method == "discriminant":  # a single user is no owner of all rows
-        options = {"rounds": 0, **options}
-    options = known.settings(init.method, transform, {"sums": 1, **options})
+    one_sum = {"sums": 1} | ({"rounds": 0} if init.method == "discriminant" else {})
+    options = known.settings(init.method, transform, one_sum | options)
     if roll is not None and options["sums"] == 2:
         raise ValueError("sums must be 1 with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):

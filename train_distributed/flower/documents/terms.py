@@ -236,6 +236,8 @@ def _option(document: Document, name: str, kinds: tuple[Any, ...]) -> Any:
         shares = document.list(name, MOST_CLASSES)
         return [shares.number(place, 0, 1) for place in shares.values]
     if get_origin(kinds[0]) is tuple:
+        if not isinstance(document.values[name], list | tuple):
+            return document.number(name, 0, 1e30)
         numbers = document.list(name, 2)
         return tuple(numbers.number(place, 0, 1e30) for place in numbers.values)
     if int in kinds:

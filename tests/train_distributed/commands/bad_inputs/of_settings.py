@@ -79,10 +79,10 @@ CASES = table(
         (f"{RUN} --config c.json", rf"config must be .*c\.json.*{says}", configuration(**change))
         for says, change in (
             ("known_noise is no option", {"options": {"known_noise": [0]}}),
-            ("epochs must be a whole number or None", {"options": {"epochs": 2.5}}),
-            ("l2_reg must be a number or None", {"options": {"l2_reg": True}}),
-            ("edges must be", {"options": {"edges": 5}, "method": "admm-dual"}),
-            ("components must be a whole number", {"options": {"components": "3"}}),
+            ("epochs: Expected `int . null`, got `float`", {"options": {"epochs": 2.5}}),
+            ("l2_reg: Expected `float . null`, got `bool`", {"options": {"l2_reg": True}}),
+            ("edges: Expected `null`", {"options": {"edges": 5}, "method": "admm-dual"}),
+            ("components: Expected `int . null`, got `str`", {"options": {"components": "3"}}),
             ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
             ("unexpected keyword", {"users": 3}),
         )

@@ -76,19 +76,18 @@ def knowing(tmp_path: Path) -> Path:
     """A public transform that has a guess of the classes, by their names."""
     plain = PublicTransform.fit(embeddings(99, 50))
     means = torch.zeros(P, len(CLASSES), dtype=torch.float64)
-    guess = ClassGuess("names of 200 public classes", means, plain.covariance[1:, 1:].double())
+    guess = ClassGuess("names of 200 public classes", means, plain.public.covariance)
     path = tmp_path / "knowing.safetensors"
     replace(plain, known=KnownClasses(CLASSES, (guess,))).save(path)
     return path
 
 
 @pytest.fixture
-def offering(tmp_path: Path) -> Path:
-    """A public transform of rows that lie elsewhere, with two other directions for the users'."""
-    other = torch.linspace(-0.4, 0.5, 2 * P, dtype=torch.float64).reshape(P, 2)
-    path = tmp_path / "offering.safetensors"
+def elsewhere(tmp_path: Path) -> Path:
+    """A public transform of rows that lie elsewhere."""
+    path = tmp_path / "elsewhere.safetensors"
     plain = PublicTransform.fit(embeddings(99, 50))
-    replace(plain, mean=plain.mean + 2, discriminants=other).save(path)
+    replace(plain, mean=plain.mean + 2).save(path)
     return path
 
 

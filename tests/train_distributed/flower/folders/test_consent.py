@@ -20,6 +20,7 @@ from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Start
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import Report
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import Limits
 from train_distributed.flower.documents.window_file import WINDOW
 from train_distributed.one_shot.method_options import MethodOptions
@@ -128,17 +129,18 @@ def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, lis
 
 
 def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
-    options = MethodOptions(rounds=4)
+    options = MethodOptions(sums=2)
     home = federated(
         Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
     )
     capsys.readouterr()
+    numbers = Federation.load(home / "fed" / "federation.json").round_dimension
     assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
     said = capsys.readouterr().out
     for words in (
         f"user 0 (hospital-0) of federation {digest_of(home)}",
         "release by method discriminant; 3 classes: a, b, c",
-        "numbers and 4 of 21, your noise inside: ",
+        f"one vector of 7 numbers and 1 of {numbers}, your noise inside: ",
         "in each of 2 session(s)",
         "epsilon 2 at delta 1e-05 of one session, 2.96 of all agreed ones: replace one record",
         "at least 3 of 3 users must be honest",

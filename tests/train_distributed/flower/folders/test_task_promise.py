@@ -69,11 +69,12 @@ def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
 def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_path: Path) -> None:
     """It is part of what is digested; every user's whole numbers are as short as it says."""
     promise = replace(PROMISE, unit="user")
-    options = MethodOptions(user_clip=1.5)
+    options = MethodOptions(user_clip=(1.5,))
     task = make("discriminant", privacy=promise, options=options)
     agreed = task.federation.task["options"]
-    assert agreed == {"user_clip": 1.5}
-    other = replace(task.federation, task=task.federation.task | {"options": {"user_clip": 2.0}})
+    assert agreed["user_clip"] == [1.5]
+    longer = task.federation.task | {"options": agreed | {"user_clip": [2.0]}}
+    other = replace(task.federation, task=longer)
     assert other.digest != task.federation.digest
     for i in range(W):
         steps = task.encoded(i, embeddings_of(tmp_path, i)).view(np.int64)
@@ -83,17 +84,20 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
     assert (report["method"], report["user_clip"]) == ("discriminant", 1.5)
     assert report["sensitivity"] == pytest.approx(3.0, rel=1e-9)
+    free = {name: value for name, value in agreed.items() if name != "user_clip"}
+    dimension = build_method("discriminant", task.transform, K, free).statistic.dimension
+    terms = task.federation.task | {"options": free}
     bare = ModelTask.of(
-        replace(task.federation, task=task.federation.task | {"options": {}}),
+        replace(task.federation, task=terms, dimension=dimension),
         tmp_path / "public.safetensors",
     )
     assert bare.guarantee.sensitivity > 3 * task.guarantee.sensitivity
+    words = np.zeros(dimension, np.uint64)
     assert "user_clip" not in bare.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
-    with pytest.raises(ValueError, match="user_clip must be finite and > 0, got -1"):
-        ModelTask.of(
-            replace(task.federation, task=task.federation.task | {"options": {"user_clip": -1}}),
-            tmp_path / "public.safetensors",
-        )
+    for wrong in (-1, [-1.0], [1.0, 1.0, 1.0]):
+        terms = task.federation.task | {"options": agreed | {"user_clip": wrong}}
+        with pytest.raises(ValueError, match=r"options\.user_clip.* must be a "):
+            ModelTask.of(replace(task.federation, task=terms), tmp_path / "public.safetensors")
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from embed import row_map
+from embed import PublicTransform
 from heads import project_ball
 from heads.schedule import Schedule
 from train_distributed import Privacy
 from train_distributed.one_shot import rounds, summation
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.further_rounds import FIRST_SHARE
 from train_distributed.one_shot.summation import FloatSum
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.partition import Partition
 from train_distributed.privacy import promise
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
+from train_distributed.research.audit.target import TWO
 from train_distributed.research.audit.worst_case import AnswersCase
 
 PROMISE = Privacy(8.0, 1e-6)
@@ -60,7 +60,19 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
     def only_constant(x, clip_norm, constant=1.0, *, dtype=None):
         return functional.pad(x.to(dtype), (1, 0), value=constant)
 
-    patch.setattr(row_map, "add_constant_and_clip", only_constant)
+    patch.setattr("embed.transform.add_constant_and_clip", only_constant)
+
+
+def no_clip_about_the_centre(patch: pytest.MonkeyPatch) -> None:
+    """Rows of the second sum are as long as the first one's centre leaves them."""
+
+    def only_mapped(self: PublicTransform, rows: Tensor) -> Tensor:
+        if self.directions is None or self.centre is None:
+            return rows
+        features = (rows[:, 1:].double() @ self.directions - self.centre) / self.length
+        return torch.cat([rows[:, :1], features.to(rows.dtype)], 1)
+
+    patch.setattr(PublicTransform, "map_rows", only_mapped)
 
 
 def short_batch_over_its_own_size(patch: pytest.MonkeyPatch) -> None:
@@ -119,7 +131,17 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rounds, "mu_shares", lambda count: (FIRST_SHARE, 1 - FIRST_SHARE))
+    right = rounds.rounds_of
+
+    def as_one(*given) -> tuple[rounds.Round, ...]:
+        return tuple(
+            replace(
+                each, guarantee=replace(each.guarantee, share=each.times * each.guarantee.share)
+            )
+            for each in right(*given)
+        )
+
+    patch.setattr("train_distributed.one_shot.release.rounds_of", as_one)
 
 
 def no_users_clip(patch: pytest.MonkeyPatch) -> None:
@@ -164,6 +186,9 @@ FAULTS = {
     ),
     "half the noise in an evaluation": Fault(
         half_the_noise, Target("evaluation", ANSWERS, "float"), 500
+    ),
+    "no clip about the centre": Fault(
+        no_clip_about_the_centre, Target("discriminant", federation(), "float", TWO), 150
     ),
 }
 LONG_FAULTS = {

@@ -2,17 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy
 from train_distributed.commands.run import Run
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments.catalogue import ours, published
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.trials import Line, as_run, trials
+from train_distributed.research.experiments.trials import Line, trials
+from train_distributed.simulation import runner
 from train_distributed.simulation.scenario import Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
@@ -32,15 +36,16 @@ def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
 
 @pytest.mark.parametrize("line", list(ours(Scenario(users=USERS))), ids=lambda line: line.method)
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_ours_has_the_settings_of_run(sets, tmp_path: Path, line: Line, epsilon: float) -> None:
+def test_ours_has_the_settings_of_run(
+    sets, tmp_path: Path, line: Line, epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for rows, name in zip(sets, ("private", "public"), strict=True):
         rows.save(tmp_path / name)
-    promise = Privacy(epsilon, 1e-5)
     Run(
         embeddings=tmp_path / "private",
         public=tmp_path / "public",
         method=line.method,
-        privacy=promise,
+        privacy=Privacy(epsilon, 1e-5),
         scheme="iid",
         users=USERS,
         seed=0,
@@ -48,9 +53,18 @@ def test_ours_has_the_settings_of_run(sets, tmp_path: Path, line: Line, epsilon:
         out=tmp_path / "out",
     ).run()
     used = json.loads((tmp_path / "out" / "report.json").read_text())["configuration"]
-    transform, options = as_run(line, torch.full((USERS,), 20), CLASSES, promise, WIDTH)
-    assert used["options"] == json.loads(json.dumps(options))
-    assert used["transform_options"]["components"] == transform.components
+    played = list[tuple[str, dict[str, Any]]]()
+
+    def building(name: str, transform: PublicTransform, classes: int, options: Any) -> Method:
+        assert torch.equal(transform.row_mean, PublicTransform.fit(sets[1]).row_mean)
+        played.append((name, dict(options)))
+        return build_method(name, transform, classes, options)
+
+    monkeypatch.setattr(runner, "build_method", building)
+    work = trials([line], Conditions(epsilons=(epsilon,), seeds=1), *sets)
+    dict(work.jobs({}))
+    ((name, options),) = played
+    assert (name, json.loads(json.dumps(options))) == (line.method, used["options"])
 
 
 def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:

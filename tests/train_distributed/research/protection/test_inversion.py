@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embed.transform_options import TransformOptions
+from embed import PublicTransform
 from pretrain.sources import open_images
 from train_distributed.research.protection import rates
 from train_distributed.research.protection.inversion import Observation, invert, rank_one
@@ -167,7 +167,7 @@ def test_digits_are_recovered_from_single_gradients_of_untrained_networks(refere
 
 def test_rates_of_batches_are_between_none_and_all(tmp_path):
     public, private = pixel_digits()
-    transform = TransformOptions(components=16).fit(public)
+    transform = PublicTransform.fit(public, components=16)
     federation = head_federation(
         private, public, transform, FederationOptions(clients=2, rows=20, step=1.0, rounds=1)
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from embed.transform_options import TransformOptions
+from embed import PublicTransform
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.closed_forms import Constants
@@ -87,7 +87,7 @@ def test_what_is_deployed_for_a_degenerate_optimum():
 @pytest.fixture(scope="module")
 def digits():
     public, private = pixel_digits()
-    transform = TransformOptions(components=32).fit(public)
+    transform = PublicTransform.fit(public, components=32)
     return head_federation(
         private, public, transform, FederationOptions(clients=10, rows=250, step=2.0, rounds=60)
     )

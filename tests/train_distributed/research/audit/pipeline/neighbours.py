@@ -5,16 +5,16 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from embed.recentred import recentred
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.centre import Centre
 from embed.draws import random_keys
 from embed.engines.trial import trial_pictures
 from embed.fit import exclude
@@ -36,7 +36,9 @@ from tests.train_distributed.research.audit.pipeline.sources import (
     write_source,
 )
 from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import summed
@@ -44,12 +46,13 @@ from train_distributed.released.evaluate import summed
 PROMISE = Privacy(1.0, 1e-5)
 COMPUTED = (("torch", "float32"), ("torch", "bfloat16"), ("openvino", "float32"))
 SGD = {"solver": "sgd", "epochs": 3, "batch_size": 4}
+HEAD: dict[str, Any] = {"sums": 1, "l2_reg": 0.3}
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("discriminant", {"sums": 1}),
-    *((name, {"l2_reg": 0.3}) for name in ("softmax", "svm", "logistic")),
-    *((name, SGD | {"l2_reg": 0.3}) for name in ("softmax", "svm")),
-    ("softmax", {"l2_reg": 0.3, "prior": "equal"}),
-    ("svm", {"l2_reg": 0.3, "radius": 0.05}),
+    *((name, HEAD) for name in ("softmax", "svm", "logistic")),
+    *((name, SGD | HEAD) for name in ("softmax", "svm")),
+    ("softmax", HEAD | {"prior": "equal"}),
+    ("svm", HEAD | {"radius": 0.05}),
     ("discriminant", {"user_clip": 0.5}),
 )
 
@@ -123,6 +126,7 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
     found: list[Check] = []
     for source in ("class folders", "user folders"):
         first = pipeline.embedded(source, pipeline.records)
+        about = about_a_row(transform, first)
         for kind, second in pipeline.neighbours(source):
             if len(first) != len(second):
                 continue  # the numbers of rows are public: these are no neighbours
@@ -131,8 +135,7 @@ def checks(pipeline: PipelineAudit) -> Iterator[Check]:
             found.append(of_exclusion(first, second, kind, pipeline.folder))
             named = with_users(first), with_users(second)
             found += [of_sums(*named, kind, transform, *each) for each in METHODS]
-            about = recentred(transform, transform(first.embeddings)[0, 1:])
-            found.append(of_sums(*named, kind, about, "discriminant", {}))
+            found.append(of_sums(*named, kind, transform, about, {}))
             found += of_evaluations(*named, kind, transform)
     yield from sorted(found, key=lambda check: (check.command, check.where))
 
@@ -181,14 +184,15 @@ def of_sums(
     second: EmbeddingSet,
     kind: str,
     transform: PublicTransform,
-    method: str,
+    method: str | Method,
     options: Mapping[str, Any],
 ) -> Check:
     """`run`: without noise the sum moves by its sensitivity at most, and the report not at all.
 
     Where rows are shuffled, both sets are given the same order: the bound is that of every order.
     """
-    where = ", ".join([method, *(f"{name} {value}" for name, value in options.items())])
+    name = method if isinstance(method, str) else f"{method.name} about a centre"
+    where = ", ".join([name, *(f"{option} {value}" for option, value in options.items())])
     shuffled = options.get("solver") == "sgd"
     claims: dict[str, Any] = {}
 
@@ -209,6 +213,14 @@ def of_sums(
     opened = [each.opened for each in pair if each.opened is not None]
     claim = claims["sensitivity"] * math.sqrt(claims.get("compositions", 1))
     return _sums_check("run", where, kind, opened, claim, [each.report for each in pair])
+
+
+def about_a_row(transform: PublicTransform, rows: EmbeddingSet) -> Method:
+    """The second sum of a discriminant, about a centre at the first row."""
+    place = transform(rows.embeddings[:1], dtype=torch.float64)[0, 1:]
+    options = {"sums": 2, "class_noise": 0.1}
+    method = build_method("discriminant", transform, len(rows.meta["class_names"]), options)
+    return replace(method.about(Centre.of(0.9 * place, 1.0, transform.public)), first=None)
 
 
 def of_evaluations(

@@ -63,7 +63,7 @@ class Course:
 
     def sent(self, x: Tensor) -> Tensor:
         """Rows of the next sum, from (n, D + 1) raw ones; as many columns as were planned."""
-        if self.at_first:
+        if self.at_first or self.transform is None:
             return x
         moved = self.moved(x)
         return torch.nn.functional.pad(moved, (0, self.planned.dim - moved.shape[1]))

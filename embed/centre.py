@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embed.clip import LARGEST
 from embed.public_scatter import PublicScatter
-from embed.water_filling import LEAST_SHARE, ONE_SUM_SHARE
+from embed.water_filling import LEAST_NOISE, LEAST_SHARE, ONE_SUM_SHARE
 from pretrain import check
 
-SCALES = torch.logspace(-3, 4, 29, dtype=torch.float64)  # g, alike in logarithm
-LEAST_SQUARE = 0.05  # of a row's squared length: rows scatter at least so much about the centre
-LEAST_NOISE, LARGEST = 1e-12, 1e60  # s, where there is none; of a noised number
-INSIDE = 1 - 2.0**-40  # a mean of rows is no longer than they are
+SCALES = torch.logspace(-3, 4, 29, dtype=torch.float64)  # prior: g, alike in logarithm
+LEAST_SQUARE = 0.05  # prior: of a row's squared length; rows scatter so much about the centre
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Centre:
         check.within(f"[{LEAST_SQUARE}, 1]", centre_squared_length=square)
         apart = max(square - float(place.square().sum()), LEAST_SQUARE)
         common = min(float((place - scatter.mean).square().sum()) / square, 1.0)
-        spread = math.sqrt(apart / max(float(scatter.covariance.trace()), 1e-12))
+        spread = math.sqrt(apart / max(float(scatter.covariance.trace()), LEAST_NOISE**2))
         return cls(place, common, spread, max(LEAST_SHARE, common**2 / 2))
 
 
@@ -71,5 +70,8 @@ def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatt
     evidence = -0.5 * (total.log() + shift.square() / total).sum(1)
     kept = torch.softmax(evidence, 0) @ (prior / total)
     place = scatter.mean + vectors @ (kept * shift)
-    place = place * min(1.0, INSIDE / max(float(place.norm()), 1e-300))
+    # A mean of rows is no longer than they are, nor what rounding makes of its norm.
+    norm, most = float(place.norm()), 1 - (len(place) + 8) * torch.finfo(place.dtype).eps
+    if norm > most:
+        place = place * (most / norm)
     return torch.cat([place, place.new_tensor([min(max(square, LEAST_SQUARE), 1.0)])])

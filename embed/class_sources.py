@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from embed.known_classes import ClassGuess
+from embed.public_scatter import REGULAR
 from embed.store import EmbeddingSet
 from embed.transform import PublicTransform
+from embed.water_filling import LEAST_SHARE
 
-WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)  # of the kernel, on the unit sphere
-RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-TINY = 1e-300
-LEAST_VALUE = 1e-6  # of W, over its mean eigenvalue: keeps W regular where public rows are few
-OTHERWISE = 0.03  # of W + B: private classes differ where no public ones do
-ELSEWHERE = 0.05  # of B: public and private pictures of one class differ
-SHOWN = 2  # trust in examples, beside that in names
-LEAST_SPREAD = 0.1  # of the scatter that the rule expects of classes: less says nothing
-FEWEST = 10  # names of public classes from which a rule is learned
+# prior: widths of the kernel on the unit sphere
+WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.8)
+RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # prior: of a rule, over the kernel's values
+ELSEWHERE = 0.05  # prior: of B; public and private pictures of one class differ
+SHOWN = 2  # prior: trust in examples, where that in names is 1
+LEAST_SPREAD = 0.1  # guard: of the scatter that the rule expects of classes; less says nothing
+FEWEST = 10  # guard: names of public classes from which a rule is learned
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PublicScatter:
     """
 
     centre: Tensor  # (q,) g
-    between: Tensor  # (q, q) B + OTHERWISE (W + B)
+    between: Tensor  # (q, q) B + LEAST_SHARE (W + B)
     within: Tensor  # (q, q) W, regular
 
     @classmethod
@@ -83,9 +83,9 @@ class PublicScatter:
         if between is None or within is None:
             raise ValueError("public must have labels of two classes for guesses of class means")
         between, within = between.double(), within.double()
-        faint = LEAST_VALUE * within.diagonal().mean() * torch.eye(len(within)).double()
+        faint = REGULAR * within.diagonal().mean() * torch.eye(len(within)).double()
         centre = transform.row_mean[-len(within) :].double()
-        return cls(centre, between + OTHERWISE * (within + between), within + faint)
+        return cls(centre, between + LEAST_SHARE * (within + between), within + faint)
 
 
 def from_examples(
@@ -228,7 +228,7 @@ def of_classifier(directions: Tensor, matched: Mapping[int, int], public: ClassM
     theirs = public.means[list(matched.values())]
     shift, centre = ours.mean(0), theirs.mean(0)
     apart, wanted = ours - shift, theirs - centre
-    size = apart.square().sum().clamp(min=TINY)
+    size = apart.square().sum().clamp(min=torch.finfo(apart.dtype).tiny)
     factor = (apart * wanted).sum() / size
     one = torch.eye(apart.shape[1], dtype=torch.float64)
     found = []

@@ -6,13 +6,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from embed.project import in_blocks
 from pretrain import check
 
-CHUNK = 8192  # rows transformed at a time
-LEAST, LARGEST = 1e-60, 1e60  # bounds of a clip norm: its powers stay normal numbers
+LEAST, LARGEST = 1e-60, 1e60  # guard: of numbers whose powers must stay normal numbers
 
 
-@check.typed
 def add_constant_and_clip(
     x: Tensor, clip_norm: float, constant: float = 1.0, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -44,10 +43,8 @@ def add_constant_and_clip(
         raise ValueError(f"constant must be representable in {dtype}, got {constant}")
     check_finite(x, "x")
     out = torch.empty(len(x), x.shape[1] + 1, dtype=dtype, device=x.device)
-    for start in range(0, len(x), CHUNK):
-        rows = slice(start, start + CHUNK)
-        out[rows, 0] = constant
-        out[rows, 1:] = _clip(x[rows], clip_norm**2 - constant**2, dtype)
+    out[:, 0] = constant
+    in_blocks(x, lambda rows, _: _clip(rows, clip_norm**2 - constant**2, dtype), out[:, 1:])
     return out
 
 

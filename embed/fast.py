@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-COMPILE_FROM = 100_000  # images below which compiling costs more time than it saves
-CPU_BATCH, GPU_BATCH = 32, 512  # on a CPU small batches keep feature maps in the cache
+COMPILE_FROM = 100_000  # size: images below which compiling costs more time than it saves
+CPU_BATCH, GPU_BATCH = 32, 512  # size: on a CPU small batches keep feature maps in the cache
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ from embed.hold_out import HoldOut
 from embed.plot import Plot
 from embed.reference import ImportReference
 from embed.run import Exclude, FitTransform, Run
-from pretrain.cli.function import function
+from pretrain.public import function
 
 concat_sets = function("concat_sets", Concat)
 embed_images = function("embed_images", Run)

@@ -117,7 +117,7 @@ class Sources:
         return cls(classes, knowledge.text_encoder, vectors, own, directions, matched)
 
     def compressed(self, basis: Tensor) -> "Sources":
-        """Sources for coordinates along a (p, Q) basis; see `embed.compress`."""
+        """Sources for coordinates along a (p, Q) basis."""
         moved = None if self.directions is None else self.directions @ basis.double()
         return replace(self, directions=moved)
 

@@ -8,9 +8,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from embed.draws import greatest, random_keys
-from embed.store import EVALUATION, TRAIN, EmbeddingSet
+from embed.store import EmbeddingSet
 from pretrain import check
 from pretrain.cli.output import output_directory
+from pretrain.datasets import EVALUATION, TRAIN
 
 By = Literal["record", "user"]
 

@@ -12,10 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-SMALLEST, LARGEST = 2.0**-6, 2.0**15  # range of a row's largest entry for float16 without scaling
-BITS = 64
-SIGNIFICANT = 2**11  # of float16
-NEGATIVE_ZERO = 0x8000
+SMALLEST = 2.0**-6  # guard: a row's largest entry; smaller ones are scaled before float16
+BITS = 64  # size: of a hash
 
 
 def row_hashes(rows: np.ndarray) -> np.ndarray:
@@ -34,14 +32,17 @@ def row_hashes(rows: np.ndarray) -> np.ndarray:
     if rows.dtype != np.float64:
         rows = rows.astype(np.float32, copy=False)
     mantissa, exponent = np.frexp(np.abs(rows).max(1).astype(np.float64))
-    largest = np.ldexp(np.rint(mantissa * SIGNIFICANT) / SIGNIFICANT, exponent)
-    shift = np.where((largest >= SMALLEST) & (largest < LARGEST), 0, np.frexp(largest)[1])
+    float16 = np.finfo(np.float16)
+    significant = 2 / float(float16.eps)
+    largest = np.ldexp(np.rint(mantissa * significant) / significant, exponent)
+    held = (largest >= SMALLEST) & (largest < 2.0 ** (float16.maxexp - 1))
+    shift = np.where(held, 0, np.frexp(largest)[1])
     if shift.any():
         rows = np.ldexp(rows, -shift[:, None])
-    half = torch.from_numpy(np.array(rows, np.float32, order="C")).half().numpy().view(np.uint16)
+    half = torch.from_numpy(np.array(rows, np.float32, order="C")).half() + 0  # −0 + 0 is 0
     words = np.empty((len(rows), rows.shape[1] + 1), np.uint16)
     words[:, 0] = shift.astype(np.int16).view(np.uint16)
-    words[:, 1:] = np.where(half == NEGATIVE_ZERO, 0, half)
+    words[:, 1:] = half.numpy().view(np.uint16)
     width = words.shape[1] * words.itemsize
     data = memoryview(words.tobytes())
     digests = (

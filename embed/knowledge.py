@@ -15,9 +15,9 @@ class Knowledge:
     """Words for the classes, in the order of their numbers, for --text-encoder (default: as the
     private set declares)."""
     text_encoder: str | None = None
-    """Guess class means from names, by those of public classes: `package` (extra `names`), a
-    directory that transformers can load, or open_clip:NAME. The ImageNet classes that a timm
-    encoder was trained with join the public ones (default: names are not used)."""
+    """Guess class means from names, by those of public classes: `package` (extra `names`), or
+    a directory that transformers can load. The ImageNet classes that a timm encoder was trained
+    with join the public ones (default: names are not used)."""
     examples: Path | None = None
     """Public embedding set with labels named as the private classes (default: the public set where
     its class names contain the private ones; none: no examples)."""

@@ -14,10 +14,8 @@ import numpy as np
 from embed import store
 from embed.draws import greatest, random_keys
 from pretrain.cli.output import new_file
-from pretrain.datasets import ImageSet
+from pretrain.datasets import TEST, TRAIN, ImageSet
 from pretrain.intake.splits import count_of_tests
-
-WITHOUT_ENGINE = {"engine": "torch"}  # in descriptions by versions without engines
 
 
 class Partial:
@@ -196,12 +194,10 @@ class Partial:
         """
         if (share := self.meta.get("test_share")) is None:
             return split
-        train = np.flatnonzero(split == store.TRAIN)
+        train = np.flatnonzero(split == TRAIN)
         count = np.array([count_of_tests(len(train), share, "records")])
         drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
-        return np.where(np.isin(np.arange(len(split)), train[drawn]), store.TEST, split).astype(
-            np.uint8
-        )
+        return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
 
     def _describe(self, directory: Path, found: dict[str, Any]) -> None:
         content = {"content_hash": store.hash_rows(store.read_blocks(directory / "embeddings.npy"))}
@@ -213,7 +209,7 @@ class Partial:
 def plan_of(out: Path) -> dict[str, Any] | None:
     """Description of the unfinished extraction for `out`; None if there is none."""
     plan = _beside(out) / "meta.json"
-    return WITHOUT_ENGINE | json.loads(plan.read_text()) if plan.exists() else None
+    return json.loads(plan.read_text()) if plan.exists() else None
 
 
 def _beside(out: Path) -> Path:
@@ -227,7 +223,7 @@ def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
 
 def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
     """Description of a finished set as it was before its rows were computed."""
-    found = WITHOUT_ENGINE | {key: meta[key] for key in meta if key != "content_hash"}
+    found = {key: meta[key] for key in meta if key != "content_hash"}
     if skip and "unreadable" in found:
         found["rows"] += found.pop("unreadable")
     return found

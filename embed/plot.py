@@ -14,8 +14,8 @@ from pretrain.cli.output import new_directory, output_directory, write_json
 if TYPE_CHECKING:  # what draws is imported by the command that runs
     from matplotlib.figure import Figure
 
-TSNE_INPUT = 50  # principal directions that t-SNE starts from, as its authors advise
-COLOURS = 20
+TSNE_INPUT = 50  # size: principal directions that t-SNE starts from, as its authors advise
+COLOURS = 20  # size: classes that a legend names
 
 
 def project(x: np.ndarray, method: str, seed: int) -> np.ndarray:

@@ -6,10 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.public_rows import as_tensor
+ROWS, COLUMNS = 1024, 16  # size: rows of a block; a product has a multiple of these columns
+LARGE = 400  # guard: binary exponent from which rows are scaled down, and results stay so
 
-ROWS, COLUMNS = 1024, 16  # rows of a block; a product has a multiple of these columns
-LARGE, FULL = 400, 900  # largest binary exponents of projected rows and of results
+
+def as_tensor(x: Tensor | np.ndarray) -> Tensor:
+    """The rows as a tensor of their own dtype."""
+    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
 def in_blocks(
@@ -38,8 +41,8 @@ def in_blocks(
 def project(x: Tensor, mean: Tensor, basis: Tensor | None, scale: Tensor) -> Tensor:
     """Projects rows in float64, scaled by a power of two where they would overflow.
 
-    Every result is finite and has the right direction. Its length is right too, or beyond 2^800
-    where float64 cannot hold it.
+    Every result is finite and has the right direction. Its length is right too, or at least 2^300
+    where float64 might not hold it.
 
     Args:
         x: (n, p) finite floats.
@@ -55,7 +58,7 @@ def project(x: Tensor, mean: Tensor, basis: Tensor | None, scale: Tensor) -> Ten
     factor = _power(-down)
     centred = wide * factor - mean.double() * factor
     projected = (centred if basis is None else product(centred, basis.double())) / scale.double()
-    return projected * _power(np.minimum(down, (FULL - _exponents(projected)).clip(min=0)))
+    return projected * _power(np.minimum(down, (LARGE - _exponents(projected)).clip(min=0)))
 
 
 def product(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from embed.clip import CHUNK, check_finite
-from embed.store import EmbeddingSet, hash_rows
+from embed.clip import check_finite
+from embed.project import as_tensor
+from embed.store import BLOCK, EmbeddingSet, hash_rows
 
 
 def content_hash(rows: Tensor | np.ndarray | EmbeddingSet) -> str:
@@ -32,14 +32,10 @@ def checked_blocks(
     place = public.place if isinstance(public, EmbeddingSet) else "row {}".format
 
     def blocks() -> Iterator[Tensor]:
-        for start in range(0, len(rows), CHUNK):
-            block = as_tensor(rows[start : start + CHUNK])
+        size = max(1, BLOCK // rows.shape[1])
+        for start in range(0, len(rows), size):
+            block = as_tensor(rows[start : start + size])
             check_finite(block, "public", start, place)
             yield block
 
     return blocks
-
-
-def as_tensor(x: Tensor | np.ndarray) -> Tensor:
-    """The rows as a tensor of their own dtype."""
-    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x))

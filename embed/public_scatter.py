@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NEGLIGIBLE = 1e-9  # guard: beside the other eigenvalues, or shares, that is rounding
+REGULAR = 1e-6  # guard: of the mean eigenvalue; keeps a covariance regular where rows are few
+
 
 @dataclass(frozen=True)
 class PublicScatter:

@@ -6,16 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from embed.store import (
-    INFERRED,
-    TEST,
-    TRAIN,
-    EmbeddingSet,
-    read_array,
-    write_companions,
-    write_rows,
-)
+from embed.store import INFERRED, EmbeddingSet, read_array, write_companions, write_rows
 from pretrain.cli.output import new_directory, output_directory
+from pretrain.datasets import TEST, TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)

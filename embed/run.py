@@ -23,10 +23,10 @@ class Run(ExtractOptions, ImageOptions):
     """
 
     encoder: str = "simclr-small"
-    """timm:NAME, hf:NAME, hf:DIR, open_clip:NAME, open_clip:DIR, simclrv2:NAME, resnet50-v1, the
-    path of a checkpoint, or the encoder that is shipped here. `mirrored:` before any of these
-    averages over a picture and its mirror image. `concat:A@128+B@144` puts the embeddings of
-    several side by side, each of pictures scaled to its own number of pixels."""
+    """timm:NAME, hf:NAME, hf:DIR, simclrv2:NAME, resnet50-v1, the path of a checkpoint, or the
+    encoder that is shipped here. `mirrored:` before any of these averages over a picture and its
+    mirror image. `concat:A@128+B@144` puts the embeddings of several side by side, each of pictures
+    scaled to its own number of pixels."""
     weights: str | None = None
     """Weights for an --encoder that is named by its architecture: a file (`FILE#KEY` takes the
     network below a key or prefix of one that holds several), "random" for an untrained network,

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from embed.store import TEST, TRAIN, EmbeddingSet
+from embed.store import EmbeddingSet
 from pretrain.cli.command import run_command
+from pretrain.datasets import TEST, TRAIN
 
 
 @dataclass(frozen=True)

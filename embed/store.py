@@ -14,14 +14,12 @@ from embed.encoding import Encoding
 from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory
-from pretrain.datasets import ImageSet, decode_name, encode_names
+from pretrain.datasets import EVALUATION, UNLABELLED, ImageSet, decode_name, encode_names
 
-TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: rows held out for a private evaluation
-UNLABELLED = -1  # label of every row of an unlabelled set
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 DTYPES = {"labels": np.int64, "users": np.int64, "split": np.uint8}
 INFERRED = "inferred"  # classes counted from the labels that occur
-BLOCK_BYTES = 1 << 24  # rows are streamed in blocks of about this size
+BLOCK = 1 << 22  # size: numbers that are read, made or looked at together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,6 @@ class EmbeddingSet:
 
     Raises:
         ValueError: at construction, where the arrays do not fit together.
-        TypeError: a value of another type.
     """
 
     embeddings: np.ndarray  # (N, p) float16, float32 or float64; memory-mapped if opened
@@ -42,7 +39,6 @@ class EmbeddingSet:
     directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
 
     def __post_init__(self) -> None:
-        check.fields(self)
         x = self.embeddings
         if x.ndim != 2 or not x.size or x.dtype not in FLOATS:
             raise ValueError(f"embeddings must be a float (N, p), got {x.dtype} {x.shape}")
@@ -199,7 +195,7 @@ class EmbeddingSet:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The rows in order, in blocks of bounded size, (b, p)."""
-        size = max(1, BLOCK_BYTES // (self.dim * self.embeddings.itemsize))
+        size = max(1, BLOCK // self.dim)
         for start in range(0, len(self), size):
             yield np.asarray(self.embeddings[start : start + size])
 
@@ -252,7 +248,7 @@ def read_blocks(path: Path) -> Iterator[np.ndarray]:
     """Rows of an npy file in bounded blocks, not mapped: pages would count as this process's."""
     mapped = read_array(path)
     width = mapped.shape[1] * mapped.itemsize
-    size = max(1, BLOCK_BYTES // width)
+    size = max(1, BLOCK // mapped.shape[1])
     with path.open("rb") as file:
         file.seek(mapped.offset)
         for first in range(0, len(mapped), size):

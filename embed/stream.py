@@ -13,7 +13,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.formats import suffix_of, unreadable_suffixes
 
-AHEAD = 3  # batches decoded while one is computed
+AHEAD = 3  # size: batches decoded while one is computed
 Span = tuple[int, int]  # rows [start, stop) of one batch
 Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8; row -> reason if unreadable
 

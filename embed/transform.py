@@ -20,13 +20,13 @@ from embed.public_rows import checked_blocks, content_hash
 from embed.public_scatter import PublicScatter, principal_directions
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
-from embed.water_filling import Channel
+from embed.water_filling import FAINT, Channel
 from pretrain import check
 
-COMPONENTS = 512  # D at most: water-filling chooses among them
-CLIP_QUANTILE = 0.1  # of public norms; .02 to .3 are within half a point of each other
-CONSTANT = 0.5
-TIGHT = 0.5  # of the typical distance from the centre: nearly every row is clipped again
+COMPONENTS = 512  # size: D at most; water-filling chooses among them
+CLIP_QUANTILE = 0.1  # prior: of public norms; .02 to .3 are within half a point of each other
+CONSTANT = 0.5  # prior: a, where features are at most 1 long
+TIGHT = 0.5  # prior: of the typical distance from the centre: nearly every row is clipped again
 PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
 # Bounds of what divides features, as anybody may have made a transform: normal float32 numbers; and
 # about a centre lengths of which float32's rounding of a row, 2⁻²⁴, is a sixteenth at most.
@@ -144,6 +144,8 @@ class PublicTransform:
     ) -> "PublicTransform":
         """The transform to the directions that show most of class means seen with this noise.
 
+        Where something is known of the classes no length is less than `FAINT` of the largest.
+
         Rows are divided by s, `TIGHT` times the typical distance of private rows from the centre,
         √tr(AᵀTA) times their spread over that of public ones.
 
@@ -161,6 +163,8 @@ class PublicTransform:
         about = Centre.public(public) if centre is None else centre
         channel = Channel.of(public, about.share)
         lengths = channel.lengths(noise, components)
+        if self.known is not None:  # which say where classes lie also where noise hides it
+            lengths = lengths.clamp(min=FAINT * float(lengths.max()))
         kept = lengths > 0
         directions = channel.directions[:, : len(lengths)][:, kept] * lengths[kept]
         return replace(
@@ -229,7 +233,6 @@ class PublicTransform:
         return _equal(ours, theirs)
 
     @classmethod
-    @check.typed
     def fit(
         cls,
         public: "Tensor | np.ndarray | EmbeddingSet",
@@ -268,6 +271,7 @@ class PublicTransform:
         q = min(COMPONENTS, p, len(public) - 1) if components is None else components
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", clip_quantile=clip_quantile)
+        check.within("[0, 16]", constant=constant)  # √(c² − a²) is exact to a few 2⁻⁴⁶ up to there
         clip_norm = math.sqrt(1 + constant**2) if clip_norm is None else clip_norm
         check_bounds(clip_norm, constant)
         known = public if isinstance(public, EmbeddingSet) else None

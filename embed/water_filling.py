@@ -9,15 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from embed.public_scatter import PublicScatter, signed
+from embed.clip import LARGEST
+from embed.public_scatter import NEGLIGIBLE, PublicScatter, signed
 
-FLOOR_RANK = 64  # f is that eigenvalue of W, from the largest
-LEAST_FLOOR = 1e-9  # of W's mean eigenvalue; W of rows that are all alike has none
-LEAST_SHARE = 0.03  # λ: how far private classes may differ otherwise than public ones do
-ONE_SUM_SHARE = 0.05  # λ about the public mean, where no first sum says how far private rows lie
-PLANNED_SHARE = 0.25  # λ for the number of directions, fixed before the first sum
-MOST = 256  # directions; second moments of more are noise, and many bytes
-LEAST_NOISE, LOUDEST = 1e-6, 1e60  # bounds of t: its square is a normal number
+FLOOR_RANK = 64  # prior: f is that eigenvalue of W, from the largest
+LEAST_SHARE = 0.03  # prior: λ, how far private classes may differ otherwise than public ones do
+# prior: λ about the public mean, where no first sum says how far private rows lie
+ONE_SUM_SHARE = 0.05
+PLANNED_SHARE = 0.25  # prior: λ for the number of directions, fixed before the first sum
+FAINT = 0.15  # prior: of the largest length, where something is known of the classes
+MOST = 256  # size: directions; second moments of more are noise, and many bytes
+LEAST_NOISE = 1e-6  # guard: deviation of rows of length 1, or of noise in them, that is none
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Channel:
     def of(cls, scatter: PublicScatter, share: float) -> "Channel":
         """Channel of public rows; `share` is λ. Without labels B is 0 and W the covariance."""
         values = torch.linalg.eigvalsh(scatter.within).flip(0)
-        least = LEAST_FLOOR * float(values.clamp(min=0).mean())
+        least = NEGLIGIBLE * float(values.clamp(min=0).mean())
         floor = max(float(values[min(FLOOR_RANK, len(values)) - 1]), least, torch.finfo().tiny)
         values, vectors = torch.linalg.eigh(scatter.within)
         root = vectors * (values.clamp(min=0) + floor).rsqrt() @ vectors.T
@@ -56,7 +58,7 @@ class Channel:
 
     def count(self, noise: float, information: float = 1.0, most: int = MOST) -> int:
         """The fewest directions that hold this share of Σ log(1 + β a²/t²), `most` at most."""
-        bounded = min(max(noise, LEAST_NOISE), LOUDEST)
+        bounded = min(max(noise, LEAST_NOISE), LARGEST)
         heard = self.strengths * self.lengths(noise).square() / bounded**2
         held = heard.log1p().cumsum(0)
         enough = int((held < information * held[-1] * (1 - 1e-12)).sum()) + 1
@@ -91,7 +93,7 @@ def water_filling(strengths: Tensor, noise: float) -> Tensor:
         tensor([0.3819, 0.4564, 0.0000], dtype=torch.float64)
     """
     # c, ascending, less the least: θ and c may be large beside the powers
-    bounded = min(max(noise, LEAST_NOISE), LOUDEST)
+    bounded = min(max(noise, LEAST_NOISE), LARGEST)
     levels = bounded**2 * (1 / strengths - 1 / strengths[0])
     counts = torch.arange(1, len(levels) + 1, dtype=levels.dtype)
     waters = (1 + levels.cumsum(0)) / counts  # θ of the first k

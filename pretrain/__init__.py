@@ -7,8 +7,8 @@ import pretrain.torchvision_ops  # noqa: F401  (before anything imports torchvis
 from pretrain.public import public_names
 
 if TYPE_CHECKING:
+    from pretrain.commands import convert_checkpoint, pretrain_simclr, probe_encoder
     from pretrain.encoder import build_encoder
-    from pretrain.functions import convert_checkpoint, pretrain_simclr, probe_encoder
 
     __version__: str
 
@@ -17,5 +17,5 @@ __all__ = ["build_encoder", "convert_checkpoint", "pretrain_simclr", "probe_enco
 if not TYPE_CHECKING:
     _HOMES = {"build_encoder": "encoder"}
     __getattr__, __dir__ = public_names(
-        __name__, {name: _HOMES.get(name, "functions") for name in __all__}
+        __name__, {name: _HOMES.get(name, "commands") for name in __all__}
     )

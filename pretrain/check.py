@@ -1,125 +1,23 @@
 """Refusals of arguments: one line per rule, naming the argument, the rule and the value.
 
 Every function takes the values to check by their names and raises ValueError for the first that
-breaks the rule, `types` and `fields` TypeError. Options that may be left out go through `present`,
-which drops those that were: `check.within("[0, 1]", **check.present(share=self.share))`.
+breaks the rule. Options that may be left out go through `present`, which drops those that were:
+`check.within("[0, 1]", **check.present(share=self.share))`.
 """
 
 import importlib
 import math
 import operator
 import re
-import types as kinds
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import fields as fields_of
-from functools import cache, wraps
-from inspect import signature
-from numbers import Integral, Real
-from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Collection, Iterable
+from typing import Any
 
 _INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
-_WORDS = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    kinds.NoneType: "None",
-}
 
 
 def present(**values: Any) -> dict[str, Any]:
     """Values that were given: all but None."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def fields(record: Any) -> None:
-    """Every field of a dataclass is of the type that it is annotated with."""
-    hints = _hints(type(record))
-    for each in fields_of(record):
-        types(hints[each.name], **{each.name: getattr(record, each.name)})
-
-
-def types(hint: Any, **values: Any) -> None:
-    """Every value is of the annotated type; truth values are no numbers.
-
-    Text that is none of the choices that are text is a ValueError.
-    """
-    for name, value in values.items():
-        if not fits(value, hint):
-            kind = ValueError if isinstance(value, str) and "one of" in _named(hint) else TypeError
-            raise kind(f"{name} must be {_named(hint)}, got {_shown(value)}")
-
-
-def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """Function that raises TypeError for an argument of another type than it is annotated with."""
-
-    @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = _hints(function)
-        for name, value in signature(function).bind(*args, **kwargs).arguments.items():
-            if name in known and name not in ("args", "options"):
-                types(known[name], **{name: value})
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; types that nobody can check, such as functions, are not."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return fits(value, parts[0])
-    if origin in (Union, kinds.UnionType):
-        return any(fits(value, each) for each in parts)
-    if origin is Literal:
-        return isinstance(value, str | int) and value in parts
-    if origin is tuple and isinstance(value, tuple):
-        each = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        return len(value) == len(each) and all(map(fits, value, each))
-    if hint in (int, float):
-        known = isinstance(value, Integral if hint is int else Real)
-        return known and not isinstance(value, bool)
-    kind = kinds.NoneType if hint is None else origin or hint
-    try:
-        return not isinstance(kind, type) or isinstance(value, kind)
-    except TypeError:  # a protocol
-        return True
-
-
-@cache
-def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _named(hint: Any) -> str:
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, kinds.UnionType):
-        return " or ".join(dict.fromkeys(map(_named, parts)))
-    if origin is Literal:
-        return f"one of {', '.join(map(str, parts))}"
-    if origin is tuple:
-        return f"a tuple, each {_named(parts[0])}" if parts[1:] == (...,) else "a tuple"
-    return _WORDS.get(hint) or f"of type {getattr(origin or hint, '__name__', hint)}"
-
-
-def _shown(value: Any) -> str:
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= 60 else f"a value of type {type(value).__name__}"
 
 
 def positive(**values: float) -> None:

@@ -14,6 +14,7 @@ from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import versions
+from pretrain.public import function
 from pretrain.recipes import SMALL, SimCLRConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -289,3 +290,8 @@ class Probe:
             "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),
             "linear": linear_accuracy(x, y, z, labels, l2_reg=self.l2_reg),
         }
+
+
+pretrain_simclr = function("pretrain_simclr", Simclr)
+convert_checkpoint = function("convert_checkpoint", Convert)
+probe_encoder = function("probe_encoder", Probe)

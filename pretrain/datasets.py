@@ -8,10 +8,10 @@ import numpy as np
 
 from pretrain import check
 
-TRAIN, TEST, EVALUATION = 0, 1, 2
+TRAIN, TEST, EVALUATION = 0, 1, 2  # evaluation: held out for a private one
 MOST_CLASSES = 1 << 20  # limit for classes counted from numeric labels, or declared by number
 SPLITS = {"train": TRAIN, "test": TEST, "evaluation": EVALUATION, "val": EVALUATION}
-UNLABELLED = -1  # label of every image of an unlabelled set
+UNLABELLED = -1  # label of every image, and row, of an unlabelled set
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Encoders by name: of timm, Hugging Face, open_clip, SimCLRv2, and our own checkpoints."""
+"""Encoders by name: of timm, Hugging Face, SimCLRv2, and our own checkpoints."""
 
 import hashlib
 import json
@@ -24,22 +24,20 @@ from pretrain.tensor_file import read_tensors, write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
-    *("timm:NAME", "hf:NAME", "hf:DIR", "open_clip:NAME", "open_clip:DIR", "simclrv2:NAME"),
+    *("timm:NAME", "hf:NAME", "hf:DIR", "simclrv2:NAME"),
     *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{PREFIX}any of these"),
     f"{concat.PREFIX}several of them joined by +",
 )
 
 
-@check.typed
 def build_encoder(
     name: str, *, weights: str | None = None, seed: int = 0, image_size: Size | None = None
 ) -> Encoder:
     """Builds an encoder: (n, 3, h, w) in [0, 1] -> (n, embedding_dim).
 
     Args:
-        name: an architecture, `timm:MODEL`, `open_clip:MODEL` (with the tag of its weights or
-            without), `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with weights, `hf:NAME` or
-            `hf:DIR` of Hugging Face's transformers or `open_clip:DIR`; the path of one of our
+        name: an architecture, `timm:MODEL`, `simclrv2:r50_1x_sk1` or `resnet50-v1`; a model with
+            weights, `hf:NAME` or `hf:DIR` of Hugging Face's transformers; the path of one of our
             checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
             these averages over a picture and its mirror image; `concat:A@128+B` puts embeddings of
             several beside one another, each of pictures of its own size.
@@ -77,9 +75,8 @@ def build_encoder(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if (kind in BUILDERS and rest) or name == "resnet50-v1":
-            has_weights = kind == "hf" or (kind == "open_clip" and Path(rest).is_dir())
-            if weights is None and not has_weights:
-                more = {"timm": ", hub or package", "open_clip": " or hub"}.get(kind, "")
+            if weights is None and kind != "hf":
+                more = ", hub or package" if kind == "timm" else ""
                 raise ValueError(
                     f"weights must be given for {name}: a file, random for an untrained network"
                     f"{more}, got none"
@@ -218,7 +215,6 @@ def _of(module: str, name: str) -> Callable[..., Any]:
 BUILDERS: dict[str, Callable[[str, str | None, Size | None], Encoder]] = {
     "timm": _of("encoders.timm_models", "build_timm"),
     "hf": _of("encoders.hugging_face", "build_hugging_face"),
-    "open_clip": _of("encoders.open_clip_towers", "build_open_clip"),
     "simclrv2": _of("simclr_v2", "build_simclr_v2"),
     "resnet50-v1": _of("resnet50_v1", "build_resnet50_v1"),
 }
@@ -226,7 +222,6 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
     "small-resnet": _of("resnet", "SmallResNet.rebuild"),
     "timm": _of("encoders.timm_models", "TimmEncoder.rebuild"),
     "hf": _of("encoders.hugging_face", "HuggingFaceEncoder.rebuild"),
-    "open_clip": _of("encoders.open_clip_towers", "OpenClipEncoder.rebuild"),
     "mirrored": lambda fields: Mirrored(_inner(fields, "concat", "mirrored")),
     "concat": _rebuild_concat,
     "simclrv2": lambda fields: BUILDERS["simclrv2"](fields["name"], None, None),

@@ -28,7 +28,7 @@ class Preprocess:
     longest: scale it until it just fits into `resize`, then put `border` around it.
     squash: scale each side to `resize`, then cut out the centre.
 
-    timm, Hugging Face and open_clip describe their models by the last three.
+    timm and Hugging Face describe their models by the last three.
 
     With `pictures` it says what becomes of a picture of any size: that is first scaled until it
     just covers `pictures`, and its centre is cut out, as `pretrain.intake.decode.squared` does.

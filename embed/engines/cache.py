@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pretrain.cli.output import sync_tree
 
 T = TypeVar("T")
-LIMIT = 4 << 30  # bytes of all networks; beyond it the oldest are removed
+LIMIT = 4 << 30  # size: bytes of all networks; beyond it the oldest are removed
 DIGESTS = "digests.json"
 
 

@@ -13,9 +13,9 @@ from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, 
 from embed.fast import DTYPES, choose_dtype, fast_forward, filled_up
 
 ENGINES = (*COMPILERS, "torch")  # fastest first
-FEW = 1_000  # for fewer images torch finishes before a network is converted
-COSINE, NORM = 0.9999, 0.01  # least cosine with torch's row; largest difference of lengths
-ROUGHLY = 100  # factor of these tolerances for a precision that the user names
+FEW = 1_000  # size: for fewer images torch finishes before a network is converted
+# guard: distance from torch's row, over its length; and in a precision that the user names
+NEAR, ROUGHLY = 0.01, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ def choose(
 
     pixels, agrees, last_precision = trial(), None, precisions[-1]
     if engines != ("torch",) or len(precisions) > 1:
-        scale = 1 if compute == "auto" else ROUGHLY
-        agrees = _agreement(pixels, in_torch("float32")(pixels), scale)
+        within = NEAR if compute == "auto" else ROUGHLY
+        agrees = _agreement(pixels, in_torch("float32")(pixels), within)
     shape = (batch_size, *pixels.shape[1:])
     refused: dict[str, str] = {}  # an engine, or one in a precision, and why
     for precision, name in itertools.product(precisions, engines):
@@ -153,8 +153,11 @@ def _checks(pixels: Tensor, agrees: Check | None) -> Check:
     return check
 
 
-def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:
-    """Function that raises if the embeddings of the pixels differ from the expected (b, p)."""
+def _agreement(pixels: Tensor, expected: Tensor, within: float) -> Check:
+    """Function that raises if the embeddings of the pixels differ from the expected (b, p).
+
+    Lengths by a share of `within`, directions by a cosine of 1 − `within`².
+    """
 
     def check(forward: Forward) -> None:
         found, wanted = forward(pixels).double(), expected.double()
@@ -162,10 +165,10 @@ def _agreement(pixels: Tensor, expected: Tensor, scale: int) -> Check:
         blank = (lengths[0] == 0) & (lengths[1] == 0)
         cosine = ((found * wanted).sum(1) / (lengths[0] * lengths[1])).where(~blank, 1.0).min()
         ratio = (lengths[0] / lengths[1] - 1).abs().where(~blank, 0.0).max()
-        least, most = 1 - scale * (1 - COSINE), min(scale * NORM, 0.1)
-        if not (cosine >= least and ratio <= most):  # so that NaN is refused
+        least = 1 - within**2
+        if not (cosine >= least and ratio <= within):  # so that NaN is refused
             raise Disagreement(
-                f"cosines with torch in float32 must be >= {least:g}, lengths within {most:.0%}, "
+                f"cosines with torch in float32 must be >= {least:g}, lengths within {within:.0%}, "
                 f"got {cosine:.5f} and {ratio:.1%}"
             )
 

@@ -19,7 +19,7 @@ from pretrain.encoder import encoder_hash
 Run = Callable[[np.ndarray], np.ndarray]  # (b, 3, h, w) float32 to (b, p) float32
 Forward = Callable[[Tensor], Tensor]
 Check = Callable[[Forward], None]
-MAKERS = ("torch", "timm", "transformers", "open_clip_torch")  # of a program
+MAKERS = ("torch", "timm", "transformers")  # of a program
 
 
 @dataclass(frozen=True, kw_only=True)

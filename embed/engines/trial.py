@@ -6,8 +6,6 @@ A choice made by looking at a private picture would change the rows of all other
 import torch
 from torch import Tensor
 
-SEED = 7
-
 
 def trial_pictures(count: int, height: int, width: int) -> Tensor:
     """(count, 3, height, width) uint8 pictures, always the same.
@@ -15,7 +13,7 @@ def trial_pictures(count: int, height: int, width: int) -> Tensor:
     They are clouds: the spectrum falls as 1/frequency, like that of natural images, and channels
     are correlated.
     """
-    draw = torch.Generator().manual_seed(SEED)
+    draw = torch.Generator().manual_seed(7)
     rows = torch.fft.fftfreq(height)[:, None] * height
     columns = torch.fft.rfftfreq(width) * width
     amplitude = 1 / torch.hypot(rows, columns).clamp(min=1)

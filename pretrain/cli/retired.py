@@ -20,8 +20,8 @@ class Retired:
             return False
         name, _, value = self.option.partition(" ")
         words = [word for each in arguments for word in _split(each)]
-        if value:
-            return any(pair == (name, value) for pair in pairwise(words))
+        if value:  # or its kind, as in open_clip:NAME
+            return any(n == name and v.partition(":")[0] == value for n, v in pairwise(words))
         return not name or name in words
 
     def line(self, command: str) -> str:
@@ -29,22 +29,52 @@ class Retired:
         return f"{f'{command} {self.option}'.strip()} has been retired: {self.instead}"
 
 
+EMBEDS = ("embed run", "pretrain probe", "predict", "export", "federation join")
 METHODS = ("run", "audit", "federation init")  # commands that take a method and its options
+FITTED = ("run", "embed fit-transform")  # commands that fit a transform to public rows
 BY_RULE = "leave it out, as a public rule decides"
+MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
+RAW = "leave it out, as a transform has raw coordinates and run maps them"
 RETIRED = (
     Retired(
         ("embed exclude",), "--private", "give the private set as --embeddings; it alone is changed"
     ),
+    Retired(EMBEDS, "--encoder open_clip", "name the same tower as timm:NAME or hf:NAME"),
+    Retired(("run", "embed fit-transform"), "--text-encoder open_clip", "take a folder of hf:NAME"),
     Retired(("federation adder",), "", "type federation aggregator"),
     Retired(("federation window",), "--adders", "type --aggregators"),
+    Retired(("export",), "--format sklearn", "take onnx, or train_distributed.Release in Python"),
+    Retired(("select",), "", "type rehearse; settings are by a public rule, it predicts accuracy"),
     Retired(METHODS, "--method class-sums", "take --method discriminant"),
     Retired(METHODS, "--method least-squares", "take --method discriminant"),
     Retired(METHODS, "--alpha", BY_RULE),
-    Retired(METHODS, "--class-code", "leave it out"),
+    Retired(METHODS, "--class-code", "leave it out, as class sums are sent as they are"),
     Retired(METHODS, "--ridge", BY_RULE),
     Retired(METHODS, "--public-share", BY_RULE),
     Retired(METHODS, "--shrinkage", BY_RULE),
     Retired(METHODS, "--moments", "leave it out; second moments are sent unless users are clipped"),
+    Retired(METHODS, "--prior empirical", "type --prior private"),
+    Retired(METHODS, "--centre", "take --sums 2 for a private centre, --sums 1 for the public one"),
+    Retired(METHODS, "--keep", MAPPED),
+    Retired(
+        METHODS, "--descent-above", "leave it out, as two sums are two sums whatever they show"
+    ),
+    Retired(("run",), "--most-bytes", "take --components, which bounds the bytes a user sends"),
+    Retired(FITTED, "--directions", MAPPED),
+    Retired(FITTED, "--leading", MAPPED),
+    Retired(FITTED, "--discriminants", MAPPED),
+    Retired(FITTED, "--whiten", RAW),
+    Retired(FITTED, "--no-whiten", RAW),
+    Retired(("embed fit-transform",), "--shrinkage", RAW),
+    Retired(("embed fit-transform",), "--clip-norm", "leave it out, as features have length 1"),
+    Retired(("run",), "--clip-quantile", "give it to embed fit-transform, then run --transform"),
+    Retired(("run",), "--constant", "give it to embed fit-transform, then run --transform"),
+    Retired(FITTED, "--alike", "take --examples, or --text-encoder for names"),
+    Retired(
+        FITTED, "--classifier", "take --text-encoder; the encoder's own classes join the names"
+    ),
+    Retired(("demo",), "--components", MAPPED),
+    Retired(("audit",), "--pipeline", "leave it out, as tests compare neighbours through commands"),
 )
 
 

@@ -1,7 +1,6 @@
 """Vectors of the names of classes, by a text encoder in a folder or a package; words of ids.
 
-A folder is one that sentence-transformers or transformers wrote; open_clip's own text tower is
-named as `open_clip:NAME` or `open_clip:DIR`, as its pictures' encoder is.
+A folder is one that sentence-transformers or transformers wrote.
 """
 
 import math
@@ -35,7 +34,7 @@ def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
 
     Args:
         names: of classes; WordNet's ids, as ImageNet's classes have, are replaced by their words.
-        encoder: "package", a directory, or `open_clip:` with a name or a directory.
+        encoder: "package" or a directory.
 
     Raises:
         ValueError: an extra is missing, or no text encoder in the directory.
@@ -48,8 +47,6 @@ def name_vectors(names: Sequence[str], encoder: str) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _text_vectors(texts: tuple[str, ...], encoder: str) -> Tensor:
-    if encoder.startswith("open_clip:"):
-        return _by_tower(encoder.partition(":")[2], texts)
     if encoder != "package":
         return _by_folder(Path(encoder), texts)
     spec = find_spec(PACKAGE)  # found without running it, which prints
@@ -112,24 +109,5 @@ def _by_folder(place: Path, texts: Sequence[str]) -> Tensor:
                 mask = tokens["attention_mask"][..., None].float()
                 found = (model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
         vectors.append(found)
-    return _unit(torch.cat(vectors)[torch.tensor(order).argsort()])
-
-
-def _by_tower(name: str, texts: Sequence[str]) -> Tensor:
-    library = check.installed(
-        "open_clip", "text_encoder", package="open_clip_torch", extra="encoders"
-    )
-    local = Path(name).is_dir()
-    architecture, _, tag = name.partition(".")
-    model = f"local-dir:{name}" if local else architecture
-    try:
-        network = library.create_model(model, pretrained=None if local else tag or None)
-        tokenizer = library.get_tokenizer(model)
-        with torch.inference_mode():
-            return _unit(network.eval().encode_text(tokenizer(list(texts))))
-    except (RuntimeError, OSError, ValueError) as error:
-        raise ValueError(f"text_encoder must name a pair of towers, got {name}: {error}") from error
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(vectors.double(), dim=1).clone()
+    found = torch.cat(vectors)[torch.tensor(order).argsort()].double()
+    return torch.nn.functional.normalize(found, dim=1).clone()

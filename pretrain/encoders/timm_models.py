@@ -16,7 +16,7 @@ from pretrain import check
 from pretrain.encoders import efficientnet_names
 from pretrain.encoders.base import Encoder, read_size
 from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import below, fit_weights
+from pretrain.encoders.weights import CLASSIFIERS, below, fit_weights, without_heads
 from pretrain.encoders.weights_file import read_weights
 from pretrain.preprocess import BLACK, Preprocess, Size
 
@@ -81,7 +81,8 @@ def build_timm(
 ) -> TimmEncoder:
     """The network `name`, with weights from a file, "package", "hub", or "random" ones.
 
-    A file may be one that timm itself would convert by names, such as DINOv2's as published.
+    A file may be one that timm itself would convert by names, such as DINOv2's as published or
+    open_clip's of a model of pictures and texts.
 
     Raises:
         ValueError: no such model, or weights that are not there or not its own.
@@ -146,11 +147,14 @@ def _converted(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     Some of its conversions go by the order of tensors; these are not used.
     """
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    own = model.state_dict()
     if convert is not None:
         with contextlib.suppress(Exception):  # not a file that it knows: reported by its names
             orders = list(tensors.items()), list(tensors.items())[::-1]
-            one, other = (convert(dict(order), model) for order in orders)
-            same = one.keys() == other.keys() == model.state_dict().keys()
+            one, other = (
+                without_heads(convert(dict(order), model), own, CLASSIFIERS) for order in orders
+            )
+            same = one.keys() == other.keys() == own.keys()
             if same and all(torch.equal(one[name], other[name]) for name in one):
                 return one
     return tensors

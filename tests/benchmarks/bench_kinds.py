@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
+from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.metrics import BINS

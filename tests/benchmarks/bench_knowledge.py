@@ -3,41 +3,40 @@
 python tests/benchmarks/bench_knowledge.py --embeddings cifar10_lite0 --public tiny_lite0 \
     --text-encoder package --write knowledge.json
 
-The discriminant as `run` releases it by default, on public principal coordinates of both sets,
-with float noise. A source is none, names, shuffled names (every class has another's), numbers
-("class_3"), digits ("3"), a number of examples a class, or names and examples. Examples are
-training rows that are taken out of the private set first, others for each seed. Users hold 50 rows
-each, half of them honest.
+The discriminant as `run` releases it by default, with float noise. A source is none, names,
+shuffled names (every class has another's), numbers ("class_3"), digits ("3"), a number of examples
+a class, or names and examples. Examples are training rows that are taken out of the private set
+first, others for each seed. Users hold 50 rows each, half of them honest.
 """
 
 import argparse
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from embed.compress import Compression
-from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans, NameRule
 from embed.guesses import Sources, knowing, means_by_name
 from embed.knowledge import Knowledge
-from embed.store import TEST, TRAIN
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
 from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.metrics import BINS
+from train_distributed.one_shot.model import probabilities
 from train_distributed.one_shot.registry import build_method
 from train_distributed.partition import split
 from train_distributed.simulation.shared_training import RowsInMemory, released
 
-METHOD, COORDINATES, EACH, DELTA = "discriminant", 512, 50, 1e-5
+METHOD, EACH, DELTA = "discriminant", 50, 1e-5
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
 USERS = (10, 20, 50, 100, 1000)
 DRAWN = (0.1, 0.4, 1.2)  # ε of the picture's panels
@@ -51,27 +50,28 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Stage:
-    """Both sets as public coordinates, their transforms, and the names' vectors."""
+    """Private set, the raw coordinates of a transform, and what names say."""
 
     private: EmbeddingSet
     public: EmbeddingSet
-    compression: Compression
+    transform: PublicTransform
     sources: Sources
-    fitted: dict[TransformOptions, tuple[PublicTransform, ClassMeans]] = field(default_factory=dict)
-    rules: dict[TransformOptions, tuple[NameRule | None, str]] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Classes of the private set."""
         return tuple(map(str, self.private.meta["class_names"]))
 
-    def transform(self, options: TransformOptions) -> tuple[PublicTransform, ClassMeans]:
-        """A transform, fitted once, and the public class means in its features."""
-        if options not in self.fitted:
-            found = self.compression.fit_transform(self.public, **options.arguments())
-            means = ClassMeans.of(self.public, found, self.sources.classes)
-            self.fitted[options] = found, means
-        return self.fitted[options]
+    @cached_property
+    def tested(self) -> torch.Tensor:
+        """Raw rows of the test split."""
+        return self.transform(self.private.embeddings[self.private.split == TEST])
+
+    @cached_property
+    def rule(self) -> tuple[NameRule | None, str]:
+        """From names to class means, and in words."""
+        means = ClassMeans.of(self.public, self.transform, self.sources.classes)
+        return self.sources.rule(self.transform, means)
 
     def rows(self, source: str, seed: int) -> tuple[EmbeddingSet | None, np.ndarray]:
         """Examples of a source, and the training rows that are left, in the users' order."""
@@ -83,39 +83,21 @@ class Stage:
         left = rng.permutation(np.setdiff1d(order, shown) if most else order)
         return (self.private.subset(np.sort(shown)) if most else None), left
 
-    def knowing(
-        self, source: str, options: TransformOptions, shown: EmbeddingSet | None
-    ) -> PublicTransform:
-        """The transform with this source's guesses."""
-        (transform, means), parts = self.transform(options), set(source.split("+"))
-        examples = None if shown is None else means_by_name(shown, transform, self.names)
+    def knowing(self, source: str, shown: EmbeddingSet | None) -> PublicTransform:
+        """The transform with this source's guesses; without, where it says nothing."""
+        parts = set(source.split("+"))
+        examples = None if shown is None else means_by_name(shown, self.transform, self.names)
         rule, words, groups = None, "", []
         odd = {"numbers": "class_{}", "digits": "{}"}
         if {"names", "shuffled", *odd} & parts:
-            if options not in self.rules:
-                self.rules[options] = self.sources.rule(transform, means)
-            rule, words = self.rules[options]
+            rule, words = self.rule
             form = next((odd[part] for part in parts if part in odd), "")
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
-        return knowing(transform, self.names, rule, words, groups, examples)
-
-    def method(
-        self, source: str, facts: PublicFacts, shown: EmbeddingSet | None
-    ) -> tuple[PublicTransform, Method]:
-        """What `run` takes: where a source says nothing, as where there is none."""
-        open_ = METHOD, TransformOptions(), {}, self.compression.basis.shape[1]
-        if source != "none":
-            options, _ = facts.filled_in(*open_, knowing=True)
-            transform = self.knowing(source, options, shown)
-            if transform.known is not None:
-                return transform, build_method(METHOD, transform, len(self.names), {})
-        options, own = facts.filled_in(*open_)
-        transform, _ = self.transform(options)
-        return transform, build_method(
-            METHOD, transform, len(self.names), facts.options(METHOD, own)
-        )
+        if source == "none":
+            return self.transform
+        return knowing(self.transform, self.names, rule, words, groups, examples)
 
     def cell(self, source: str, seed: int, users: Sequence[int]) -> list[dict[str, Any]]:
         """Accuracies of one source and seed, of all users and ε."""
@@ -126,10 +108,12 @@ class Stage:
             promise, classes = Privacy(epsilon, DELTA), len(self.names)
             sizes = torch.full((count,), EACH)
             facts = PublicFacts(sizes=sizes, num_classes=classes, privacy=promise)
-            transform, method = self.method(source, facts, shown)
+            transform = self.knowing(source, shown)
+            settings = facts.settings(METHOD, transform, {})
+            method = build_method(METHOD, transform, classes, settings)
             rows = left[: count * EACH]
             labels = torch.from_numpy(self.private.labels[rows].astype(np.int64))
-            x = transform(self.private.embeddings[rows])
+            x = self.transform(self.private.embeddings[rows])
             held = RowsInMemory(x, labels, split(labels, count))
 
             def draw(number: int, size: int, epsilon: float = epsilon) -> torch.Tensor:
@@ -138,11 +122,16 @@ class Stage:
                 return torch.randn(size, generator=own, dtype=torch.float64)
 
             course = released(method, None, held, held.sizes, promise, draw)
-            tested = course.moved(transform(self.private.embeddings[test])).double()
-            hits = (tested @ course.fitted().weights).argmax(1).numpy() == y
+            fitted = course.fitted()
+            scores = course.moved(self.tested).double() @ fitted.weights
+            sure = probabilities(scores, fitted.temperature).numpy()
+            hits = sure.argmax(1) == y
             shares = [hits[y == k].mean() for k in np.unique(y)]
+            bins = np.ceil(sure.max(1) * BINS)
+            gaps = [abs((hits - sure.max(1))[bins == b].sum()) for b in np.unique(bins)]
             cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
-            found.append(cell | {"accuracy": hits.mean(), "balanced": float(np.mean(shares))})
+            cell |= {"accuracy": hits.mean(), "balanced": float(np.mean(shares))}
+            found.append(cell | {"ece": float(sum(gaps) / len(y))})
         return found
 
 
@@ -220,10 +209,8 @@ def main() -> None:
     given = parser.parse_args()
     public, private = EmbeddingSet.open(given.public), EmbeddingSet.open(given.embeddings)
     knowledge = Knowledge(text_encoder=given.text_encoder)
-    compression = Compression.fit(public, COORDINATES)
-    sources = Sources.of(knowledge, public).compressed(compression.basis)
-    coordinates = compression.apply(public)
-    stage = Stage(compression.apply(private), coordinates, compression, sources)
+    sources = Sources.of(knowledge, public)
+    stage = Stage(private, public, PublicTransform.fit(public), sources)
     cells = []
     for source, seed in product(given.sources, range(given.seeds)):
         cells += stage.cell(source, seed, given.users)

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from embed.transform_options import TransformOptions
 
-from embed import EmbeddingSet
-from embed.store import TRAIN
+from embed import EmbeddingSet, PublicTransform
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TRAIN
 from train_distributed import Privacy, release
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.partition import split
 from train_distributed.privacy.promise import SERVERS, NoiseBy
 
@@ -43,15 +41,12 @@ def main() -> None:
     labels = torch.from_numpy(private.labels[private.split == TRAIN])
     lines: list[dict[str, Any]] = []
     for epsilon in given.epsilons:
-        promise = Privacy(epsilon, 1e-5)
         found: dict[NoiseBy, list[float]] = {"users": [], "servers": []}
         stds: dict[NoiseBy, float] = {}
         for seed in range(given.seeds):
             draw = torch.Generator().manual_seed(seed)
             parts = split(labels, given.users, "iid", generator=draw)
-            classes = len(private.declared_classes)
-            facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=promise)
-            transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
+            transform = PublicTransform.fit(public)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)
                 made = release(

@@ -4,7 +4,7 @@
         [--options '{"user_clip": 13}'] [--write results/secure_sum/poison.json] [--real]
 
 A share of the users sends one vector, the same each, as long as a proof of length allows: n times
-a record, or the users' clip. By default this is tried without a clip, with one, and with what
+a record, or the users' clip. By default this is tried without a clip, and with what
 `federation init` sets. The direction is the worst of several, tried without noise of their own, and
 of a descent on the model's mistakes whose attacker knows the sum of all other users. Noise is
 discrete and fresh.
@@ -44,7 +44,7 @@ from train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.secure_sum.window import LEADER, Window
 
 TIMES = 10  # as long as allowed
-OPTIONS: list[dict[str, Any] | None] = [{}, {"user_clip": 11}, None]  # None: those of `init`
+OPTIONS: list[dict[str, Any] | None] = [{}, None]  # None: those of `init`
 
 
 def directions(poisoned: Poisoned, poisoners: int, tries: int) -> dict[str, Any]:

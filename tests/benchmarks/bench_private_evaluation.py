@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.store import EVALUATION
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import EVALUATION
 from train_distributed import Privacy, Release
 from train_distributed.released.evaluate import evaluate
 from train_distributed.released.evaluation import Evaluation

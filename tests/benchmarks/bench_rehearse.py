@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from embed.identity import found, known_rows, row_hashes
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
 from train_distributed.partition import split
@@ -73,7 +74,9 @@ def divided(
         taken = np.isin(own.labels, kept)
     else:
         taken = rng.random(len(own)) < (0.5 if len(own) < 20_000 else 0.9)
-    private, others = own.subset(taken), own.subset(~taken)
+    others = own.subset(~taken)
+    taken &= ~found(row_hashes(np.asarray(own.embeddings)), known_rows(others.blocks()))
+    private = own.subset(taken)
     return (others, None, private) if asked.like is None else (public, others, private)
 
 
@@ -83,7 +86,7 @@ def measured(
     """Accuracy and balanced accuracy of ten releases of the held-out rows."""
     transform = PublicTransform.fit(public)
     known, labels = np.unique(private.labels, return_inverse=True)
-    found: list[tuple[float, float]] = []
+    right: list[tuple[float, float]] = []
     for seed in range(SEEDS):
         rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
         order = rng.permutation(len(labels))
@@ -112,8 +115,8 @@ def measured(
             allow_delta=True,
         )
         metrics = model.report["test_metrics"]
-        found.append((metrics["accuracy"], metrics["balanced_accuracy"]))
-    accuracy, balanced = zip(*found, strict=True)
+        right.append((metrics["accuracy"], metrics["balanced_accuracy"]))
+    accuracy, balanced = zip(*right, strict=True)
     return list(accuracy), list(balanced)
 
 
@@ -124,18 +127,18 @@ def line_of(asked: Combination, sets: Mapping[str, EmbeddingSet], seed: int) -> 
     sizes = Sizes(users=asked.users, rows_per_user=asked.rows, num_classes=asked.num_classes)
     rehearsal = Rehearsal.of(public, sizes, Privacy(asked.epsilon, 1e-5), like=like)
     cells = [cell for cells in rehearsal.played([asked.epsilon]) for cell in cells]
-    found = Predictions(cells, overlap(rehearsal.tasks)).of("private", asked.epsilon)
+    interval = Predictions(cells, overlap(rehearsal.tasks)).of("private", asked.epsilon)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     accuracy, balanced = measured(asked, public, private)
     mean = float(np.mean(accuracy))
     return {
         **asdict(asked),
-        "predicted": found.as_dict(),
-        "width": found.high - found.low,
+        "predicted": interval.as_dict(),
+        "width": interval.high - interval.low,
         "measured": mean,
         "measured_sd": float(np.std(accuracy, ddof=1)),
         "measured_balanced": float(np.mean(balanced)),
-        "covered": found.low <= mean <= found.high,
+        "covered": interval.low <= mean <= interval.high,
         "seconds": seconds,
         "processor_seconds": cpu,
     }

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from embed.transform_options import TransformOptions
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
-from embed.store import TEST, TRAIN
 from heads import second_moments
+from pretrain.datasets import TEST, TRAIN
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
@@ -64,9 +63,10 @@ class Poisoned:
         parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
         classes = len(private.declared_classes)
         facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
-        transform = facts.transform(METHOD, TransformOptions(), public.dim).fit(public)
+        transform = PublicTransform.fit(public)
         if options is None:
-            options = facts.against_liars(METHOD, {}, transform.clip_norm)
+            options = facts.against_liars(METHOD, {})
+        options = facts.settings(METHOD, transform, {"sums": 1, "rounds": 0, **options})
         method = build_method(METHOD, transform, classes, options)
         (only,) = rounds_of(method, parts.counts, privacy)
         encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)

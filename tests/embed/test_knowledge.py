@@ -11,7 +11,6 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import (
     ELSEWHERE,
-    OTHERWISE,
     ClassMeans,
     NameRule,
     PublicScatter,
@@ -24,6 +23,7 @@ from embed.guesses import Sources, added_to, covariance_with, knowing, means_by_
 from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
 from embed.run import FitTransform
+from embed.water_filling import LEAST_SHARE
 from train_distributed import Privacy, release
 
 P, NAMES = 6, ("cat", "dog", "ship")
@@ -84,12 +84,12 @@ def test_guesses_leave_open_what_public_classes_cannot_show(transform: PublicTra
     line, thin = torch.diag_embed(torch.tensor([[1.0, 0, 0, 0], [0, 2, 2, 0]]).double())
     poor = replace(transform, between_class=line, within_class=thin)
     scatter = PublicScatter.of(poor)
-    assert torch.allclose(scatter.between, line + OTHERWISE * (line + thin))
+    assert torch.allclose(scatter.between, line + LEAST_SHARE * (line + thin))
     assert torch.allclose(scatter.within, thin, atol=1e-5)
     means = torch.ones(3, 4, dtype=torch.float64)
     counts = torch.tensor([1.0, 1000, 0], dtype=torch.float64)
     found = from_examples(ClassMeans(means, counts), scatter)
-    kept = OTHERWISE * 2 * counts / (OTHERWISE * 2 * counts + 2)  # v/(v + W/n)
+    kept = LEAST_SHARE * 2 * counts / (LEAST_SHARE * 2 * counts + 2)  # v/(v + W/n)
     expected = scatter.centre[1] + kept * (1 - scatter.centre[1])
     assert torch.allclose(found.means[1], expected, atol=1e-5)
     assert found.covariance.isfinite().all()

@@ -40,9 +40,7 @@ ALLOWED: dict[str, str | dict[str, int]] = {
     | {"Descent._mean_of_last": 2, "Descent.after": 2, "Descent.of": 3},
     "train_distributed/one_shot/noisy_scatter.py": NOISED,
     "train_distributed/released/evaluation_intervals.py": NOISED,
-    "train_distributed/released/export/estimator.py": EXPORTED,
     "train_distributed/released/export/network.py": EXPORTED,
-    "train_distributed/released/export/parity.py": EXPORTED,
 }
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
 ALWAYS = ("epsilon", "delta")  # are said, whatever the default is
-IN_CONFIG = ("method", "options", "transform_options")  # which a file of `select` says
+SHARES = "SHARES.json"  # of a prior, whose shares are in the report, but not the name of its file
+IN_CONFIG = ("method", "options")  # which a file of `rehearse` says
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,14 @@ def _command(configuration: Mapping[str, Any] | None) -> str | None:
     given = dict(configuration)
     if given.get("config") is not None:
         given = {k: v for k, v in given.items() if k not in IN_CONFIG}
-    if given.get("transform") is not None:  # whose file says how it was fitted
-        given.pop("transform_options", None)
     words = ["blind-averaging", "run"]
     for each in fields(Run):
         value, usual = given.get(each.name), each.default
         if callable(each.default_factory):
             usual = each.default_factory()
         if isinstance(value, Mapping):
-            for name, setting in value.items():
-                words += _typed(name, setting, getattr(usual, name, None))
+            for name in (name for name in value if hasattr(usual, name)):  # others follow by rule
+                words += _typed(name, value[name], getattr(usual, name))
         elif each.name in given:
             words += _typed(each.name, value, usual)
     return shlex.join(words)
@@ -151,4 +150,7 @@ def _typed(name: str, value: Any, usual: Any) -> list[str]:
     option = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
-    return [f"--{option}", public_argument(str(value))]
+    if name == "prior" and isinstance(value, list):
+        return [f"--{option}", SHARES]
+    values = value if isinstance(value, list) else [value]
+    return [f"--{option}", *(public_argument(str(each)) for each in values)]

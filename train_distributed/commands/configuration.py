@@ -4,10 +4,11 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Union, get_args, get_type_hints
+
+import msgspec
 
 from embed.encoding import Encoding
-from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import SettledOptions
 from train_distributed.privacy.promise import Privacy
@@ -51,22 +52,29 @@ class RunConfig:
             return cls(
                 method=str(fields.pop("method")),
                 options=options,
-                privacy=Privacy(**fields.pop("privacy")),
+                privacy=msgspec.convert(vars(Privacy(**fields.pop("privacy"))), Privacy),
                 public_hash=None if public_hash is None else str(public_hash),
                 encoding=None if encoding is None else Encoding.from_json(encoding),
                 **fields,
             )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (
+            *(OSError, ValueError, TypeError, KeyError, AttributeError),
+            msgspec.ValidationError,
+        ) as error:
             raise ValueError(f"config must be what rehearse wrote, got {path}: {error}") from error
 
 
 def _check_types(options: type, given: dict[str, Any]) -> None:
-    """Raises ValueError for a name that the options have not, TypeError for another type."""
+    """Raises ValueError for a name that the options have not, or a value of another type."""
     hints = get_type_hints(options)
     for name, value in given.items():
         if name not in hints:
             raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
-        check.types(hints[name], **{name: value})
+        kinds = tuple(kind for kind in get_args(hints[name]) if kind is not Path)  # JSON has none
+        try:
+            msgspec.convert(value, Union[kinds])  # noqa: UP007
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def jsonable(value: Any) -> Any:

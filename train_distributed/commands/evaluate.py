@@ -105,7 +105,8 @@ class Evaluate(ModelPictures):
     def _evaluated(self, out: Path) -> "tuple[dict[str, Any], LedgerReservation]":
         import torch
 
-        from embed.store import EVALUATION, EmbeddingSet
+        from embed.store import EmbeddingSet
+        from pretrain.datasets import EVALUATION
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.class_prior import with_shares

@@ -2,34 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 
-if TYPE_CHECKING:  # what works is imported by the command that runs
-    from train_distributed.one_shot.model import Release
-
-FILES = {"onnx": "model.onnx", "torch-export": "model.pt2", "sklearn": "model.skops"}
+FILES = {"onnx": "model.onnx", "torch-export": "model.pt2"}
 ENOUGH = 1e-5  # difference of a probability that is worth no word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a released model as an ONNX, torch.export or scikit-learn file that runs by itself.
+    """Write a released model as an ONNX or torch.export file that runs by itself.
 
-    ONNX and torch.export take uint8 pictures of one size, any number at once: preprocessing,
-    encoder, transform and classifier are in the file, which is for the class frequencies that the
-    model was released for. scikit-learn takes embeddings. The file is then run in its own runtime
-    and compared with `predict`.
+    The file takes uint8 pictures of one size, any number at once: preprocessing, encoder, transform
+    and classifier are in it, for the class frequencies that the model was released for. It is then
+    run in its own runtime and compared with `predict`.
 
     Example: blind-averaging export --model runs/mine --format onnx --out exported
     """
 
     model: Path
     """Released model: the directory that `run` or a federation wrote."""
-    format: Literal["onnx", "torch-export", "sklearn"]
-    """Format of the file: model.onnx, model.pt2 or model.skops."""
+    format: Literal["onnx", "torch-export"]
+    """Format of the file: model.onnx or model.pt2."""
     encoder: str | None = None
     """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
     that the model keeps). Any other encoder is refused."""
@@ -50,9 +45,6 @@ class Export:
             ValueError: an option that does not fit, a package that is missing, another encoder.
             FileExistsError: the directory exists.
         """
-        if self.format == "sklearn":
-            unused = {name: getattr(self, name) for name in ("encoder", "weights", "input_size")}
-            check.left_out("for sklearn, which takes embeddings", **unused)
         given = (self.model, self.encoder, self.weights)
         out = output_directory(self.out, "export", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
@@ -69,47 +61,27 @@ class Export:
 
     def _into(self, partial: Path) -> dict[str, Any]:
         from train_distributed.one_shot.model import Release
-
-        released = Release.load(self.model)
-        path = partial / FILES[self.format]
-        write = self._rows if self.format == "sklearn" else self._pictures
-        told, (difference, classes) = write(released, path)
-        told |= {"largest_difference": difference, "classes_that_differ": classes}
-        write_json(partial / "export.json", {"format": self.format} | told)
-        return told
-
-    def _rows(self, released: "Release", path: Path) -> tuple[dict[str, Any], tuple[float, int]]:
-        from train_distributed.released.export import facts
-        from train_distributed.released.export.estimator import load_sklearn, save_sklearn
-        from train_distributed.released.export.parity import of_rows, some_rows
-
-        save_sklearn(released, path)
-        width = len(released.transform.mean)
-        told = facts(released) | {
-            "input": f"embeddings: float (n, {width})",
-            "output": "predict: class names; predict_proba: (n, classes)",
-        }
-        return told, of_rows(released, load_sklearn(path), some_rows(released))
-
-    def _pictures(
-        self, released: "Release", path: Path
-    ) -> tuple[dict[str, Any], tuple[float, int]]:
         from train_distributed.released.encoder import released_encoder
-        from train_distributed.released.export.parity import of_pictures, some_pictures
         from train_distributed.released.export.programs import (
             described,
+            largest_difference,
             picture_size,
             run_onnx,
             run_torch,
             save_onnx,
             save_torch,
+            some_pictures,
             trace,
         )
 
+        released, path = Release.load(self.model), partial / FILES[self.format]
         size = picture_size(released, self.input_size)
         encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
         program, told = trace(released, encoder, size), described(released, size)
         onnx = self.format == "onnx"
         (save_onnx if onnx else save_torch)(program, told, path)
         run = (run_onnx if onnx else run_torch)(path)
-        return told, of_pictures(released, encoder, run, some_pictures(size))
+        found = largest_difference(released, encoder, run, some_pictures(size))
+        told |= dict(zip(("largest_difference", "classes_that_differ"), found, strict=True))
+        write_json(partial / "export.json", {"format": self.format} | told)
+        return told

@@ -1,7 +1,7 @@
 """The commands of this room as functions, and that of the heads."""
 
 from heads.__main__ import Fit
-from pretrain.cli.function import function
+from pretrain.public import function
 from train_distributed.commands import federation, ledger
 from train_distributed.commands.account import Account
 from train_distributed.commands.audit import Audit

@@ -114,7 +114,8 @@ class Run:
     def _into(self, partial: Path, out: Path) -> "tuple[Release, LedgerReservation]":
         import torch
 
-        from embed.store import TRAIN, EmbeddingSet
+        from embed.store import EmbeddingSet
+        from pretrain.datasets import TRAIN
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.defaults import PublicFacts
@@ -178,7 +179,7 @@ class Run:
             if self.scheme in BY_LABEL:
                 why = "a simulation: users were given rows by their labels, which no promise covers"
                 released = replace(released, report=released.report.with_reason(why))
-            used = {"method": settings.method, "transform": transform.options}
+            used = {"method": settings.method, "transform_options": transform.options}
             configuration = jsonable(asdict(self) | used | {"options": settings.options})
             released = released.with_report(ledger=counted.report(), configuration=configuration)
             self._write(released, partial, settings.method)

@@ -93,7 +93,7 @@ class Sweep:
     def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
         from embed import EmbeddingSet
         from embed.fit import refuse_leak
-        from embed.store import TEST
+        from pretrain.datasets import TEST
 
         needed = self.experiment != "convergence"
         for name in ("embeddings", "public"):

@@ -97,7 +97,7 @@ def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | No
             federation = Federation.load(partial / FEDERATION)
             agreed = agreed_file(federation.task)
             (partial / agreed).write_bytes(get(f"{base}/{agreed}", LARGE))
-            invitation = Invitation.read(partial, digest, signed=True)
+            invitation = Invitation.read(partial, digest)
             if place := get(f"{base}/{PLACES}/{key.hex()}", SMALL, need=False):
                 (partial / PLACES).mkdir()
                 place_path(partial / PLACES, key).write_bytes(place)

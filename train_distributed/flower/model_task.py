@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
-from embed.store import TRAIN
+from pretrain.datasets import TRAIN
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms, check_file, read_transform
 from train_distributed.flower.endpoint import Submission

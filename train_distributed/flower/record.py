@@ -8,23 +8,19 @@ it was killed.
 Entries of the store are named session, asked/CALL, answer/CALL/PARTY and complete/CALL.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from pretrain.cli.output import new_file, sync_directory
 from train_distributed.flower.documents.document import read_document, safe
 from train_distributed.store.database import NotADatabase, make_durable
-from train_distributed.store.store import Store, replace_file
+from train_distributed.store.store import Store
 
-_BEFORE = struct.Struct(">BIIQI")  # kind, call, party, length, CRC-32 of an entry of version 0.1
-_KINDS = {1: "session", 2: "asked/{call}", 3: "answer/{call}/{party}", 4: "complete/{call}"}
 LONGEST_FAULT = 200  # characters
 NAME, LEFT_OUT = "session", "left-out.json"
 
@@ -53,11 +49,12 @@ class Record:
     def __enter__(self) -> Self:
         make_durable(self._directory)
         try:
-            try:
-                self._store = _open(self._path)
-            except NotADatabase:
-                _carry_over(self._path)
-                self._store = _open(self._path)
+            self._store = Store(self._path, "record of the session", alone=True)
+        except NotADatabase as error:
+            raise ValueError(
+                f"{self._path} must be a session of version 0.2 or later, got another file (0.2 "
+                "goes on with one of 0.1)"
+            ) from error
         except BlockingIOError as error:
             raise ValueError(f"{self._directory} must be one operator's, another runs") from error
         try:
@@ -198,27 +195,3 @@ def _left_out(path: Path) -> dict[int, str]:
     document.only(["left_out"])
     users = document.part("left_out")
     return {user: users.text(name) for user, name in users.identities()}
-
-
-def _open(path: Path) -> Store:
-    return Store(path, "record of the session", alone=True)
-
-
-def _carry_over(path: Path) -> None:
-    """Puts a store in the place of a file of version 0.1; a torn entry in it was never acted on.
-
-    Raises:
-        BlockingIOError: another operator works with it.
-    """
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        replace_file(path, _open, _entries(file))
-
-
-def _entries(file: BinaryIO) -> Iterator[tuple[str, bytes]]:
-    while len(head := file.read(_BEFORE.size)) == _BEFORE.size:
-        kind, call, party, length, check = _BEFORE.unpack(head)
-        content = file.read(length)
-        if len(content) < length or zlib.crc32(content) != check:
-            return
-        yield _KINDS[kind].format(call=call, party=party), content

@@ -21,8 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
-from train_distributed.ledger.file import Append, LedgerFile, is_ledger, locked_directories
-from train_distributed.ledger.line import Line
+from train_distributed.ledger.file import (
+    Append,
+    LedgerFile,
+    Line,
+    is_ledger,
+    locked_directories,
+)
 from train_distributed.ledger.state import GIVE_BACK, LIMIT, MERGED, RESERVE, SPEND, State, Total
 from train_distributed.privacy.promise import Unit
 
@@ -286,7 +291,7 @@ class Ledger:
     @contextmanager
     def _writing(self) -> Iterator[tuple[list[Line], Append]]:
         """Locks the file of a ledger that is no copy; yields its lines and how to append one."""
-        self.refuse_copy(self.state())  # before a text file is carried over
+        self.refuse_copy(self.state())
         with self._file.locked() as (lines, append):
             yield lines, append
 

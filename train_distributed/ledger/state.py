@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from train_distributed.ledger.entry import PARTS, Entry, Limit, read_fields
-from train_distributed.ledger.line import GENESIS, TORN, Line
+from train_distributed.ledger.file import GENESIS, Line
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
 RESERVE, SPEND, LIMIT, MERGED = "reserve", "spend", "limit", "merged"  # kinds of lines
 GIVE_BACK = "give-back"  # of an entry for which no noise was drawn
+TORN = "torn"  # a line that version 0.1 had not written to its end, and the entry read from it
 
 
 @dataclass(frozen=True)

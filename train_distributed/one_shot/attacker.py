@@ -9,8 +9,8 @@ from scipy.special import ndtr, ndtri
 from train_distributed import accounting
 from train_distributed.one_shot.report_file import Report
 
-TINY = 1e-12  # ζ below which the discrete sum's curve is the continuous one, to all shown digits
-PLACES = 3  # decimals of a share to which odds are rounded up
+# guard: ζ below which the discrete sum's curve is the continuous one, to all shown digits
+TINY = 1e-12
 
 
 def gaussian_mu(report: Report) -> float | None:
@@ -40,15 +40,14 @@ def true_positives(report: Report, false_positives: NDArray[np.float64]) -> NDAr
 
 
 def best_guess(report: Report) -> float:
-    """Probability that the best attacker tells two neighbours apart, at even odds; rounded up.
+    """Probability that the best attacker tells two neighbours apart, at even odds.
 
-    ½(1 + TV). Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ) alone bounds TV by
-    (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
+    ½(1 + TV), rounded up to three decimals. Of a Gaussian mechanism TV is δ(0) of its curve; (ε, δ)
+    alone bounds TV by (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh and Viswanath 2015).
     """
     epsilon = report.epsilon
     apart = math.tanh(epsilon / 2) + 2 * report.delta / (1 + math.exp(min(epsilon, 700.0)))
     if gaussian_mu(report) is not None:
         curve = accounting.delta(TINY, report.noise_multiplier, report.compositions)
         apart = min(apart, curve + 4 * TINY)
-    scale = 10**PLACES
-    return min(1.0, math.ceil((1 + apart) / 2 * scale) / scale)
+    return min(1.0, math.ceil(1000 * (1 + apart) / 2) / 1000)

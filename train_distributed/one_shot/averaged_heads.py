@@ -17,7 +17,6 @@ from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.statistic import NoisedSum
 
 HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
-L2_REG = 1.0  # Λ where none is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +67,10 @@ def build(
     transform: PublicTransform,
     num_classes: int,
     *,
-    l2_reg: float = L2_REG,
+    l2_reg: float,
     **options: Any,
 ) -> Method:
-    """Blind averaging of heads of kind `name`; options: `radius`, and fields of `TrainedHeads`."""
+    """Blind averaging of heads of kind `name`; options: `radius`, fields of `TrainedHeads`."""
     of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
     head = HEADS[name](
         num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head

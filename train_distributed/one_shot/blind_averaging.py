@@ -34,10 +34,10 @@ from train_distributed.one_shot.class_prior import (
 )
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import ROUND_UP
 
 Solver = Literal["exact", "sgd"]
-MEAN_SHARE = 0.1  # of a head's squared sensitivity, for the sum of features
-HEADS_ROUND_UP = 1 + 2.0**-36  # relative: covers float64 rounding and rows slightly too long
+MEAN_SHARE = 0.1  # prior: of a head's squared sensitivity, for the sum of features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class TrainedHeads(Statistic):
         if not self.centred:
             return moved
         features = self.mean_scale * self._reach * (rows + n**2 * 2.0**-52)
-        return math.hypot(moved, features / math.sqrt(self.compositions)) * HEADS_ROUND_UP
+        return math.hypot(moved, features / math.sqrt(self.compositions)) * ROUND_UP
 
     def check_rows(self, transform: PublicTransform) -> None:
         """Raises ValueError for rows of another clip norm or other columns than the head's."""
@@ -168,7 +168,7 @@ class TrainedHeads(Statistic):
 
     def entry_bound(self, n: int) -> float:
         """n ‖W‖ bounds every entry of a head, n γ r every feature's sum."""
-        bound = n * self.weight_bound(n) * HEADS_ROUND_UP
+        bound = n * self.weight_bound(n) * ROUND_UP
         return max(bound, n * self._joint(0.0, 1, n) * math.sqrt(self.compositions))
 
     def record_sensitivity(self, sizes: Tensor) -> float:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 0.95  # of the rows: classes beyond them are rare
-SHIFTED = 0.1  # total variation between class shares that is worth a word
+MOST = 0.95  # prior: of the rows: classes beyond them are rare
+SHIFTED = 0.1  # prior: total variation between class shares that is worth a word
 Counts = NDArray[np.float64]
 
 

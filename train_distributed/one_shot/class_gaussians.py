@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST_EIGENVALUE = 1e-3  # of a covariance, over their mean
-LEAST_SIZE = 1e-3  # of private rows' scatter within classes, over that of public ones
-TAILS = 0.05  # v/4; .03 to .085 through two encoders, on public classes that were held out
-SIZES = 3  # times that the size is found, beside the spikes as they then are
-LEAST_MEAN = 1e-12  # of eigenvalues, for features of length about 1: rows that are all alike
+from embed.water_filling import LEAST_NOISE
+
+LEAST_VARIANCE = 1e-3  # guard: over the one expected; noise without bounds leaves 0, or less
+TAILS = 0.045  # prior: v/4; .03 to .085 through two encoders, on public classes held out
+SIZES = 3  # size: times that the size is found, with the spikes as they then are
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Posterior:
 
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+    noise: Tensor  # (q, q) Σ_k (n_k/N) Cov(noise of the k-th noised mean, mean_k)
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,25 @@ class Gaussians:
         directions, bias = linear_discriminant(self.means, self.covariance, shares)
         return torch.cat([bias[None] / constant, directions])
 
-    def temperature(self, ratio: float) -> float:
-        """T with which Bayes' scores are log-probabilities, `ratio` + `TAILS` Δ².
+    def temperature(self, ratio: float, true: float = 1.0) -> float:
+        """T with which Bayes' scores are log-probabilities, (ρ + `TAILS` Δ²)/η.
 
         Δ² is the mean over pairs of classes of (μ_k − μ_j)ᵀ Σ⁻¹ (μ_k − μ_j). The score of a row's
         own class less that of another has the mean Δ²/2 and the variance ρ Δ², ρ the scores'
         variance over the one that Σ claims, as far as classes are Gaussian. Rows of real pictures
         have a scale of their own, g of mean 1 and variance v: classes have heavy tails, and
-        covariances that differ. So the mean is g Δ²/2, the variance ρ Δ² + v Δ⁴/4, and of normal
-        log-odds the temperature is half the variance over the mean: ρ + v Δ²/4.
+        covariances that differ. And where the means are estimates that contain noise, true ones lie
+        η times as far apart along their difference. So the mean is η Δ²/2, the variance ρ Δ² +
+        v Δ⁴/4, and of normal log-odds the temperature is half the variance over the mean.
+
+        Args:
+            ratio: ρ.
+            true: η, as `class_posterior.true_share`.
         """
         inner = self.means.mT @ torch.linalg.solve(self.covariance, self.means)
         classes, own = len(inner), inner.diagonal().sum()
         apart = 2 * (classes * own - inner.sum()) / (classes * (classes - 1))
-        return ratio + TAILS * max(0.0, float(apart))
+        return (ratio + TAILS * max(0.0, float(apart))) / true
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """(rows, q) draws from the mixture."""
@@ -109,14 +115,14 @@ def fitted_size(ratio: float, variance: float) -> float:
     """
     believed = 1 / (1 + variance)
     mean = 1 + believed * (ratio - 1)
-    return max(mean, believed * math.sqrt(variance), LEAST_SIZE)
+    return max(mean, believed * math.sqrt(variance), LEAST_VARIANCE)
 
 
 def conditioned(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """(q, q) with eigenvalues of at least 10⁻³ of their mean, shrunk towards their mean."""
     values, vectors = torch.linalg.eigh(covariance)
-    mean = values.mean().clamp(min=LEAST_MEAN)
-    values = values.clamp(min=LEAST_EIGENVALUE * float(mean))
+    mean = values.mean().clamp(min=LEAST_NOISE**2)  # rows that are all alike
+    values = values.clamp(min=LEAST_VARIANCE * float(mean))
     mean = values.mean()
     values = (1 - shrinkage) * values + shrinkage * mean
     return vectors * values @ vectors.T

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.public_scatter import NEGLIGIBLE
 from heads import (
     class_sums,
     class_sums_sensitivity,
@@ -21,10 +22,9 @@ from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
-UNEVEN = 0.5  # how far counts are from equal shares, in these, where they are not equal
-GRID = 256  # such deviations, for an integral over them
-EXACT = 1e-9  # noise in equal shares that is none
-EXPECTED = 0.5  # of a row's count; the other half shows how many rows a users' clip leaves
+UNEVEN = 0.5  # prior: how far counts are from equal shares, in these, where they are not equal
+GRID = 256  # size: such deviations, for an integral over them
+EXPECTED = 0.5  # prior: of a row's count; the other half shows what a users' clip leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> T
     own = (largest * (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID).square()
     odds = torch.log_softmax(-own / (2 * UNEVEN**2), 0)
     own, odds = (torch.cat([values.new_zeros(1), values]) for values in (own, odds))
-    variance = own + max(noise_std / (constant * equal), EXACT) ** 2
+    variance = own + max(noise_std / (constant * equal), NEGLIGIBLE) ** 2
     fit = (len(row) - 1) * variance.log() + spread.square().sum() / variance
     keep = torch.softmax(odds - fit / 2, 0) @ (own / variance)
     counts = (equal * (1 + keep * spread)).clamp(min=equal / 20)

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embed.clip import LEAST
+from embed.public_scatter import REGULAR
 from train_distributed.one_shot.class_gaussians import Posterior
 
-FREE_SHIFT = 1e4  # γ that leaves the common shift to the noised sum
-SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, FREE_SHIFT)
-SHIFT_ODDS = 1.0  # log odds of a γ against one of a tenth
-FACTOR = 3.0  # one standard deviation of a guess's t about 1
-LEAST_VALUE = 1e-6  # of V, over the mean eigenvalue of C
-TINY = 1e-60
+# prior: γ, each as likely as exp(−log10 γ); the last leaves the common shift to the noised sum
+SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4)
+DOUBT = 0.3  # prior: standard deviation of η about 1
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,17 @@ class Scales:
 
 
 def scales_about_one() -> Scales:
-    """Eleven between .1 and 10, log-normal about 1 with a standard deviation of one `FACTOR`."""
+    """Eleven between .1 and 10, log-normal about 1 with a standard deviation of a factor of 3."""
     values = torch.logspace(-1, 1, 11, dtype=torch.float64)
-    return Scales(values, torch.log_softmax(-0.5 * (values.log() / math.log(FACTOR)).square(), 0))
+    return Scales(values, torch.log_softmax(-0.5 * (values.log() / math.log(3)).square(), 0))
 
 
-def scales_from(least: float) -> Scales:
-    """Thirty between `least` and 10⁴, alike in logarithm."""
-    values = torch.logspace(math.log10(least), 4, 30, dtype=torch.float64)
+def scales_at_all() -> Scales:
+    """Thirty between .02 and 10⁴, alike in logarithm.
+
+    With few classes the evidence of the scatter can vanish by chance: smaller ones would win.
+    """
+    values = torch.logspace(math.log10(0.02), 4, 30, dtype=torch.float64)
     return Scales(values, torch.full_like(values, -math.log(30)))
 
 
@@ -76,6 +78,7 @@ class Weighed:
     evidence: float  # log marginal likelihood, prior of t and γ included
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
+    noise: Tensor  # (q, q) as of `Posterior`
 
 
 def believed(
@@ -102,10 +105,32 @@ def believed(
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
         spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
+    noise = torch.einsum("g,gqr->qr", weights, torch.stack([each.noise for each in found]))
     odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
     for guess, weight in zip(guesses, weights.tolist(), strict=True):
         odds[guess.source] += weight
-    return Posterior(means, spread), odds
+    return Posterior(means, spread, noise), odds
+
+
+def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> float:
+    """η, how far true class means lie apart along their estimated difference, over that itself.
+
+    Of the mean of (μ°_k − μ°_j)ᵀ Σ⁻¹ (μ_k − μ_j) over pairs, μ° the true means, the noised means d
+    have an unbiased estimate: that of d in place of μ°, less the covariance that d's noise has with
+    the estimates μ that were made of it (Stein 1981). Its own noise is known, too, so what is
+    returned is a posterior mean under N(1, `DOUBT`²), a half at least and 1 + `DOUBT` at most.
+    """
+    apart = posterior.means - posterior.means.mean(1, keepdim=True)
+    solved = torch.linalg.solve(covariance, apart)
+    slopes = 2 / (apart.shape[1] - 1) * solved
+    size = float((slopes * apart).sum())
+    if not size > LEAST:
+        return 1.0
+    taken = 2 * float(torch.linalg.solve(covariance, posterior.noise).trace())
+    found = (float((slopes * noisy.means).sum()) - taken) / size
+    variance = float(noisy.noise.square() @ slopes.square().sum(0)) / size**2
+    kept = 1 + DOUBT**2 / (DOUBT**2 + variance) * (found - 1)
+    return min(max(kept, 0.5), 1 + DOUBT)
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
@@ -123,7 +148,7 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     where γ is wrong, the classes would differ along the shift, and the largest take all rows.
     """
     values, vectors = torch.linalg.eigh(guess.covariance.double())
-    floor = LEAST_VALUE * covariance.diagonal().mean().clamp(min=TINY)
+    floor = REGULAR * covariance.diagonal().mean().clamp(min=LEAST)
     values = values.clamp(min=float(floor))
     shift = ((vectors.mT @ covariance) * vectors.mT).sum(1).clamp(min=float(floor))  # (q,)
     prior = vectors.mT @ guess.means.double()
@@ -140,7 +165,7 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     gamma = torch.tensor(guess.shifts, dtype=torch.float64)
     wide = gamma[:, None, None] * shift  # (Γ, 1, q) G
     of_shift = -0.5 * ((wide + unsure).log() + centre.square() / (wide + unsure)).sum(2)
-    odds = torch.softmax(of_shift - SHIFT_ODDS * gamma.log10()[:, None], 0)[..., None]  # (Γ, T, 1)
+    odds = torch.softmax(of_shift - gamma.log10()[:, None], 0)[..., None]  # (Γ, T, 1)
     kept = wide / (wide + unsure)
     shared = (odds * kept).sum(0) * centre  # g°
     open_shift = (odds * (kept * unsure + (kept * centre).square())).sum(0) - shared.square()
@@ -150,5 +175,11 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     weights = torch.softmax(contrasts, 0)[:, None, None]
     mean = (weights * means).sum(0)
     left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares
+    moved = (weights * keep * tau.square()).sum(0) @ noisy.shares
     evidence = torch.logsumexp(contrasts, 0)
-    return Weighed(float(evidence), vectors @ (prior + mean), vectors * left @ vectors.mT)
+    return Weighed(
+        float(evidence),
+        vectors @ (prior + mean),
+        vectors * left @ vectors.mT,
+        vectors * moved @ vectors.mT,
+    )

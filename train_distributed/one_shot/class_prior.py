@@ -12,7 +12,7 @@ from pretrain.cli.json_text import parsed
 
 Word = Literal["equal", "private"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
-TOLERANCE = 1e-6  # by which shares may miss one together
+TOLERANCE = 1e-6  # guard: by which shares may miss one together
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:

@@ -27,11 +27,11 @@ from train_distributed.one_shot.further_rounds import OWN_SHARE
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule, clips
 from train_distributed.privacy.promise import Privacy, group_sensitivity
 
-L2_REGS = (0.003, 1.0)
-NUMBER = 8  # bytes of a number that a user sends
-MANY_USERS = 100  # of whom some may lie, and lengthen class sums of n rows by √n
-ROUNDS, QUIET = 16, 0.005  # further sums for one owner, and t up to which they pay
-CHARTER, CUT_ROUNDS = ("charter", "charter-sum"), 2  # of 1, 2, 4, 8 and 13 the least noise to bear
+L2_REGS = (0.003, 1.0)  # prior: the least and largest Λ
+MANY_USERS = 100  # prior: of whom some may lie, and lengthen class sums of n rows by √n
+ROUNDS, QUIET = 16, 0.005  # prior: further sums for one owner, and t up to which they pay
+CUT_ROUNDS = 2  # prior: Charter's; of 1, 2, 4, 8 and 13 the least noise to bear
+CHARTER = ("charter", "charter-sum")
 
 RIVALS: Mapping[str, Rule] = {
     "output-perturbation": Rule(l2_reg=8, one_vs_rest=True),
@@ -125,14 +125,18 @@ class PublicFacts:
         return transform, found
 
     def bytes_per_user(self, method: str, options: Mapping[str, Any], dim: int) -> int:
-        """Bytes of a user's submissions to all sums, before they are encrypted; D = `dim`."""
+        """Bytes of a user's submissions to all sums, before they are encrypted; D = `dim`.
+
+        At most: of q = `components`, those of length 0 are left out of one sum.
+        """
         q, first = options.get("components", dim), options.get("sums", 1) == 2
-        numbers = (q + 1) * self.num_classes + (dim + 1 if first else 0)
-        if method == "discriminant" and "user_clip" not in options:
+        numbers = (q + 1) * self.num_classes * (1 + options.get("rounds", 0))
+        numbers += dim + 1 if first else 0
+        if method == "discriminant" and options.get("moments", "user_clip" not in options):
             numbers += q * (q + 1) // 2
-        if rule_of(method).l2_reg is not None and options.get("prior", "equal") != "private":
+        if rule_of(method).l2_reg is not None and options.get("prior", "private") != "private":
             numbers += q
-        return NUMBER * numbers
+        return 8 * numbers
 
     def against_liars(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a method with a users' clip of c √n, unless one is given.

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.clip import LEAST
 from train_distributed.one_shot.class_gaussians import (
     Gaussians,
     Posterior,
@@ -16,13 +17,13 @@ from train_distributed.one_shot.class_gaussians import (
 )
 from train_distributed.one_shot.class_moments import ClassMoments
 from train_distributed.one_shot.class_posterior import (
-    FREE_SHIFT,
-    TINY,
+    SHIFTS,
     Guess,
     NoisyMeans,
     believed,
     scales_about_one,
-    scales_from,
+    scales_at_all,
+    true_share,
 )
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
@@ -36,10 +37,9 @@ from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.noisy_scatter import NoisyScatter
 from train_distributed.one_shot.statistic import NoisedSum
 
-PUBLIC_SHRINKAGE = 0.1  # of the public covariance towards the multiple of I of equal trace
-DECISIVE = math.log(10)  # evidence for B_pub beside C, which hides less where it is wrong
-TRUSTED = math.log(20)  # odds of a guess from names against none, before any evidence
-LEAST_SCALE = 0.02  # t of C: with few classes the evidence can vanish by chance
+PUBLIC_SHRINKAGE = 0.1  # prior: of the public covariance towards the multiple of I of equal trace
+DECISIVE = math.log(10)  # prior: odds of C, which hides less where it is wrong, against B_pub
+TRUSTED = math.log(20)  # prior: odds of a guess from names against none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,10 @@ class Discriminant(Estimator):
 
     def fit(self, noised: NoisedSum) -> Fitted:
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
-        found, scatter = self._estimated(noised)
-        temperature = found.temperature(1.0 if scatter is None else scatter.ratio(found))
+        (posterior, _), noisy = self.posterior(noised), self._noisy(noised)
+        found, scatter = self._estimated(noised, posterior)
+        ratio = 1.0 if scatter is None else scatter.ratio(found)
+        temperature = found.temperature(ratio, true_share(noisy, posterior, found.covariance))
         return Fitted(
             self._weights(found, temperature),
             temperature=temperature,
@@ -84,7 +86,8 @@ class Discriminant(Estimator):
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
         """Start of further rounds, which know the classes' own shares."""
-        (found, scatter), transform = self._estimated(noised), self.statistic.transform
+        transform = self.statistic.transform
+        found, scatter = self._estimated(noised, self.posterior(noised)[0])
         if scatter is not None:  # scores of the ridge are under-confident; descent starts without
             temperature = math.sqrt(scatter.ratio(found))
             found = replace(found, covariance=temperature * found.covariance)
@@ -97,13 +100,14 @@ class Discriminant(Estimator):
         shares = tempered(shares_of(self.prior, found.shares), temperature)
         return found.weights(shares, self.statistic.transform.constant)
 
-    def _estimated(self, noised: NoisedSum) -> tuple[Gaussians, NoisyScatter | None]:
+    def _estimated(
+        self, noised: NoisedSum, posterior: Posterior
+    ) -> tuple[Gaussians, NoisyScatter | None]:
         """Gaussian classes, and the noised covariance behind them; None without second moments.
 
         The features' clip leaves the constant alone, so its row counts the classes.
         """
         rows, transform = noised.rows, self.statistic.transform
-        posterior, _ = self.posterior(noised)
         shares = self.statistic.counts(noised) / rows
         public = conditioned(transform.public.within, PUBLIC_SHRINKAGE)
         if not self.statistic.moments:
@@ -126,21 +130,22 @@ class Discriminant(Estimator):
         A public source errs in the directions that it says, V, or in all that vary, C with the
         trace of V: its errors on public classes cannot show where private ones differ otherwise.
         """
-        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
-        noisy = NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
         transform, seen = self.statistic.transform, self.statistic.transform.public
         covariance, means = seen.covariance, seen.mean[:, None]
-        free = scales_from(LEAST_SCALE)
-        guesses = [Guess("nothing", means, covariance, free, shifts=(FREE_SHIFT,))]
+        guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]
         one = scales_about_one()
         if seen.between is not None:
             guesses.append(Guess("public classes", means, seen.between, one, -DECISIVE))
         for each in transform.guesses:
-            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=TINY))
+            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=LEAST))
             odds = TRUSTED * each.trust - math.log(2)
             shapes = (each.covariance.double(), wide)
             guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
-        return believed(noisy, guesses, covariance)
+        return believed(self._noisy(noised), guesses, covariance)
+
+    def _noisy(self, noised: NoisedSum) -> NoisyMeans:
+        sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
+        return NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
 
 
 def build(

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from train_distributed.one_shot.attacker import true_positives
+from train_distributed.one_shot.metrics import SHOWN
 from train_distributed.one_shot.report_file import Report
 
-NAMED, NUMBERED, LONG = 50, 20, 24  # classes with names and with counts; letters of a name
-MARKED = 0.001  # false alarms that the attacker's curve is labelled at
+LONG = 24  # size: letters of a name
 SHARES = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
@@ -81,11 +81,11 @@ def confusion_figure(
     bar = figure.colorbar(shown, label="share of the true class", shrink=0.8, format=SHARES)
     bar.set_ticks([0, 0.01, 0.05, 0.2, 0.5, 1])
     axes.set(xlabel="predicted", ylabel="true class", title="What is taken for what")
-    if len(names) <= NAMED:
+    if len(names) <= SHOWN:
         called = list(map(_called, names))
         axes.set_xticks(range(len(names)), called, rotation=90)
         axes.set_yticks(range(len(names)), called)
-    if len(names) <= NUMBERED:
+    if side < 16.0:  # where a number fits into its square
         for (row, column), count in np.ndenumerate(counts):
             colour = "white" if contrast(shares[row, column]) > 0.5 else "black"
             axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=8)
@@ -104,12 +104,13 @@ def draw_attack(report: Report, panel: Axes) -> None:
     panel.fill_between(rates, rates, true_positives(report, rates), color="C3", alpha=0.15)
     panel.plot(rates, true_positives(report, rates), color="C3")
     panel.plot(rates, rates, color="grey", linewidth=1)
-    marked = true_positives(report, np.array([MARKED]))
-    panel.plot([MARKED], marked, "o", color="C3")
-    most = math.ceil(1000 * 100 * marked[0]) / 1000
+    alarms = 1 / 1000
+    marked = float(true_positives(report, np.array(alarms)))
+    panel.plot(alarms, marked, "o", color="C3")
+    most = math.ceil(1000 * 100 * marked) / 1000
     panel.annotate(
         f"1 in 1,000 wrong:\nat most {most:g} % found",
-        (MARKED, float(marked[0])),
+        (alarms, marked),
         (-6, 10),
         textcoords="offset points",
         ha="right",

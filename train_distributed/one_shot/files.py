@@ -11,7 +11,7 @@ from pretrain.tensor_file import read_tensors
 from train_distributed.one_shot.class_prior import TOLERANCE
 
 MODEL, REPORT = "model.safetensors", "report.json"
-LARGEST_WEIGHT = 1e100  # of a file that anybody may have made: squares of scores are finite
+LARGEST_WEIGHT = 1e100  # guard: anybody may have made a file; squares of scores are finite
 PREFIX = "transform."  # of the public transform's tensors
 SHARES = "class_shares"  # of the private rows, noised
 

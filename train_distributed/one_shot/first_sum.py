@@ -27,7 +27,7 @@ from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
-FIRST_SHARE = 0.1  # h of μ², spent by the first sum
+FIRST_SHARE = 0.1  # prior: h of μ², spent by the first sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,10 @@ class FeatureSum(Statistic):
 
     @property
     def expected_row(self) -> Tensor:
-        """(D + 1,) of a public row."""
+        """(D + 1,) of a public row, which is no longer than r; the identity has seen none."""
         public = self.transform.public
         square = public.covariance.trace() + public.mean.square().sum()
-        return torch.cat([public.mean, square[None]])
+        return torch.cat([public.mean, square.clamp(max=self.transform.reach**2)[None]])
 
     def check_rows(self, transform: PublicTransform) -> None:
         """Raises ValueError for rows of another transform than the statistic's own."""

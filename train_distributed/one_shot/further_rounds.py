@@ -15,22 +15,21 @@ import torch
 from torch import Tensor
 
 from embed.project import product
+from embed.public_scatter import NEGLIGIBLE
 from train_distributed.one_shot.class_gaussians import Gaussians
+from train_distributed.one_shot.files import LARGEST_WEIGHT
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import ROUND_UP
 
-OWN_SHARE = 0.5  # of μ², for the sum before; these two were chosen on public classes
-CLIP_SHARE = 0.125  # c of a gradient, of the rows' clip norm
-MOST_ROUNDS = 1000
-NOISE = 1.4  # standard deviation in an entry of the weights, at the end
-SMOOTHING = 0.02  # of probabilities in H: classes overlap more than Gaussians do
+OWN_SHARE = 0.5  # prior: of μ², for the sum before; these two were chosen on public classes
+CLIP_SHARE = 0.125  # prior: c of a gradient, of the rows' clip norm
+NOISE = 1.4  # prior: standard deviation in an entry of the weights, at the end
+SMOOTHING = 0.02  # prior: of probabilities in H; classes overlap more than Gaussians do
 OVERSHOT = 2.0  # times the first round's force: a step was far too long,
 SURE = 3.0  # if so many standard deviations of noise agree
 SHORTER = 4.0  # times, by which steps become shorter after one that overshot
-DRAWN = 4000  # rows from the Gaussian model, to average the Hessian over
-LEAST_CURVATURE = 1e-9  # of a direction, over the largest; less is taken for none
-LARGEST_WEIGHT = 1e100  # products with rows stay finite
-ROUNDING = 1 + 1e-12  # of one row's gradient in float64
+DRAWN = 4000  # size: rows from the Gaussian model, to average the Hessian over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class ClippedGradient(Statistic):
 
     def entry_bound(self, n: int) -> float:
         """n gradients of norm at most c, and what their float64 sum may be off by."""
-        return n * self.clip_norm * (ROUNDING + n * 2.0**-52)
+        return n * self.clip_norm * (ROUND_UP + n * 2.0**-52)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         """2c: two gradients of norm at most c, whatever W is, and what float64 may be off by.
@@ -64,7 +63,7 @@ class ClippedGradient(Statistic):
         two neighbours.
         """
         n = int(sizes.max())
-        return 2 * self.clip_norm * (ROUNDING + n**2 * 2.0**-52)
+        return 2 * self.clip_norm * (ROUND_UP + n**2 * 2.0**-52)
 
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
         """c less: one gradient instead of two."""
@@ -132,10 +131,12 @@ class Descent:
         p = (1 - SMOOTHING) * torch.softmax(x @ start, 1) + SMOOTHING / start.shape[1]
         spread = 1 - p.square().sum(1)
         values, class_basis = torch.linalg.eigh(torch.diag(p.mean(0)) - p.mT @ p / len(p))
-        moments = (x * spread[:, None]).mT @ x / spread.sum().clamp(min=1e-300)
+        moments = (
+            (x * spread[:, None]).mT @ x / spread.sum().clamp(min=torch.finfo(spread.dtype).tiny)
+        )
         moment_values, rows_basis = torch.linalg.eigh(moments)
         curvature = torch.outer(moment_values, values[1:])
-        least = LEAST_CURVATURE * curvature.max()
+        least = NEGLIGIBLE * curvature.max()
         return cls(
             start=start,
             offset=offset,

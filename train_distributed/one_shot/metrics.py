@@ -12,13 +12,13 @@ import numpy as np
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
+from embed.store import BLOCK
 from train_distributed.one_shot.cautions import few_classes, shifted
 from train_distributed.one_shot.class_prior import Word
 from train_distributed.one_shot.model import Release, log_odds, probabilities
 
-BINS = 15  # of equal width, as Guo et al. 2017 use
-IN_MEMORY = 1 << 25  # bytes of log-odds
-SHOWN = 100  # classes up to which the whole confusion matrix goes into the report
+BINS = 15  # size: of equal width, as Guo et al. 2017 use
+SHOWN = 100  # size: classes up to which confusions are reported, and drawn with names
 
 
 class Evaluation:
@@ -198,7 +198,7 @@ def _if(count: int, value: float) -> float | None:
 
 
 def _array(shape: tuple[int, int]) -> np.ndarray:
-    if 8 * shape[0] * shape[1] <= IN_MEMORY:
+    if shape[0] * shape[1] <= BLOCK:
         return np.empty(shape)
     with tempfile.TemporaryFile() as file:  # mapped beyond its closing, gone with the mapping
         return np.memmap(file, np.float64, "w+", shape=shape)

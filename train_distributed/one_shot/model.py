@@ -13,7 +13,6 @@ from torch import Tensor
 from embed import PublicTransform
 from embed.encoding import Encoding
 from embed.project import in_blocks, product
-from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.tensor_file import write_tensors
 from train_distributed.one_shot.class_prior import (
@@ -34,11 +33,6 @@ from train_distributed.one_shot.files import (
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import MEASURED, Report
 
-BLOCK = 2048  # rows scored at a time, the same wherever they come from
-BY_GRADIENTS = (
-    "softmax of the scores: those of a softmax regression, learned from clipped gradients and "
-    "disturbed by noise; not calibrated"
-)
 INSIDE = (
     "what it learned from carries the prior of its rows inside, so that only a new `run --prior` "
     "gives another"
@@ -46,13 +40,8 @@ INSIDE = (
 UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown, not calibrated"
 
 
-def reading(method: str | None, descent_rounds: int | None = None) -> str:
-    """Words on how a method's probabilities are made, and whether they are calibrated.
-
-    `descent_rounds` are gradients that took the place of the method's own sum; None: none did.
-    """
-    if descent_rounds:
-        return BY_GRADIENTS
+def reading(method: str | None) -> str:
+    """Words on how a method's probabilities are made, and whether they are calibrated."""
     entry = METHODS.get(method or "")
     return (entry and entry.probabilities) or UNKNOWN
 
@@ -142,9 +131,7 @@ class Release:
 
         Raises:
             ValueError: another number of columns, or a row that is not finite.
-            TypeError: no array.
         """
-        check.types(np.ndarray | Tensor, embeddings=embeddings)
         p = len(self.transform.mean)
         if embeddings.ndim != 2 or embeddings.shape[1] != p:
             raise ValueError(f"embeddings must be (n, {p}), got {tuple(embeddings.shape)}")
@@ -194,14 +181,7 @@ class Release:
         temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
-        encoding = Encoding.in_metadata(metadata, where)
-        shape = read_field(metadata, "image_shape", where)  # of models by earlier versions
-        if encoding is not None:
-            try:
-                encoding = encoding.of_pictures(shape)
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-        prior = read_field(metadata, "prior", where)  # None: of an earlier version
+        prior = read_field(metadata, "prior", where)
         try:
             prior = None if prior is None else checked_prior(prior, len(class_names))
         except ValueError as error:
@@ -210,7 +190,7 @@ class Release:
             weights,
             transform,
             class_names,
-            encoding=encoding,
+            encoding=Encoding.in_metadata(metadata, where),
             temperature=temperature,
             class_shares=shares,
             prior=prior,
@@ -238,7 +218,7 @@ class Release:
         metadata = {
             "class_names": json.dumps(self.class_names),
             "temperature": json.dumps(float(self.temperature)),
-            "probabilities": reading(self.method, self.report.descent_rounds),
+            "probabilities": reading(self.method),
         }
         if self.method is not None:
             metadata["method"] = self.method

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.class_gaussians import Gaussians, noise_edge, spiked_covariance
+from embed.clip import LEAST
+from train_distributed.one_shot.class_gaussians import (
+    LEAST_VARIANCE,
+    Gaussians,
+    noise_edge,
+    spiked_covariance,
+)
 
-RIDGE = 0.7  # of the edge of the noise's spectrum
-FADING = 4.0  # mean variances; where classes are known, a larger ridge shrinks again
-DEVIATION = 0.15  # prior standard deviation of the ratio about that of the estimate without ridge
-LEAST_RATIO = 1e-3  # noise without bounds rounds the ratio to 0, or below
-LEAST_SAID = 1e-60
+RIDGE = 0.7  # prior: of the edge of the noise's spectrum
+FADING = 4.0  # prior: mean variances; where classes are known, a larger ridge shrinks again
+DEVIATION = 0.15  # prior: standard deviation of the ratio about that without a ridge
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ class NoisyScatter:
         slopes = torch.linalg.solve(found.covariance, means)
         squares = slopes * found.shares @ slopes.mT
         said = float((squares * found.covariance).sum())
-        if not said > LEAST_SAID:
+        if not said > LEAST:
             return 1.0  # scores that are all alike
         squares = squares / said
         expected = 1 - self.ridge * float(squares.trace())
         measured = float((squares * (self.noised + self.unsure)).sum())
         variance = 2 * self.noise**2 * float(squares.square().sum())
         believed = DEVIATION**2 / (DEVIATION**2 + variance)
-        return max(LEAST_RATIO, expected / 2, expected + believed * (measured - expected))
+        return max(LEAST_VARIANCE, expected / 2, expected + believed * (measured - expected))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from pretrain.datasets import TRAIN
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, Users, own_partition
 from train_distributed.one_shot.validation import (
     CheckedInputs,

@@ -19,8 +19,7 @@ from torch import Tensor
 from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import IntegerEncoder
 
-FALSE_ALARM = 2.0**-40
-_T = -math.log(FALSE_ALARM / 2)  # of either test
+FALSE_ALARM = 2.0**-40  # prior: probability of one in a sum of honest users
 
 
 def unreachable(
@@ -29,8 +28,9 @@ def unreachable(
     """Why honest users of (m,) sizes cannot have made the (D,) decoded sum; None: they can."""
     users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
     noise, d = integers.noise_std(users), len(total)
-    entry_tail = math.sqrt(2 * (_T + math.log(2 * d)))
-    length_tail = math.sqrt(d + 2 * math.sqrt(d * _T) + 2 * _T)
+    t = -math.log(FALSE_ALARM / 2)  # of either test
+    entry_tail = math.sqrt(2 * (t + math.log(2 * d)))
+    length_tail = math.sqrt(d + 2 * math.sqrt(d * t) + 2 * t)
     bounds = [submission.entry_bound(int(n)) for n in sizes]
     largest = sum(bounds) + users * step.max() + noise * entry_tail
     reach = submission.norm_bounds(sizes).sum().item()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.statistic import Statistic
 
-SURE = 0.0066  # t up to which second moments weigh more than is free
+SURE = 0.0066  # prior: t up to which second moments weigh more than is free
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,10 @@ def build_method(
         own["prior"] = checked_prior(own["prior"], num_classes)
     if name == "discriminant":
         own = {"moments": clip is None, **own}
+        if clip is not None:
+            check.left_out("with user_clip", moments=own["moments"])
         if noise is not None and own["moments"]:
-            own["alpha"] = moment_weight(noise)
+            own = {"alpha": moment_weight(noise), **own}
     on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
     if noise is None:
         check.left_out("without class_noise", components=components, first_clip=first_clip)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain import check
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts
@@ -28,15 +27,14 @@ from train_distributed.one_shot.rounds import (
     sums_of,
 )
 from train_distributed.one_shot.summation import IntegerSum, add_chunk
-from train_distributed.one_shot.users import Users, check_stream
+from train_distributed.one_shot.users import CHUNK, Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 
 # users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
 # 4.1 ms for the 9,546 numbers of one user)
-DISCRETE_NUMBERS = 1 << 27
-HELD = 1 << 26  # numbers of all rows that are kept from sum to sum, 256 MiB; of more, none are
+DISCRETE_NUMBERS = 1 << 27  # size: of all submissions, a minute of exact noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ class ReleaseRequest:
         )
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
         course, opened, seconds, sums = Course(method), [], [], planned
-        small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= HELD
+        small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= CHUNK
         # a stream may use the memory of a chunk again
         held = list(source.chunks()) if small and source.embeddings is not None else None
         while len(opened) < len(sums):
@@ -206,7 +204,6 @@ def with_seconds(released: Release, started: float) -> Release:
     return released.with_report(simulation_only=simulated)
 
 
-@check.typed
 def release(
     embeddings: EmbeddingSet | Users,
     method: str | Method,

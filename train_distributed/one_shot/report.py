@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.store import TEST
+from embed.project import ROWS
 from pretrain import check
 from pretrain.cli.provenance import versions
+from pretrain.datasets import TEST
 from train_distributed.ledger.ledger import NONE
-from train_distributed.one_shot.model import BLOCK, INSIDE, Release, reading
+from train_distributed.one_shot.model import INSIDE, Release, reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
 
@@ -43,8 +44,8 @@ def reported(
     report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
     made = released.transform.encoding if embeddings is None else embeddings.encoding
     made = made or released.transform.encoding
-    read = reading(facts.get("method"), facts.get("descent_rounds"))
-    report |= {"encoding": made and made.to_json(), "probabilities": read}
+    report |= {"encoding": made and made.to_json()}
+    report |= {"probabilities": reading(facts.get("method"))}
     if released.class_shares is None:
         report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:
@@ -89,8 +90,8 @@ def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> d
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
     evaluation = Evaluation.of(released, len(rows))
-    for start in range(0, len(rows), BLOCK):
-        part = rows[start : start + BLOCK]
+    for start in range(0, len(rows), ROWS):
+        part = rows[start : start + ROWS]
         evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])
     return evaluation.report()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from pretrain.cli.json_text import read_object
 
-VERSION = 1  # of the file; one without a version is read as this one
+VERSION = 1  # size: code of the format; one without a version is read as this one
 NOT_PRIVATE = ("not private", "inf")  # how files write an infinite privacy loss
 MEASURED = ("test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics")
 
@@ -131,8 +131,6 @@ class Report(Mapping[str, Any]):
     rounds: Count = 1
     share_per_round: list[float] | None = None
     common_share: float | None = None  # of rows' squared length, that of their mean; None: unknown
-    descent_rounds: Count | None = None  # of gradients, after it and in place of the method's sum
-    directions_kept: int | None = None  # after a first sum, for what it showed; None: all
     secure_sum: str | None = None
     who_sees_what: str | None = None
     holds_against: str | None = None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embed.store import BLOCK
 from pretrain import check
 from train_distributed.one_shot.statistic import Statistic, Submission, submissions
 from train_distributed.one_shot.users import Chunk
@@ -24,10 +25,9 @@ from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.privacy.promise import SERVERS
 
-GRID_EXPONENTS = range(20, 7, -1)
-MOST_NORM = 2.0**31  # of a vector in steps, of which `proofs` can prove the length
-EXACT_STEPS = 2.0**50  # float64 sums, scaled and unscaled, of fewer steps are whole
-BLOCK = 1 << 22  # numbers of submissions that are made together
+GRID_EXPONENTS = range(20, 7, -1)  # size: grids that are tried, the finest first
+MOST_NORM = 2.0**31  # guard: of a vector in steps, of which `proofs` can prove the length
+EXACT_STEPS = 2.0**50  # guard: float64 sums, scaled and unscaled, of fewer steps are whole
 NO_PROTOCOL = "none, one process added all submissions"
 
 

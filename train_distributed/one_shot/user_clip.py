@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.store import BLOCK
 from heads.head import require_scale
 from heads.projection import ball_margin, ball_scale, weight_norms
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
-
-BLOCK = 1 << 22  # numbers that are clipped together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +94,10 @@ class UserClip(Statistic):
     def grid_powers(self) -> Tensor | None:
         """(dimension,) int, or None, of the statistic."""
         return self.statistic.grid_powers
+
+    def positions(self, wide: Statistic) -> Tensor:
+        """Places of the statistic's numbers."""
+        return self.statistic.positions(wide.unclipped)
 
     @property
     def additive(self) -> bool:

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from embed.store import BLOCK
 from heads.rows import SLACK, check_rows, row_norms
+from pretrain.datasets import TRAIN
 from train_distributed.partition import Partition, drawn_keys, split
 from train_distributed.privacy.fixed_point import is_power_of_two
 
-CHUNK = 1 << 25  # numbers of embeddings in one chunk
-CHECKED = 1 << 19  # numbers that are looked at together
+CHUNK = 1 << 25  # size: numbers of embeddings in one chunk
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
     """
     own = chunk.own
     reach = math.sqrt(clip_norm**2 - constant**2)
-    step = max(1, CHECKED // chunk.x[0].numel())
+    step = max(1, BLOCK // chunk.x[0].numel())
     for start in range(0, len(own), step):
         part = slice(start, start + step)
         labels, rows = chunk.y[part][own[part]], chunk.x[part][own[part]]

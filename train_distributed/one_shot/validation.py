@@ -16,7 +16,8 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
-from embed.store import INFERRED, TRAIN
+from embed.store import INFERRED
+from pretrain.datasets import TRAIN
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 

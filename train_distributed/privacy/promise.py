@@ -43,8 +43,7 @@ class Privacy:
     noise_by: NoiseBy = "users"  # every user a share of the noise, or each of two servers all
 
     def validate(self) -> None:
-        """Raises ValueError for a field out of range, TypeError for one of another type."""
-        check.fields(self)
+        """Raises ValueError for a field out of range."""
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
         check.within("(0, 1)", delta=self.delta)
@@ -59,6 +58,8 @@ class Privacy:
         if self.noise_by == "servers":
             check.left_out("where servers add the noise", honest_fraction=self.honest_fraction)
         check.at_least(1, group_size=self.group_size)
+        if self.group_size % 1:
+            raise ValueError(f"group_size must be a whole number, got {self.group_size}")
 
     def large_delta(self, rows: int) -> dict[str, str]:
         """Word for a report where δ is 1/rows or more; nothing where it is less."""

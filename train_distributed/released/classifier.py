@@ -151,13 +151,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         Raises:
             ValueError: as `release`, a label that is none of `classes`, a row without an owner, or
                 groups that are not what `owners` says.
-            TypeError: an option of another type.
         """
         privacy = Privacy(self.epsilon, self.delta, self.honest_fraction, self.unit)
         privacy.validate()
-        transform = vars(self)["transform"]
-        check.types(PublicTransform | None, transform=transform)
-        check.types(str | Method, method=self.method)
         x, y = _read(self, X, y)
         check_classification_targets(y)
         counted = self.classes is None
@@ -174,7 +170,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             rows,
             self.method,
             privacy,
-            transform=transform,
+            transform=vars(self)["transform"],
             noise="float" if counted or seeded else "discrete",
             generator=self._generator() if seeded else None,
             **(self.options or {}),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet
-from embed.store import EVALUATION
 from pretrain import check
 from pretrain.cli.provenance import versions
+from pretrain.datasets import EVALUATION
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.class_prior import ClassPrior, Word, word_of
 from train_distributed.one_shot.faults import FaultInjection

@@ -14,8 +14,8 @@ from torch import Tensor
 from embed import EmbeddingSet
 from embed.encoding import refuse_other
 from embed.identity import found, known_rows, row_hashes
-from embed.store import EVALUATION, TRAIN
 from pretrain import check
+from pretrain.datasets import EVALUATION, TRAIN
 from train_distributed.one_shot.model import Release
 from train_distributed.partition import Partition, apart
 from train_distributed.released.evaluation import Evaluation

@@ -11,12 +11,12 @@ from embed import EmbeddingSet
 from embed.engines.choice import choose
 from embed.engines.trial import trial_pictures
 from embed.fast import choose_batch_size
-from embed.store import EVALUATION
+from embed.project import ROWS
 from embed.stream import Span, embedded, first_readable, refuse_dark, spans
-from pretrain.datasets import ImageSet
+from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
-from train_distributed.one_shot.model import BLOCK, Release
+from train_distributed.one_shot.model import Release
 from train_distributed.released.encoder import encoding_of
 from train_distributed.released.predictions import Rows
 
@@ -75,8 +75,8 @@ def picture_rows(
         batch_size=size,
         compute=computing.compute,
     )
-    starts = range(0, len(images), BLOCK)
-    batches = [span for s in starts for span in spans(s, min(len(images), s + BLOCK), size)]
+    starts = range(0, len(images), ROWS)
+    batches = [span for s in starts for span in spans(s, min(len(images), s + ROWS), size)]
     rows = embedded(
         images,
         batches,
@@ -118,11 +118,11 @@ def held_out_pictures(released: Release, images: ImageSet, rows: Rows) -> Embedd
 
 
 def _whole(batches: Iterator[tuple[Span, np.ndarray]]) -> Iterator[np.ndarray]:
-    """Batches put together to blocks of BLOCK rows, as a set's rows are scored."""
+    """Batches put together to blocks of ROWS rows, as a set's rows are scored."""
     held: list[np.ndarray] = []
     for (_, stop), rows in batches:
         held.append(rows)
-        if stop % BLOCK == 0:
+        if stop % ROWS == 0:
             yield np.concatenate(held)
             held = []
     if held:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from embed import EmbeddingSet
+from embed.project import ROWS
 from pretrain.datasets import SPLITS
 from train_distributed.one_shot.metrics import Evaluation
-from train_distributed.one_shot.model import BLOCK, Release, probabilities
+from train_distributed.one_shot.model import Release, probabilities
 
 OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
 BEST = 3  # classes per row
@@ -27,7 +28,7 @@ class Rows:
     """Rows that are to be classified."""
 
     count: int
-    blocks: Iterator[np.ndarray]  # (b, p) floats, b <= BLOCK, `count` rows in all
+    blocks: Iterator[np.ndarray]  # (b, p) floats, b <= ROWS, `count` rows in all
     name: Callable[[int], str]  # what row i is called in the file
     labels: np.ndarray | None = None  # (count,) classes of the model; None: unknown
     split: np.ndarray  # (count,) split of each
@@ -36,7 +37,7 @@ class Rows:
     @classmethod
     def of(cls, embeddings: EmbeddingSet, rows: np.ndarray, labels: np.ndarray | None) -> "Rows":
         """These rows of a set."""
-        parts = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
+        parts = (rows[start : start + ROWS] for start in range(0, len(rows), ROWS))
         return cls(
             count=len(rows),
             blocks=(np.asarray(embeddings.embeddings[part]) for part in parts),

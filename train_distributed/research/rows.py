@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TRAIN
+from pretrain.datasets import TRAIN
 from train_distributed.partition import Partition, apart
 from train_distributed.privacy.promise import Privacy
 

@@ -33,48 +33,51 @@ class Interval:
 
 def predictive_interval(
     values: np.ndarray | Sequence[Sequence[float]],
-    shared: float,
+    shared: np.ndarray,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Interval:
     """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
 
-    Let the expected results of tasks scatter with variance σ², where their classes are drawn
-    independently, and those of S seeds about them with w. Two tasks that share a part ρ of their
-    classes are correlated by ρ, so that with the average ρ over pairs the J means have
+    Let classes be drawn independently, a task's expected result be a mean over its classes, of
+    variance σ², and results of S seeds scatter about it with variance w. Means of tasks with shares
+    R of their classes in common have the covariance σ² R + w/S I, so that
 
-        E s² = σ² (1 − ρ) + w/S,    Var(their mean) = σ²/J' + w/(SJ),    1/J' = 1/J + (1 − 1/J) ρ,
+        E s² = σ² (1 − ρ) + w/S,    Var(their mean) = σ²/J' + w/(SJ),
 
-    s² the sample variance. A new task of other classes lies about their mean with variance
-    σ² (1 + 1/J') + w/(SJ), and t has J' − 1 degrees of freedom; s² − w/S is taken as s²/J at least.
+    s² their sample variance, 1 − ρ = tr(HRH)/(J − 1), H = I − 11ᵀ/J, 1/J' = 1ᵀR1/J². A new task of
+    other classes lies about their mean with variance σ² (1 + 1/J') + w/(SJ). t has as many degrees
+    of freedom as a multiple of χ² with the mean and variance of s² (Satterthwaite 1946), which are
+    tr²(HRH)/tr((HRH)²). s² − w/S is taken as s²/J at least.
 
     Tasks that all have the same classes (ρ = 1) are those that are asked for. What they differ by
     is rows, partition and noise: the J means and those of as many rows again differ by 2 s²/J.
 
     Args:
         values: (J, S) results of J > 1 tasks with S seeds each.
-        shared: ρ in [0, 1].
-        bounds: that the result is clipped to.
+        shared: (J, J) R.
+        bounds: that the interval is clipped to.
 
     Examples:
-        >>> found = predictive_interval([[0.5, 0.6], [0.6, 0.7], [0.4, 0.5]], shared=0.0)
+        >>> found = predictive_interval([[0.5, 0.6], [0.6, 0.7], [0.4, 0.5]], np.eye(3))
         >>> print(found)
         55.0 (35.4 to 74.6)
     """
     values = np.asarray(values, float)
-    tasks = len(values)
+    tasks, seeds = values.shape
     if tasks < 2:
         raise ValueError(f"tasks must be >= 2 for an interval, got {tasks}")
-    means, seeds = values.mean(1), values.shape[1]
+    means = values.mean(1)
     variance = float(means.var(ddof=1))
     within = float(values.var(1, ddof=1).mean()) if seeds > 1 else 0.0
-    if shared >= 1:
+    if (shared == 1).all():
         spread, degrees = variance * 2 / tasks, tasks - 1.0
     else:
-        independent = 1 / (1 / tasks + (1 - 1 / tasks) * shared)  # J'
-        between = max(variance - within / seeds, variance / tasks) / (1 - shared)
-        spread = between * (1 + 1 / independent) + within / (seeds * tasks)
-        degrees = max(1.0, independent - 1)
+        centring = np.eye(tasks) - 1 / tasks
+        apart = centring @ shared @ centring
+        between = max(variance - within / seeds, variance / tasks) * (tasks - 1) / np.trace(apart)
+        spread = between * (1 + shared.mean()) + within / (seeds * tasks)
+        degrees = float(np.trace(apart) ** 2 / np.square(apart).sum())
     reach = float(stats.t.ppf((1 + COVERED) / 2, degrees)) * math.sqrt(spread)
     mean = float(means.mean())
     low, high = bounds
@@ -86,7 +89,7 @@ class Predictions:
     """Results of a rehearsal, by kind of model and ε."""
 
     cells: Sequence[Played]
-    shared: float  # ρ
+    shared: np.ndarray  # (J, J) of their tasks, see `predictive_interval`
 
     def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
         """Interval of accuracy, or of balanced accuracy."""

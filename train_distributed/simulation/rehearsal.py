@@ -1,9 +1,11 @@
 """A run played through on public rows: which accuracy it will have, beside what is public."""
 
+import io
 import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -208,19 +210,15 @@ class Rehearsal:
         if not names or (self.sources is None and not self.examples and not self.known_here):
             return transform
         knowledge, public = replace(self.knowledge, names=None), self.public.subset(task.public)
-        if self.known_here:
-            return added_to(knowledge, transform, public, names, self.sources)
-        with tempfile.TemporaryDirectory() as folder:
-            place = NONE
+        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
+            if not self.known_here:
+                knowledge = replace(knowledge, examples=NONE)
             if self.examples:
-                place = Path(folder) / "examples"
-                examples = EmbeddingSet(
-                    embeddings=self.rows[torch.from_numpy(shown), 1:].numpy(),
-                    labels=labels,
-                    meta={"class_names": names},
-                )
-                examples.save(place)
-            knowledge = replace(knowledge, examples=place)
+                knowledge = replace(knowledge, examples=Path(folder) / "examples")
+                rows = self.rows[torch.from_numpy(shown), 1:].numpy()
+                meta = {"class_names": names}
+                examples = EmbeddingSet(embeddings=rows, labels=labels, meta=meta)
+                examples.save(Path(folder) / "examples")
             return added_to(knowledge, transform, public, names, self.sources)
 
     @cached_property
@@ -272,15 +270,11 @@ class Rehearsal:
 
     def public_alone(self, stage: "Stage") -> Course:
         """What a release comes to whose sum says nothing: zero private rows."""
-        method = self.one_sum(stage, {"class_noise": 0.0})
+        facts = self.sizes.facts(self.promise(1.0))
+        options = facts.settings(METHOD, stage.transform, {"sums": 1, "class_noise": 0.0})
+        method = build_method(METHOD, stage.transform, self.sizes.num_classes, options)
         nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
         return Course(method).after(nothing, self.sizes.rows, NOTHING)
-
-    def one_sum(self, stage: "Stage", options: Mapping[str, Any]) -> Method:
-        """The method about the public centre."""
-        facts = self.sizes.facts(self.promise(1.0))
-        settled = facts.settings(METHOD, stage.transform, {"sums": 1, **options})
-        return build_method(METHOD, stage.transform, self.sizes.num_classes, settled)
 
     def played(self, epsilons: Sequence[float]) -> Iterator[tuple[Played, ...]]:
         """All tasks with all seeds, for every ε and without noise, beside the baselines."""

@@ -105,11 +105,8 @@ def dealt(classes: np.ndarray, num_classes: int, tasks: int) -> list[np.ndarray]
     return hands
 
 
-def overlap(tasks: Sequence[Task]) -> float:
-    """Mean share of its classes that a task has in common with another one; 0 for one task."""
-    pairs = [
-        len(np.intersect1d(one.classes, other.classes)) / len(one.classes)
-        for at, one in enumerate(tasks)
-        for other in tasks[:at]
-    ]
-    return float(np.mean(pairs)) if pairs else 0.0
+def overlap(tasks: Sequence[Task]) -> np.ndarray:
+    """(J, J) share of the classes that each two tasks have in common; 1 on the diagonal."""
+    return np.array(
+        [[np.isin(one.classes, other.classes).mean() for other in tasks] for one in tasks]
+    )

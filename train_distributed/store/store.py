@@ -10,14 +10,13 @@ older copy of itself does not show here: whoever must notice keeps the last hash
 """
 
 import hashlib
-import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretrain.cli.output import new_file, sync_directory
+from pretrain.cli.output import sync_directory
 from train_distributed.store.database import Database
 
 APPLICATION, LAYOUT = 0x424C4156, 1  # "BLAV", which SQLite's header holds
@@ -205,16 +204,3 @@ def read_store(path: Path, what: str, seal: Seal = running_hash) -> list[Row]:
         return []
     with Store(path, what, seal=seal) as store:
         return list(store.scan())
-
-
-def replace_file(
-    path: Path, opened: Callable[[Path], Store], entries: Iterable[tuple[str, bytes]]
-) -> None:
-    """Puts a store with these (name, content) in the place of a file, wholly or not at all."""
-    with new_file(path) as fresh:
-        fresh.unlink(missing_ok=True)
-        with opened(fresh) as store, store.transaction():
-            for name, content in entries:
-                store.append(content, name)
-        shutil.copymode(path, fresh)
-    sync_directory(path.parent)

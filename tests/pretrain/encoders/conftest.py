@@ -92,25 +92,3 @@ def written(tmp_path: Path) -> Written:
 def dinov2(written: Written) -> Path:
     """What `hf:facebook/dinov2-small` is, of 2 layers and 16 numbers."""
     return written("Dinov2", CUT)
-
-
-@pytest.fixture
-def tower(tmp_path: Path) -> Path:
-    """A model of open_clip with its configuration in a directory."""
-    import open_clip
-    from safetensors.torch import save_file
-
-    vision = {"image_size": 28, "layers": 2, "width": 16, "head_width": 8, "patch_size": 7}
-    text = {"context_length": 8, "vocab_size": 32, "width": 8, "heads": 2, "layers": 1}
-    model = {"embed_dim": 12, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
-    pixels = {"mean": [0.5] * 3, "std": [0.25] * 3, "resize_mode": "squash"}
-    directory = tmp_path / "tower"
-    directory.mkdir()
-    written = {"model_cfg": model, "preprocess_cfg": pixels}
-    (directory / "open_clip_config.json").write_text(json.dumps(written))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        clip = open_clip.CLIP(12, dict(vision), dict(text), quick_gelu=True)  # pyright: ignore
-    tensors = {name: t.contiguous() for name, t in clip.state_dict().items()}
-    save_file(tensors, directory / "open_clip_model.safetensors")
-    return directory

@@ -1,6 +1,5 @@
 """Vectors of names from a folder's text encoder, words of ids, a network's own classifier."""
 
-import json
 import math
 from pathlib import Path
 
@@ -79,32 +78,6 @@ def test_the_text_tower_of_a_pair_gives_the_vectors(tmp_path: Path, folder: Path
     expected = expected / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
     expected = torch.cat([expected, expected], 1) / math.sqrt(2)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_the_text_tower_of_open_clip_gives_the_vectors(tmp_path: Path) -> None:
-    """A tiny untrained pair with open_clip's own tokenizer, which the library ships."""
-    open_clip = pytest.importorskip("open_clip")
-    vision = {"image_size": 14, "layers": 1, "width": 16, "head_width": 8, "patch_size": 7}
-    text = {"context_length": 16, "vocab_size": 49408, "width": 8, "heads": 2, "layers": 1}
-    model = {"embed_dim": 12, "vision_cfg": vision, "text_cfg": text}
-    written = {"model_cfg": model, "preprocess_cfg": {}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(written))
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        pair = open_clip.CLIP(12, dict(vision), dict(text)).eval()
-    tensors = {name: t.contiguous() for name, t in pair.state_dict().items()}
-    save_file(tensors, tmp_path / "open_clip_model.safetensors")
-    found = name_vectors(["cat", "n01440764"], f"open_clip:{tmp_path}")
-    tokens = open_clip.SimpleTokenizer(context_length=16)
-    with torch.inference_mode():
-        photos = ["a photo of a cat", f"a photo of a {TENCH}"]
-        expected = pair.encode_text(tokens([*photos, photos[0], DEFINED])).double()
-    expected = expected / torch.linalg.vector_norm(expected, dim=1, keepdim=True)
-    expected = torch.cat([expected[:2], expected[2:]], 1) / math.sqrt(2)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(found[0], found[1], atol=1e-3)
-    with pytest.raises(ValueError, match="text_encoder must name a pair of towers, got nowhere"):
-        name_vectors(["cat"], "open_clip:nowhere")
 
 
 def test_ids_have_words() -> None:

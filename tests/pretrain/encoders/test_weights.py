@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pretrain import build_encoder
+from pretrain.encoder import encoder_hash
 from pretrain.encoders.efficientnet_names import PLAIN, in_timm
 from pretrain.encoders.weights import fit_weights
 from pretrain.encoders.weights_file import read_weights
@@ -164,6 +165,34 @@ def test_conversions_of_timm_that_go_by_place_are_not_used(tmp_path: Path) -> No
     )
     with pytest.raises(ValueError, match=r"must hold .*, got .* as x0\.weight"):
         build_encoder("timm:nextvit_small", weights=str(tmp_path / "w.pth"))
+
+
+def test_a_pair_of_open_clip_gives_its_vision_tower(tmp_path: Path) -> None:
+    """Its names, written from timm's side; texts, temperature and projection are left out."""
+    name = "timm:vit_xsmall_patch16_clip_224"
+    own = build_encoder(name, weights="random", seed=1)
+    outer = {"patch_embed.proj": "conv1", "norm_pre": "ln_pre", "norm": "ln_post"}
+    outer |= {"blocks": "transformer.resblocks"}
+    inner = {"attn.qkv.": "attn.in_proj_", "attn.proj": "attn.out_proj", "mlp.fc1": "mlp.c_fc"}
+    inner |= {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc2": "mlp.c_proj"}
+    tensors = {"logit_scale": torch.ones(()), "visual.proj": torch.rand(own.embedding_dim, 12)}
+    tensors |= {"token_embedding.weight": torch.rand(9, 8), "ln_final.weight": torch.rand(8)}
+    tensors["transformer.resblocks.0.ln_1.weight"] = torch.rand(8)
+    for key, tensor in own.model.state_dict().items():  # pyright: ignore
+        if key in ("cls_token", "pos_embed"):
+            key = {"cls_token": "class_embedding", "pos_embed": "positional_embedding"}[key]
+            tensor = tensor[0, 0] if key == "class_embedding" else tensor[0]
+        for mine, theirs in (outer | inner).items():
+            if mine in inner or key.startswith(f"{mine}."):
+                key = key.replace(mine, theirs, 1)
+        tensors[f"visual.{key}"] = tensor.contiguous().clone()
+    torch.save(tensors, tmp_path / "open_clip_pytorch_model.bin")
+    given = build_encoder(name, weights=str(tmp_path / "open_clip_pytorch_model.bin"))
+    assert encoder_hash(given) == encoder_hash(own)
+    del tensors["visual.ln_post.bias"]
+    torch.save(tensors, tmp_path / "part.bin")
+    with pytest.raises(ValueError, match="must hold "):
+        build_encoder(name, weights=str(tmp_path / "part.bin"))
 
 
 def efficientnet_names(own: list[str]) -> dict[str, str]:

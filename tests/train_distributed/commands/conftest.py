@@ -65,8 +65,8 @@ def run(call, sets, no_pictures):
         sets[1],
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     return lambda *more: call(*common, *more)
 

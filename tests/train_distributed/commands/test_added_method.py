@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from embed.transform_options import TransformOptions
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.simulation.plan import MethodConfig
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.simulation.runner import run_trials
+from train_distributed.simulation.scenario import Scenario
 
 PROGRAM = """
 import sys
@@ -102,7 +102,7 @@ def test_run_and_card_know_it_and_help_names_it(program, tmp_path: Path) -> None
     report = json.loads((tmp_path / "model" / "report.json").read_text())
     assert report["method"] == "plain-mean"
     assert report["test_accuracy"] > 0.9
-    assert report["prior"] == "private"
+    assert report["prior"] == "equal"
     assert report["suitable_for_release"] is True
     pages = [path.read_text() for path in (tmp_path / "card").iterdir() if path.suffix == ".md"]
     assert "the plain mean of every class" in pages[0]
@@ -122,14 +122,20 @@ def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
     assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()
 
 
-def test_a_choice_of_settings_plays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulations_play_it(monkeypatch: pytest.MonkeyPatch) -> None:
     home: dict = {"__name__": "added"}
     exec(compile(PROGRAM, "program.py", "exec"), home)  # the entry of the file, in this process
     monkeypatch.setitem(METHODS, "plain-mean", METHODS.pop("plain-mean"))
-    transforms = {"q=4": TransformOptions(components=4)}
-    candidates = Candidates((MethodConfig("plain mean", "plain-mean", "q=4"),), transforms)
-    sizes = Sizes(users=20, rows_per_user=20, num_classes=2)
-    jobs = rehearse(rows(1, None, 6), [sizes], [Privacy(5.0, 1e-5)], candidates, tasks=1, seeds=1)
-    ((_, (result,)),) = jobs
+    grid = Grid(
+        settings=[
+            MethodConfig("plain mean", "plain-mean", options={"sums": 2, "class_noise": 0.1})
+        ],
+        scenarios=[Scenario(users=20)],
+        promises=[Privacy(5.0, 1e-5)],
+        seeds=[0],
+        num_classes=3,
+    )
+    transforms = {"default": PublicTransform.fit(rows(1, None), components=4)}
+    ((_, (result,)),) = run_trials(rows(0, None), transforms, grid)
     assert result.method == "plain-mean"
     assert result.accuracy > 0.8

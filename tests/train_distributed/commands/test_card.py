@@ -23,9 +23,7 @@ from train_distributed.released.card.numbers import rounded_up
 @pytest.fixture
 def model(sets, tmp_path) -> Path:
     """A released model."""
-    released = release(
-        EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), sums=1
-    )
+    released = release(EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), sums=1)
     released.save(tmp_path / "model")
     return tmp_path / "model"
 
@@ -108,8 +106,8 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
         "public",
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
@@ -142,7 +140,8 @@ def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> 
 @pytest.mark.parametrize(
     "typed",
     [
-        "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9 --no-whiten",
+        "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9",
+        "--user-clip 3.5 7 --sums 2 --rounds 3 --names cat 'polar bear'",
         "--scheme dirichlet --users 7 --concentration 0.5 --seed 3 --noise float",
         "--unit user --group-size 2 --honest-fraction 0.75 --min-survivors 5 --num-classes 4",
         "--config chosen.json --epsilon 0.5 --vouch-for-transform",
@@ -150,7 +149,7 @@ def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> 
     ],
 )
 def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
-    words = ["run", "--embeddings", "my rows", "--public", "public", *typed.split()]
+    words = ["run", "--embeddings", "my rows", "--public", "public", *shlex.split(typed)]
     parsed = MENU.parse(words, "x")
     assert isinstance(parsed, Run)
     kept = jsonable(asdict(parsed))
@@ -163,6 +162,35 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
     found = MENU.parse(again, "x")
     assert isinstance(found, Run)
     assert asdict(found) == asdict(parsed) | {k: v for k, v in used.items() if k == "method"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--method", "discriminant"),
+        ("--unit", "user", "--user-clip", "2", "9"),
+        ("--prior", "SHARES.json"),
+        ("--transform", "fitted/transform.safetensors"),
+    ],
+)
+def test_the_command_on_the_card_makes_a_model_of_the_same_settings(
+    say, sets, tmp_path, no_pictures, more
+) -> None:
+    """What a public rule has filled in may be typed, but for what nobody can type."""
+    (tmp_path / "SHARES.json").write_text('{"a": 0.5, "b": 0.25, "c": 0.25}')
+    assert say("embed", "fit-transform", "--public", "public", "--out", "fitted")[0] == 0
+    source = () if "--transform" in more else ("--public", "public")
+    given = ("--embeddings", "private", *source, "--epsilon", "3.0", "--ledger", "none", *more)
+    assert say("run", *given, "--out", "model")[0] == 0
+    kept = json.loads((tmp_path / "model" / "report.json").read_text())["configuration"]
+    command = _command(kept)
+    assert command is not None
+    program, *again = shlex.split(command)
+    assert program == "blind-averaging"
+    again[again.index("--out") + 1] = "again"
+    assert say(*again)[0] == 0
+    found = json.loads((tmp_path / "again" / "report.json").read_text())["configuration"]
+    assert found == kept | {"out": "again"}
 
 
 def test_files_elsewhere_are_called_by_name_alone() -> None:

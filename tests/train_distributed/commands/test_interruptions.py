@@ -166,8 +166,8 @@ def test_an_output_that_nobody_reads_costs_no_model(sets, tmp_path, ledger, wher
         sets[1],
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     command = [sys.executable, "-u", "-m", "train_distributed", *words, "--out", "made"]
     reading, writing = os.pipe() if where == "closed" else (None, os.open(where, os.O_WRONLY))
@@ -235,8 +235,8 @@ def test_ctrl_c_in_a_process(sets, tmp_path, monkeypatch, ledger, place, when, c
         sets[1],
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     child = process(place, when, *command, "--out", "made")
     child.send_signal(signal.SIGINT)
@@ -274,8 +274,8 @@ def test_killed_outright_nothing_stays_but_what_was_drawn(
         sets[1],
         "--method",
         "discriminant",
-        "--centre",
-        "public",
+        "--sums",
+        "1",
     ]
     child = process(place, "after", *command, "--out", "made")
     child.kill()

@@ -59,9 +59,7 @@ def learn(root: Path, out: Path) -> None:
     private = EmbeddingSet.open(root / "private")
     transform = PublicTransform.fit(EmbeddingSet.open(root / "public"), components=4)
     private = replace(private, users=np.zeros(len(private), np.int64))
-    released = release(
-        private, "discriminant", Privacy(50.0, 1e-5), transform=transform, sums=1
-    )
+    released = release(private, "discriminant", Privacy(50.0, 1e-5), transform=transform, sums=1)
     released.save(out)
 
 
@@ -109,7 +107,7 @@ def test_labels_that_are_there_are_compared(call, place, tmp_path) -> None:
     assert metrics["accuracy"] > 0.9
     assert metrics["rows_by_split"] == {"train": 3 * ROWS}
     assert "no epsilon covers" in metrics["of"]
-    assert "that the noised sum shows" in metrics["probabilities"]
+    assert "posterior of Gaussian classes" in metrics["probabilities"]
     assert f"accuracy                   {metrics['accuracy']:.4f}" in said
     again = call(*common, "--embeddings", str(place / "new"), "--out", str(tmp_path / "two"))
     assert again[0] == 0

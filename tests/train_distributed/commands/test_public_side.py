@@ -68,16 +68,13 @@ def test_names_that_say_nothing_change_nothing(
 
 
 @pytest.mark.parametrize("how", ["names", "examples"])
-def test_guesses_keep_faint_directions_beside_those_of_the_rule(
+def test_guesses_keep_directions_that_the_rule_leaves_out(
     run: Callable[..., dict[str, Any]], how: str
 ) -> None:
     """Examples turn up by themselves where the public set has classes of the same names."""
-    leading = run("without")["configuration"]["options"]["keep"][0]
-    assert leading < P
+    assert run("without")["configuration"]["options"]["components"] < P
     given: dict[str, Any] = {"knowledge": Knowledge(text_encoder="package")}
     given = given if how == "names" else {"public": "with_private_classes"}
     report = run("with", **given)
-    chosen = report["configuration"]["transform_options"]
-    assert (chosen["components"], chosen["leading"]) == (P, leading)
+    assert report["configuration"]["options"]["components"] == P
     assert report["known_before"]
-    assert "keep" not in report["configuration"]["options"]

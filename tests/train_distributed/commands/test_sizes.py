@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from embed.transform_options import TransformOptions
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
@@ -57,14 +56,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             owned.save(at / "owned")
             hold_out(owned, 0.5).save(at / "held")
-            found = release(
-                owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1
-            )
+            found = release(owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1)
             found.save(at / "model")
             chosen = RunConfig(
                 "discriminant",
-                TransformOptions(components=4),
-                {},
+                {"components": 4},
                 Privacy(9.0, 1e-5),
                 encoding=public.encoding,
             )

@@ -9,7 +9,7 @@ from embed import EmbeddingSet
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.research.protection.training import FederationOptions, head_federation
-from train_distributed.simulation.rehearsal import Candidates, Sizes, rehearse
+from train_distributed.simulation.rehearsal import Rehearsal, Sizes
 
 
 def test_a_row_that_is_not_finite_is_named_with_its_picture(say, sets, tmp_path: Path) -> None:
@@ -40,16 +40,7 @@ def test_the_functions_behind_the_commands_refuse_as_well(sets) -> None:
     with pytest.raises(ValueError, match=f"embeddings {rule}"):
         learn(bare, "gradient-perturbation", privacy, num_classes=3)
     with pytest.raises(ValueError, match=f"public {rule}"):
-        next(
-            rehearse(
-                bare,
-                [Sizes(users=1, rows_per_user=9, num_classes=2)],
-                [privacy],
-                Candidates.default(5),
-                tasks=1,
-                seeds=1,
-            )
-        )
+        Rehearsal.of(bare, Sizes(users=1, rows_per_user=9, num_classes=2), privacy)
     options = FederationOptions(clients=1, rows=5, step=0.1, rounds=1)
     from embed import PublicTransform
 

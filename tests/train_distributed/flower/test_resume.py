@@ -1,7 +1,5 @@
 """An operator killed anywhere, started again: the exact sum, from vectors drawn once."""
 
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -102,26 +100,11 @@ def test_users_that_die_with_the_operator_are_dropouts(gone: int, tmp_path: Path
     assert max(relay.drawn.values()) == 1
 
 
-def test_a_record_of_before_goes_on(tmp_path: Path) -> None:
-    """Version 0.1 wrote entries of another form, of which the last may be torn."""
-    relay = fake.volatile(fake.agreement())
-    _kill_at(relay, 17, answered=True)
-    with pytest.raises(Killed):
-        _operate(relay, tmp_path)
-    entries = []
-    for row in read_store(tmp_path / "session", "record"):
-        kind, *numbers = row.name.split("/")
-        number = ("session", "asked", "answer", "complete").index(kind) + 1
-        call, party = (*map(int, numbers), 0, 0)[:2]
-        length, check = len(row.content), zlib.crc32(row.content)
-        entries.append(struct.pack(">BIIQI", number, call, party, length, check) + row.content)
-    _spare(relay)
-    (tmp_path / "session").write_bytes(b"".join(entries)[:-3])
-    with Record(tmp_path) as record:
-        assert record.session is not None
-    found = read_store(tmp_path / "session", "record")
-    assert len(found) == len(entries) - 1
-    assert np.array_equal(_operate(relay, tmp_path).total, fake.VECTORS.sum(0))
+def test_a_record_of_version_0_1_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "session").write_bytes(b"\x01" + bytes(20))
+    with pytest.raises(ValueError, match=r"session must be a session of version 0\.2 or later"):
+        _operate(fake.volatile(fake.agreement()), tmp_path)
+    assert (tmp_path / "session").read_bytes() == b"\x01" + bytes(20)
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
-from train_distributed.ledger import line as ledger_line
+from train_distributed.ledger import file as ledger_file
 from train_distributed.ledger.entry import Entry, Limit, gaussian_fields
 from train_distributed.ledger.ledger import Ledger
 
@@ -142,7 +142,7 @@ def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
 
 def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
     """Who knows the entry, its time, place and all lines before it does not find the hash."""
-    monkeypatch.setattr(ledger_line, "datetime", Frozen)
+    monkeypatch.setattr(ledger_file, "datetime", Frozen)
     told = []
     for _ in range(2):
         ledger = Ledger.open(tmp_path / "rows.ledger")

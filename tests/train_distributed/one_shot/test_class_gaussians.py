@@ -9,7 +9,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from train_distributed.one_shot.class_gaussians import (
-    LEAST_SIZE,
+    LEAST_VARIANCE,
     TAILS,
     Gaussians,
     Posterior,
@@ -38,7 +38,8 @@ def test_without_noise_and_prior_it_is_linear_discriminant_analysis() -> None:
     x, hot = torch.from_numpy(rows), torch.from_numpy(np.eye(3)[labels])
     counts = hot.sum(0)
     shares = counts / 200
-    exact = Posterior((x.T @ hot) / counts, torch.zeros(5, 5, dtype=torch.float64))
+    none = torch.zeros(5, 5, dtype=torch.float64)
+    exact = Posterior((x.T @ hot) / counts, none, none)
     within = within_class(x.T @ x / 200, exact, shares)
     directions, bias = linear_discriminant(exact.means, within, shares)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows, labels)
@@ -113,7 +114,7 @@ def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
     assert fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
     assert fitted_size(0.5, 0.0) == pytest.approx(0.5)
     assert fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
-    assert fitted_size(0.0, 0.0) == LEAST_SIZE
+    assert fitted_size(0.0, 0.0) == LEAST_VARIANCE
     assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 
@@ -135,7 +136,7 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     within, spread = covariance(3, 16), 0.1 * covariance(3, 17)
     means = torch.randn(3, 3, generator=torch.Generator().manual_seed(18)).double()
     moments = within + means / 3 @ means.T + spread
-    found = within_class(moments, Posterior(means, spread), EQUAL)
+    found = within_class(moments, Posterior(means, spread, 0 * spread), EQUAL)
     assert torch.allclose(found, within, atol=1e-12)
 
 

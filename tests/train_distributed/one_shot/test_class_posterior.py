@@ -3,18 +3,22 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from train_distributed.one_shot import class_posterior
+from train_distributed.one_shot.class_gaussians import Posterior
 from train_distributed.one_shot.class_posterior import (
-    FREE_SHIFT,
+    SHIFTS,
     Guess,
     NoisyMeans,
     Scales,
     believed,
     scales_about_one,
-    scales_from,
+    scales_at_all,
+    true_share,
     weighed,
 )
 
@@ -178,10 +182,47 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
     noisy = NoisyMeans(randn(Q, 2, seed=4), torch.full((2,), std).double(), shares)
     guesses = [
         Guess("some", randn(Q, 2, seed=5), root @ root.T, scales_about_one()),
-        Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_from(0.02), shifts=(FREE_SHIFT,)),
+        Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_at_all(), shifts=SHIFTS[-1:]),
     ]
     for covariance_of_all in (root @ root.T, torch.eye(Q, dtype=torch.float64)):
         found, odds = believed(noisy, guesses, covariance_of_all)
         assert found.means.isfinite().all()
         assert found.covariance.isfinite().all()
         assert sum(odds.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("noise", "rank"), [(0.02, 3), (0.2, 3), (0.02, 30), (0.2, 30), (0.5, 30)])
+def test_the_true_share_is_unbiased_where_the_prior_is_wrong(
+    noise: float, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Classes differ in few of many directions, and the guess says in all: noise stays in them."""
+    monkeypatch.setattr(class_posterior, "DOUBT", 100.0)  # the estimate itself
+    draw = torch.Generator().manual_seed(rank)
+    q, k, found, true = 30, 20, [], []
+    one = torch.eye(q, dtype=torch.float64)
+    for _ in range(60):
+        means = torch.zeros(q, k, dtype=torch.float64)
+        means[:rank] = 0.3 * torch.randn(rank, k, generator=draw, dtype=torch.float64)
+        seen = means + noise * torch.randn(q, k, generator=draw, dtype=torch.float64)
+        noisy = NoisyMeans(seen, torch.full((k,), noise).double(), torch.full((k,), 1 / k).double())
+        guess = Guess("any", torch.zeros(q, 1).double(), 0.09 * one, scales_about_one())
+        posterior, _ = believed(noisy, [guess], one)
+        found.append(true_share(noisy, posterior, one))
+        apart = posterior.means - posterior.means.mean(1, keepdim=True)
+        true.append(float((apart * means).sum() / apart.square().sum()))
+    assert np.mean(found) == pytest.approx(np.mean(true), abs=0.08)
+    if (noise, rank) == (0.2, 3):
+        assert np.mean(true) < 0.9
+
+
+def test_the_true_share_is_one_where_noise_says_nothing_of_it() -> None:
+    none = torch.zeros(4, 3).double()
+    loud = NoisyMeans(
+        1e6 * torch.eye(4, 3).double(),
+        torch.full((3,), 1e6).double(),
+        torch.full((3,), 1 / 3).double(),
+    )
+    one = torch.eye(4, dtype=torch.float64)
+    posterior = Posterior(torch.eye(4, 3).double(), one, one)
+    assert true_share(loud, posterior, one) == pytest.approx(1, abs=1e-3)
+    assert true_share(loud, replace(posterior, means=none), one) == 1

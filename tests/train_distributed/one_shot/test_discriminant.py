@@ -11,7 +11,9 @@ from embed import EmbeddingSet, PublicTransform
 from embed.known_classes import ClassGuess, KnownClasses
 from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed import Privacy, release
+from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.discriminant import Discriminant
+from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.one_shot.report import measure
 from train_distributed.one_shot.statistic import NoisedSum
 
@@ -44,10 +46,7 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
     transform: PublicTransform, epsilon: float, moments: bool
 ) -> None:
     data, privacy = rows_of(4000, K, 3), Privacy(epsilon, 1e-5)
-    held, labels = (
-        transform(data.embeddings[data.split == 1]).double(),
-        data.labels[data.split == 1],
-    )
+    held, labels = data.embeddings[data.split == 1], data.labels[data.split == 1]
     ours, nearest = [], []
     for seed in range(5):
         made = release(
@@ -58,13 +57,13 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
             noise="float",
             generator=torch.Generator().manual_seed(seed),
             moments=moments,
-            sums=1,
         )
         ours.append(made.report["test_accuracy"])
         assert made.opened is not None
-        sums = made.opened[: transform.dim * K].view(transform.dim, K)
-        means = sums[1:] / (sums[0] / CONSTANT).clamp(min=1)  # features are white
-        scores = held[:, 1:] @ means - means.square().sum(0) / 2
+        dim = made.transform.dim
+        sums = made.opened[Q + 1 :][: dim * K].view(dim, K)  # after the first sum
+        means = sums[1:] / (sums[0] / CONSTANT).clamp(min=1)
+        scores = made.transform(held).double()[:, 1:] @ means - means.square().sum(0) / 2
         nearest.append(float((scores.argmax(1).numpy() == labels).mean()))
     assert np.mean(ours) >= np.mean(nearest) - 0.01
 
@@ -73,16 +72,28 @@ def test_it_is_no_worse_than_the_nearest_noisy_mean(
 def test_the_model_is_a_function_of_what_was_opened(
     transform: PublicTransform, epsilon: float
 ) -> None:
-    data, draw = rows_of(400, K, 7), torch.Generator().manual_seed(1)
-    promise, given = Privacy(epsilon, 1e-5), {"noise": "float", "sums": 1, "alpha": 0.5}
-    released = release(data, "discriminant", promise, transform=transform, generator=draw, **given)
+    """By two sums, one after the other; the first says along which directions the second is."""
+    data, given = rows_of(400, K, 7), {"noise": "float", "options": {"alpha": 0.5}}
+    draw = torch.Generator().manual_seed(1)
+    request = ReleaseRequest(
+        embeddings=data,
+        method="discriminant",
+        privacy=Privacy(epsilon, 1e-5),
+        transform=transform,
+        generator=draw,
+        **given,  # pyright: ignore[reportArgumentType]
+    )
+    released, course = request.release(), Course(request.built)
     assert released.opened is not None
-    method = made("discriminant", transform, K, {"alpha": 0.5})
-    std = 0.0 if math.isinf(epsilon) else released.report["local_noise_std"]  # of the one user
-    found = method.fit(method.opened(released.opened, 300, std))
+    first, own = released.opened[: Q + 1], released.opened[Q + 1 :]
+    for total, std in zip(
+        (first, own), released.report["local_noise_std_per_round"], strict=True
+    ):  # of the one user
+        course = course.after(total, 300, std)
+    found = course.fitted()
     assert torch.equal(found.weights, released.weights)
     assert found.temperature == released.temperature
-    assert 0 < released.temperature <= 1
+    assert 0 < released.temperature < math.inf
     assert released.predict_proba(data.embeddings).isfinite().all()
 
 
@@ -112,7 +123,7 @@ def test_equal_priors_serve_the_smaller_class(transform: PublicTransform) -> Non
 
 def test_a_transform_without_labels_serves_with_what_it_has() -> None:
     public = PublicTransform.fit(rows_of(4000, 30, 1).embeddings, components=Q)
-    assert public.within_class is None
+    assert public.between_class is None
     method = made("discriminant", public, K, {})
     assert (
         fitted(method, torch.zeros(method.statistic.dimension).double(), 10, 1.0).isfinite().all()
@@ -142,7 +153,7 @@ def test_a_guess_that_errs_where_public_classes_do_not_differ_still_serves(
     transform: PublicTransform,
 ) -> None:
     """A source that says V = one direction, and errs in all: as good as if it had said C."""
-    draw, counts, spread = torch.Generator().manual_seed(8), 100.0, transform.covariance[1:, 1:]
+    draw, counts, spread = torch.Generator().manual_seed(8), 100.0, transform.public.covariance
     root = torch.linalg.cholesky(0.3 * spread)
     risks = torch.zeros(3, dtype=torch.float64)
     narrow = 0.3 * spread.trace() * torch.eye(Q, dtype=torch.float64)[:, :1]

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pretrain.preprocess import Preprocess
 from train_distributed import Release
 
 
@@ -65,18 +63,6 @@ def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
     old = Release.load(saved)
     assert (old.encoding, old.temperature) == (None, 1.0)
     assert old.class_names == released.class_names
-
-
-def test_an_earlier_model_says_the_size_beside_its_encoding(released, saved) -> None:
-    """It has `image_shape`, and an encoding that knows nothing of it."""
-    made = replace(released.encoding, preprocess=Preprocess(image_size=32))
-
-    def before(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-        metadata |= made.metadata() | {"image_shape": "[3, 24, 32]"}
-
-    rewrite(saved, before)
-    expected = Preprocess(image_size=32, pictures=(24, 32))
-    assert Release.load(saved).encoding == replace(made, preprocess=expected)
 
 
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
@@ -139,8 +125,6 @@ def _metadata(name: str, text: str):
         (_metadata("class_names", "[" * 100000), "class_names must be JSON"),
         (_metadata("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
         (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
-        (_metadata("image_shape", "[3, 32]"), "image_shape must be three sizes > 0"),
-        (_metadata("image_shape", "[3, 32, -1]"), "image_shape must be three sizes > 0"),
         (_metadata("encoding", "{}"), "encoding must be readable"),
         (_metadata("encoding", "]"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),

@@ -1,6 +1,7 @@
 """A first sum finds where the rows lie: what it may show, what it serves, and what is refused."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.centre import Centre
+from embed.centre import Centre, noised_place
+from embed.water_filling import LEAST_SHARE
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.course import Course
@@ -20,7 +22,7 @@ from train_distributed.one_shot.further_rounds import OWN_SHARE
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.rounds import further_sums
-from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.statistic import NoisedSum, Statistic
 from train_distributed.one_shot.users import Chunk
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
@@ -117,6 +119,78 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
         labels = torch.randint(K, (2,), generator=draw)
         most = max(most, moved(statistic, course, first, second, labels) / bound)
     assert (0.5 if method == "discriminant" else 0.05) < most <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("discriminant", {}),
+        ("discriminant", {"moments": False}),
+        ("discriminant", {"user_clip": (9.0, 2.0)}),
+        ("softmax", {"l2_reg": 4.0}),
+        ("svm", {"l2_reg": 4.0, "prior": "equal"}),
+        ("softmax", {"l2_reg": 4.0, "prior": "equal", "user_clip": (9.0, 0.5)}),
+    ],
+)
+def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
+    method: str, more: dict[str, Any]
+) -> None:
+    """Of eight that were planned, fewer pay where rows turn out to lie as the public ones do."""
+    draw, transform = torch.Generator().manual_seed(2), fitted()
+    planned = {"sums": 2, "class_noise": 0.15, "components": D, **more}
+    started = Course(build_method(method, transform, K, planned))
+    course = started.told(torch.tensor([*[0.02] * D, 0.9], dtype=torch.float64))
+    own, sent_as = course.method.statistic, course.statistic
+    assert course.method.dim < started.planned.dim == D + 1
+    assert sent_as.dimension == started.planned.statistic.dimension
+    chunk = chunk_of(torch.stack([longest(draw) for _ in range(20)]), torch.arange(20) % K)
+    sent = sent_as.submit(course.rows(chunk))[0]
+    alone = own.submit(replace(chunk, x=course.moved(chunk.x[0])[None]))[0]
+    places = own.positions(sent_as)
+    torch.testing.assert_close(sent[places], alone, rtol=0, atol=1e-3)
+    others = torch.ones(len(sent), dtype=torch.bool)
+    others[places] = False
+    assert float(alone.abs().max()) > 0.1
+    assert others.any()
+    assert not sent[others].any()
+    after = course.after(sent * sent_as.scale, 20, 0.0)
+    by_hand = course.method.fit(course.method.opened(alone * own.scale, 20, 0.0))
+    torch.testing.assert_close(after.fitted().weights, by_hand.weights, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.15, 0.5, 2.0])
+@pytest.mark.parametrize("length", [0.0, 0.5, 1.0])
+def test_no_centre_makes_more_directions_than_were_planned(noise: float, length: float) -> None:
+    """Far from the public rows more of them pay, as public classes say less."""
+    given = {"sums": 2, "class_noise": noise}
+    course = Course(build_method("discriminant", fitted(), K, given))
+    place = length * (1 - 1e-9) * torch.ones(D, dtype=torch.float64) / math.sqrt(D)
+    course = course.told(torch.cat([place, torch.ones(1, dtype=torch.float64)]))
+    assert course.method.dim <= course.planned.dim
+    rows = torch.stack([longest(torch.Generator().manual_seed(0))] * 3)
+    assert course.sent(rows).shape == (3, course.planned.dim)
+    assert course.statistic.dimension == course.planned.statistic.dimension
+
+
+def test_what_the_first_sum_finds_is_of_means_and_of_their_noise() -> None:
+    transform, draw = fitted(), torch.Generator().manual_seed(3)
+    statistic, rows, std = FeatureSum(transform=transform), 250, 60.0
+    total = rows * torch.cat([0.4 * longest(draw)[1:].double(), torch.tensor([0.6]).double()])
+    found = statistic.found(NoisedSum(total, rows, std))
+    mean = total / rows
+    by_hand = noised_place(mean[:-1], float(mean[-1]), std / rows, transform.public)
+    assert torch.equal(found, by_hand)
+    centre = statistic.centre(found)
+    assert torch.equal(centre.place, found[:-1])
+    away = float((found[:-1] - transform.public.mean).square().sum())
+    assert centre.common == pytest.approx(away / 0.6)
+    assert centre.share == pytest.approx(max(LEAST_SHARE, centre.common**2 / 2))
+
+
+def test_rows_of_another_length_are_not_mapped() -> None:
+    long = PublicTransform.identity(D, 8.0, 0.5)
+    with pytest.raises(ValueError, match="transform must clip features to length 1"):
+        build_method("discriminant", long, K, {"class_noise": 0.1})
 
 
 def test_a_release_about_its_rows_is_worth_more_and_says_what_it_did(tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.averaged_heads import L2_REG
+from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.users import EmbeddingUsers, own_partition
@@ -50,7 +49,7 @@ def test_centred_heads_made_for_shorter_features_are_refused(name: str) -> None:
     """Rows as long, with a smaller constant: more than what is stated for the sum of features."""
     short, long = (PublicTransform.identity(P, 1.2, constant) for constant in (1.0, 0.5))
     for prior in ("equal", "private"):
-        method = build_method(name, short, K, {"l2_reg": 0.3, "prior": prior})
+        method = METHODS[name].build(short, K, l2_reg=0.3, prior=prior)  # of any rows so long
         if prior == "private":  # one bound for whole rows
             assert release(rows(), method, PROMISE, transform=long).report["users"] == 9
             continue
@@ -72,27 +71,34 @@ def test_class_scatter_of_private_rows_comes_with_no_other_transform() -> None:
     for name in ("within_class", "between_class"):
         scattered = replace(plain, **{name: getattr(private, name)})
         method = build_method("discriminant", scattered, K, {})
-        with pytest.raises(ValueError, match="whose classes scatter otherwise"):
+        with pytest.raises(ValueError, match="transform must be the method's own"):
             release(rows(), method, PROMISE, transform=plain)
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
             release(rows(), method, PROMISE)
         users = EmbeddingUsers(rows(), plain, own_partition(rows()))
-        with pytest.raises(ValueError, match="whose classes scatter otherwise"):
+        with pytest.raises(ValueError, match="transform must be the method's own"):
             release(users, method, PROMISE)
 
 
 def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     transform = fitted(rows(1))
-    released = release(rows(), build_method("discriminant", transform, K, {}), PROMISE)
-    assert released.transform is transform
+    for method in methods_of(transform):
+        assert release(rows(), method, PROMISE).transform is transform
+    mapped = build_method("discriminant", transform, K, {"class_noise": 0.1})
+    assert mapped.transform is not None
+    found = release(rows(), mapped, PROMISE).transform
+    assert found.directions is not None
+    assert found.raw.same_rows(transform)
     with pytest.raises(ValueError, match="method must be made for rows of norm"):
-        release(rows(), methods_of(transform)[1], PROMISE)  # which knows a norm alone
+        release(rows(), METHODS["softmax"].build(transform, K), PROMISE)  # which knows a norm alone
 
 
 def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     transform = fitted(rows(1))
     narrow = PublicTransform.identity(3, transform.clip_norm, transform.constant)
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
+        release(rows(), METHODS["softmax"].build(narrow, K), PROMISE, transform=transform)
+    with pytest.raises(ValueError, match="transform must be the method's own"):
         release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
     with pytest.raises(ValueError, match="num_classes must be 4, got 3"):
         release(rows(), build_method("discriminant", transform, 4, {}), PROMISE)
@@ -100,16 +106,12 @@ def test_a_method_for_other_columns_or_classes_is_refused() -> None:
 
 def test_build_method_and_release_agree() -> None:
     """A method by its name and the same method built elsewhere are one."""
-    transform = fitted(rows(1))
-    for name, entry in METHODS.items():
-        given = release(
-            rows(),
-            build_method(name, transform, K, {"alpha": 1.0} if name == "discriminant" else {}),
-            Privacy(math.inf, 1e-5),
-            transform=transform,
-        )
-        more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "private"}
-        if entry.sums_rows:
-            more = {"sums": 1}
-        named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)
+    bare, transform = Privacy(math.inf, 1e-5), fitted(rows(1))
+    facts = PublicFacts(sizes=torch.full((9,), 8), num_classes=K, privacy=bare)
+    for name in METHODS:
+        options = facts.settings(name, transform, {})
+        assert options["sums"] == 2
+        built = build_method(name, transform, K, options)
+        given = release(rows(), built, bare, transform=transform)
+        named = release(rows(), name, bare, transform=transform)
         torch.testing.assert_close(given.weights, named.weights, rtol=1e-6, atol=1e-6)  # any order

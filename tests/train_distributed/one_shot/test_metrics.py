@@ -142,7 +142,7 @@ def test_log_odds_are_those_of_the_probabilities() -> None:
 def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
     scores, labels = problem(200, 3)
     expected = evaluated(scores, labels, ("a", "b", "c"))
-    monkeypatch.setattr(module, "IN_MEMORY", 100)
+    monkeypatch.setattr(module, "BLOCK", 100)
     assert isinstance(Evaluation(("a", "b"), 200)._odds, np.memmap)
     assert evaluated(scores, labels, ("a", "b", "c")) == expected
 

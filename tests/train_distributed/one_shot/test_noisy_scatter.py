@@ -108,8 +108,8 @@ def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_r
     monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found: 1.0)
     raw_error, raw_balanced = measured()
     if max(shares) > 0.5:
-        assert raw_balanced == 0.25  # always the largest
-        assert balanced > 0.4
+        assert raw_balanced == pytest.approx(0.25, abs=0.01)  # always the largest
+        assert balanced > raw_balanced + 0.05
     else:
         assert error < 0.7 * raw_error
         assert balanced == pytest.approx(raw_balanced, abs=0.005)

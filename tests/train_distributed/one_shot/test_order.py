@@ -99,7 +99,7 @@ def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted() -> None:
     data = replace(numbered(), split=np.full(5, 2, np.uint8))
     held = own_partition(data, 2)
     for _ in range(1200):
-        given = Evaluation(num_classes=2), model, data, np.arange(5), held, FINEST_GRID
+        given = Evaluation(num_classes=2), [model], data, np.arange(5), held, FINEST_GRID
         list(evaluation_rows.submissions(*given))
     check_uniform(drawn)
 

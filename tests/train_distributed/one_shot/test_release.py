@@ -95,9 +95,7 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
 @pytest.mark.parametrize("moments", [True, False])
 def test_statistics_do_not_see_the_partition(moments: bool):
     found = [
-        learned(
-            "discriminant", moments=moments, sums=1, partition=partition(users, scheme)
-        ).weights
+        learned("discriminant", moments=moments, partition=partition(users, scheme)).weights
         for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
     ]
     for other in found[1:]:

@@ -66,10 +66,10 @@ def test_bad_rows_and_labels():
     good = replace(good, users=np.zeros(len(good), np.int64))
     nan = replace(good, embeddings=broken)
     with pytest.raises(ValueError, match="must be finite, got nan"):
-        release(nan, "discriminant", Privacy(1.0, 1e-5), transform=TRANSFORM, sums=1)
+        release(nan, "discriminant", Privacy(1.0, 1e-5), transform=TRANSFORM)
     unnamed = replace(good, meta={})
     with pytest.raises(ValueError, match="num_classes must be given"):
-        release(unnamed, "discriminant", Privacy(1.0, 1e-5), transform=TRANSFORM, sums=1)
+        release(unnamed, "discriminant", Privacy(1.0, 1e-5), transform=TRANSFORM)
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2"):
         release(unnamed, "svm", Privacy(1.0, 1e-5), transform=TRANSFORM, num_classes=2)
     only_test = EmbeddingSet(

@@ -124,15 +124,14 @@ def test_every_reason_makes_a_model_unsuitable(
 def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None:
     """Discrete noise, declared classes, no transform: nothing else is wrong with it."""
     arguments: dict[str, Any] = {"vouch_for_transform": True, "min_survivors": 5}
-    real = release(embedding_set(0), "discriminant", PROMISE, **arguments, sums=1)
+    real = release(embedding_set(0), "discriminant", PROMISE, **arguments)
     assert real.report["suitable_for_release"] is True
-    played = release(
-        embedding_set(0), "discriminant", PROMISE, faults=faults, **arguments, sums=1
-    )
+    played = release(embedding_set(0), "discriminant", PROMISE, faults=faults, **arguments)
     assert played.report["unsuitable_because"] == [why]
     assert played.report["survivors"] == 6 - len(set(faults.dropped))
     told = {*played.report} ^ {*real.report}
-    assert told == {"unsuitable_because", "temperature"}  # which a rehearsal leaves at 1
+    # a rehearsal leaves it at 1, and other priors with it
+    assert told == {"unsuitable_because", "temperature", "other_priors"}
 
 
 def test_classes_without_names_are_numbered() -> None:

@@ -17,7 +17,7 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Round, courses_of, sums_of, zeta_of
+from train_distributed.one_shot.rounds import Round, rounds_of, sums_of
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
 from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
@@ -47,26 +47,19 @@ ASKED = st.one_of(
         st.just("discriminant"),
         st.sampled_from(
             [
-                {"sums": 1},
-                {"sums": 1, "moments": False},
+                {},
+                {"moments": False},
                 {"user_clip": 0.03},
                 {"user_clip": 300.0},
-                {"centre": "private"},
-            ]
-        ),
-    ),
-    st.tuples(
-        st.just("discriminant"),
-        st.sampled_from(
-            [
                 {"rounds": 3},
-                {"centre": "private", "descent_above": 0.2},
-                {"centre": "private", "keep": (2, 3, 1)},
-                {"centre": "private", "rounds": 2},
+                {"sums": 2, "class_noise": 0.1},
+                {"sums": 2, "class_noise": 30.0, "user_clip": (2.0, 0.3)},
+                {"sums": 2, "class_noise": 0.1, "rounds": 2},
             ]
         ),
     ),
 )
+UNIT = PublicTransform.identity(3)  # features of length 1, as all that are mapped
 ALWAYS = settings(max_examples=150, deadline=None)
 
 
@@ -102,18 +95,16 @@ def rows_of(users: int, rows: int, scale: float = 1.0, seed: int = 0) -> Embeddi
 def test_every_grid_is_one_that_the_sampler_takes(
     privacy: Privacy, asked: tuple[str, dict[str, Any]], users: int, rows: int
 ) -> None:
-    """Of every sum that may follow, before any of them is made; none of these is refused."""
-    method = build_method(asked[0], PublicTransform.identity(3), 4, asked[1])
+    """Of every sum, before any of them is made; none of these is refused."""
+    method = build_method(asked[0], UNIT, 4, asked[1])
     sizes = torch.full((users,), rows)
     sizes[0] = 1
-    courses = courses_of(method, sizes, privacy)
-    zeta = max(zeta_of(each, sizes) for each in courses)
-    for each in courses:
-        for _, planned in sums_of(each, sizes, discrete=True, generator=None, zeta=zeta):
-            assert isinstance(planned, IntegerSum)
-            for std in np.unique(planned.plan.stds_in_steps):
-                discrete_gaussian(float(std), 1)
-            assert planned.code.largest_sum < 2.0**63
+    rounds = rounds_of(method, sizes, privacy)
+    for _, planned in sums_of(rounds, sizes, discrete=True, generator=None):
+        assert isinstance(planned, IntegerSum)
+        for std in np.unique(planned.plan.stds_in_steps):
+            discrete_gaussian(float(std), 1)
+        assert planned.code.largest_sum < 2.0**63
 
 
 @ALWAYS
@@ -154,9 +145,9 @@ def test_a_reservation_is_followed_by_a_noised_sum(
 def test_a_small_promise_for_users_of_many_rows_is_kept() -> None:
     """The finest grid would need noise of more steps than the sampler draws."""
     with events() as seen:
-        promise = Privacy(0.02, 1e-5, unit="user")
-        released = release(rows_of(5, 50), "discriminant", promise, centre="private")
-    assert len(seen) == released.report["rounds"] * 5
+        promise, given = Privacy(0.02, 1e-5, unit="user"), {"sums": 2, "class_noise": 9.0}
+        released = release(rows_of(5, 50), "discriminant", promise, **given)
+    assert len(seen) == released.report["rounds"] * 5 == 10
 
 
 def test_noise_that_nobody_can_draw_is_no_plan() -> None:
@@ -227,7 +218,6 @@ def test_users_that_do_not_stream_in_are_missed_before(noise: Any, least: int | 
             noise=noise,
             min_survivors=least,
             reserve=lambda _: seen.append("reserve"),
-            sums=1,
         )
     assert not seen
 

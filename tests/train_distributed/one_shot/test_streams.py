@@ -60,15 +60,17 @@ def test_bad_rows_are_refused_under_either_noise(
         release(Stream(rows), method, promise, noise=noise, num_classes=2)
 
 
-@pytest.mark.parametrize("moments", [True, False])
-def test_padding_may_be_anything(moments: bool) -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"moments": False}, {"sums": 2, "class_noise": 0.1}, {"rounds": 2}]
+)
+def test_padding_may_be_anything(given: dict[str, Any]) -> None:
     rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
     alone = Stream(rows, sizes=torch.tensor([2, 1]))
     promise = Privacy(math.inf, 1e-5, 1.0)
-    given: dict[str, Any] = {"noise": "float", "num_classes": 2, "sums": 1}
-    before = release(alone, "discriminant", promise, moments=moments, **given)
+    given = {"noise": "float", "num_classes": 2, **given}
+    before = release(alone, "discriminant", promise, **given)
     rows[1, 1] = 9.0
-    after = release(alone, "discriminant", promise, moments=moments, **given)
+    after = release(alone, "discriminant", promise, **given)
     assert torch.equal(before.weights, after.weights)
 
 
@@ -98,7 +100,6 @@ def test_users_come_once_with_the_rows_they_said(twice: bool, message: str) -> N
             promise,
             noise="float",
             num_classes=2,
-            sums=1,
         )
 
 
@@ -108,11 +109,11 @@ def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
     held, promise = Stream(transform(public[:4]).unflatten(0, (2, 2))), Privacy(1.0, 1e-5, 1.0)
     given: dict[str, Any] = {"transform": transform, "num_classes": 2}
     with pytest.raises(ValueError, match="vouch_for_transform must be set for users that stream"):
-        release(held, "discriminant", promise, **given, sums=1)
-    report = release(held, "discriminant", promise, noise="float", **given, sums=1).report
+        release(held, "discriminant", promise, **given)
+    report = release(held, "discriminant", promise, noise="float", **given).report
     assert "nobody compared private rows with the public ones" in report["unsuitable_because"]
     given |= {"vouch_for_transform": True}
-    report = release(held, "discriminant", promise, **given, sums=1).report
+    report = release(held, "discriminant", promise, **given).report
     assert report["suitable_for_release"] is True
     assert "vouched for" in report["public_transform"]
 
@@ -136,7 +137,7 @@ def test_labels_are_checked_as_well(label: int) -> None:
     held = Stream(torch.tensor(GOOD).expand(2, 2, 3))
     held.labels[0, 0] = label
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\)"):
-        release(held, "discriminant", Privacy(1.0, 1e-5, 1.0), num_classes=2, sums=1)
+        release(held, "discriminant", Privacy(1.0, 1e-5, 1.0), num_classes=2)
 
 
 def one_row(row: list[float], dtype: torch.dtype) -> Chunk:

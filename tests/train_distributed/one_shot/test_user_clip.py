@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embed.transform_options import TransformOptions
 
 from embed import EmbeddingSet, PublicTransform
 from heads.projection import ball_margin
@@ -256,7 +255,7 @@ def test_rows_that_noise_explains_are_not_missed() -> None:
 
 def test_what_a_user_sends_may_be_longer_by_the_centre() -> None:
     """Rows opposite to the public ones, and a clip that leaves them alone."""
-    mean = torch.tensor([0.125, -0.6, 0.0, 0.0, 0.0], dtype=torch.float64)
+    mean = torch.tensor([-0.6, 0.0, 0.0, 0.0], dtype=torch.float64)
     transform = replace(TRANSFORM, row_mean=mean)
     bare, method = (
         build_method("discriminant", transform, K, clip).statistic
@@ -267,6 +266,25 @@ def test_what_a_user_sends_may_be_longer_by_the_centre() -> None:
     assert bare.norm_bounds(chunk.counts).max() < longest <= method.norm_bounds(chunk.counts).max()
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_its_numbers_are_where_the_statistic_s_are_among_those_of_more_features(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Directions of length 0 are sent, and left out of what was summed."""
+    wide = PublicTransform.identity(FEATURES + 3, TRANSFORM.clip_norm, TRANSFORM.constant)
+    narrow, more = (build_method(name, t, K, options).statistic for t in (TRANSFORM, wide))
+    clipped, longer = (
+        build_method(name, t, K, options | {"user_clip": 1e6}).statistic for t in (TRANSFORM, wide)
+    )
+    chunk = drawn(5)
+    padded = replace(chunk, x=torch.nn.functional.pad(chunk.x, (0, 3)))
+    places = clipped.positions(longer)
+    assert torch.equal(places, narrow.positions(more))
+    torch.testing.assert_close(
+        longer.submit(padded)[:, places], clipped.submit(chunk), rtol=0, atol=5e-3
+    )
+
+
 def test_a_public_row_is_expected_as_public_rows_are() -> None:
     """The centre is the mean submission of public rows whose classes are drawn at random."""
     draw = torch.Generator().manual_seed(0)
@@ -274,7 +292,7 @@ def test_a_public_row_is_expected_as_public_rows_are() -> None:
     public = EmbeddingSet(
         embeddings=points.numpy(), labels=np.zeros(3000, np.int64), meta={"class_names": ["a"]}
     )
-    transform = TransformOptions(components=4, directions="principal").fit(public)
+    transform = PublicTransform.fit(public, components=4)
     method: Any = build_method("discriminant", transform, K, {"user_clip": 1.0})
     rows = transform(points)
     y = torch.randint(K, (3000,), generator=draw)

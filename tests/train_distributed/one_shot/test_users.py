@@ -71,7 +71,7 @@ def test_selected_users_keep_their_own_rows() -> None:
 @pytest.mark.parametrize("user", [0, 5, 6])
 def test_every_user_of_a_stream_is_looked_at(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the rows are cut into parts, and never the padding."""
-    monkeypatch.setattr("train_distributed.one_shot.users.CHECKED", 12)
+    monkeypatch.setattr("train_distributed.one_shot.users.BLOCK", 12)
     x = torch.tensor([0.5, 0.5, 0.5]).expand(7, 2, 3).clone()
     x[:, 1] = 99.0  # padding
     check_stream(chunk_of(x, [1] * 7), 1.0, 0.5)

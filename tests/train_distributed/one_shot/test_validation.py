@@ -49,19 +49,13 @@ def test_users_that_carry_a_transform_are_looked_at_as_the_set_they_are() -> Non
             "discriminant",
             PROMISE,
             num_classes=K,
-            sums=1,
         )
     clipped_to_8 = EmbeddingUsers(held, PublicTransform.identity(P, 8.0, 0.5), own)
     changes: list[Any] = [{"transform": PublicTransform.identity(P, 1.0, 0.5)}, {"partition": own}]
     for change in changes:
         with pytest.raises(ValueError, match="transform and partition must be None"):
-            release(clipped_to_8, "discriminant", PROMISE, num_classes=K, **change, sums=1)
-    assert (
-        release(clipped_to_8, "discriminant", PROMISE, num_classes=K, sums=1).report[
-            "users"
-        ]
-        == 9
-    )
+            release(clipped_to_8, "discriminant", PROMISE, num_classes=K, **change)
+    assert release(clipped_to_8, "discriminant", PROMISE, num_classes=K).report["users"] == 9
 
 
 @pytest.mark.parametrize("method", ["discriminant", "amp", "admm-dual"])
@@ -96,9 +90,7 @@ def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) ->
 
 def test_a_transform_of_other_columns_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="transform must be of 6 columns, got one of 4"):
-        release(
-            rows(), "discriminant", PROMISE, transform=PublicTransform.identity(4), sums=1
-        )
+        release(rows(), "discriminant", PROMISE, transform=PublicTransform.identity(4))
 
 
 # A transform that has seen private rows
@@ -147,15 +139,13 @@ def test_the_paper_s_transform_knows_its_rows() -> None:
 
 
 def test_the_report_counts_what_was_compared() -> None:
-    report = release(
-        rows(), "discriminant", PROMISE, transform=fitted(rows(1)), sums=1
-    ).report
+    report = release(rows(), "discriminant", PROMISE, transform=fitted(rows(1))).report
     assert report["public_transform"] == "hashes of the public rows, compared"
     assert (report["public_rows"], report["private_rows_compared"]) == (N, N)
     assert report["shared_rows"] == 0
     assert report["shared_rows_by_chance"] == N * N / 2**64
     assert report["suitable_for_release"] is True
-    bare = release(rows(), "discriminant", PROMISE, sums=1).report
+    bare = release(rows(), "discriminant", PROMISE).report
     assert bare["public_transform"] == "none: it is the identity"
     assert bare["suitable_for_release"] is True
 
@@ -173,10 +163,8 @@ def test_what_private_rows_or_a_seed_have_shaped_is_not_released(
     transform = fitted(replace(rows(1), meta=DECLARED | public))
     given = replace(rows(), meta=DECLARED | private)
     with pytest.raises(ValueError, match=words):
-        release(given, "discriminant", PROMISE, transform=transform, sums=1)
-    report = release(
-        given, "discriminant", PROMISE, transform=transform, noise="float", sums=1
-    ).report
+        release(given, "discriminant", PROMISE, transform=transform)
+    report = release(given, "discriminant", PROMISE, transform=transform, noise="float").report
     assert any(reason in why for why in report["unsuitable_because"])
 
 
@@ -185,7 +173,7 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
     unknown = PublicTransform.from_tensors(known.tensors(), fitted_on=known.fitted_on)
     silent = replace(known, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look it
     with pytest.raises(ValueError, match="transform must say which rows it has seen"):
-        release(rows(), "discriminant", PROMISE, transform=silent, sums=1)
+        release(rows(), "discriminant", PROMISE, transform=silent)
     for method in (*METHODS, "gradient-perturbation"):
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
             learn(rows(), method, PROMISE, transform=unknown, noise="discrete")
@@ -195,13 +183,10 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
         PROMISE,
         transform=unknown,
         vouch_for_transform=True,
-        sums=1,
     ).report
     assert vouched["public_transform"] == "unknown, vouched for"
     assert vouched["suitable_for_release"] is True
-    simulated = release(
-        rows(), "discriminant", PROMISE, transform=unknown, noise="float", sums=1
-    ).report
+    simulated = release(rows(), "discriminant", PROMISE, transform=unknown, noise="float").report
     assert "nobody knows which rows the public transform has seen" in str(simulated)
     very = PublicTransform.from_tensors(known.tensors(), fitted_on=rows().content_hash())
     with pytest.raises(ValueError, match="transform must not be fitted on the private rows"):
@@ -211,7 +196,6 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
             PROMISE,
             transform=very,
             vouch_for_transform=True,
-            sums=1,
         )
 
 
@@ -219,13 +203,12 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
 def test_rows_that_were_transformed_unseen_need_it_as_well(made_by: Any) -> None:
     held = rows(meta=DECLARED | {"transform": made_by})
     with pytest.raises(ValueError, match="the rows must be raw or compared"):
-        release(held, "discriminant", PROMISE, sums=1)
-    release(held, "discriminant", PROMISE, vouch_for_transform=True, sums=1)
+        release(held, "discriminant", PROMISE)
+    release(held, "discriminant", PROMISE, vouch_for_transform=True)
     release(
         rows(meta=DECLARED | {"transform": {"compared": True}}),
         "discriminant",
         PROMISE,
-        sums=1,
     )
 
 
@@ -243,12 +226,12 @@ def test_classes_that_were_counted_are_refused_for_a_release() -> None:
         options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
         with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
             learn(held, method, PROMISE, noise=noise, **options)
-    simulated = learn(held, "discriminant", PROMISE, noise="float", sums=1).report
+    simulated = learn(held, "discriminant", PROMISE, noise="float").report
     assert simulated["classes"] == "inferred"
     assert "its classes were counted" in str(simulated["unsuitable_because"])
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 6 and 1 outside"):
-        release(held, "discriminant", PROMISE, num_classes=K, sums=1)
-    released = release(held, "discriminant", PROMISE, num_classes=10, sums=1)
+        release(held, "discriminant", PROMISE, num_classes=K)
+    released = release(held, "discriminant", PROMISE, num_classes=10)
     assert released.class_names == tuple(map(str, range(10)))
     assert released.report["classes"] == "declared"
     assert released.report["suitable_for_release"] is True
@@ -257,11 +240,9 @@ def test_classes_that_were_counted_are_refused_for_a_release() -> None:
 def test_numbers_that_an_extraction_says_nothing_about_were_counted() -> None:
     counted = {"class_names": ["0", "1", "2"], "encoder": "simclr-small"}
     with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
-        release(rows(meta=counted), "discriminant", PROMISE, sums=1)
-    release(rows(meta=counted | {"classes": "declared"}), "discriminant", PROMISE, sums=1)
-    release(
-        rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE, sums=1
-    )
+        release(rows(meta=counted), "discriminant", PROMISE)
+    release(rows(meta=counted | {"classes": "declared"}), "discriminant", PROMISE)
+    release(rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE)
 
 
 # Rows

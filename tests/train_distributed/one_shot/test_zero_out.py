@@ -117,13 +117,11 @@ def test_a_report_says_it_and_one_without_noise_does_not() -> None:
         users=np.arange(12) // 3,
         meta={"class_names": ["a", "b"]},
     )
-    report = release(rows, "discriminant", Privacy(1.0, 1e-5), sums=1).report
+    report = release(rows, "discriminant", Privacy(1.0, 1e-5)).report
     # √2, the length of a row that begins with 1, instead of 2, from one feature to its opposite
     assert report["zero_out_sensitivity"] == pytest.approx(report["sensitivity"] / math.sqrt(2))
     exact = accounting.epsilon(1e-5, report["noise_multiplier"] * math.sqrt(2))
     assert report["zero_out_epsilon"] == pytest.approx(exact, rel=1e-3)
     assert report["zero_out_epsilon"] < 0.69
-    bare = release(
-        rows, "discriminant", Privacy(math.inf, 1e-5), noise="float", sums=1
-    ).report
+    bare = release(rows, "discriminant", Privacy(math.inf, 1e-5), noise="float").report
     assert not {"zero_out_epsilon", "zero_out_sensitivity"} & bare.keys()

@@ -79,7 +79,8 @@ class Join:
             agreed = {"class_names": images.class_names, "transform": images.transform}
             check.left_out("with rows", **agreed)
         else:
-            from embed.store import EVALUATION, TRAIN, EmbeddingSet
+            from embed.store import EmbeddingSet
+            from pretrain.datasets import EVALUATION, TRAIN
 
             if self.embeddings is None:
                 own = embed_pictures(self.images, self.folder)

@@ -108,7 +108,7 @@ class Aggregate:
                 stack.callback(watch.serve(*split_address(self.metrics)))
             app = application(aggregator, others.job, watch, self.proxies)
             if number == LEADER and (folder / INVITATION).exists():
-                invitation = Invitation.read(folder / INVITATION, signed=True)
+                invitation = Invitation.read(folder / INVITATION)
                 shown = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
                 app.routes.extend(shown)
                 log.say(_link(invitation, "https" if tls else "http", file.addresses[number]))
@@ -141,7 +141,7 @@ class Invite:
         from train_distributed.flower.aggregator_watch import Watch
         from train_distributed.flower.links import invitation_routes
 
-        invitation = Invitation.read(self.folder / INVITATION, signed=True)
+        invitation = Invitation.read(self.folder / INVITATION)
         known = with_roll(invitation.federation, self.folder).known
         host, port = split_address(self.listen)
         roll = known if isinstance(known, Roll) else None

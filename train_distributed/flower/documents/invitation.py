@@ -63,21 +63,19 @@ class Invitation:
             partial.write_text(json.dumps(signed, indent=1) + "\n")
 
     @staticmethod
-    def read(folder: Path, digest: str = "", *, signed: bool = False) -> "Invitation":
+    def read(folder: Path, digest: str = "") -> "Invitation":
         """Reads the folder.
 
         Args:
             folder: what the operator handed out.
             digest: the federation's, as heard over a second channel, or how it begins.
-            signed: whether the operator must have signed its address and authority, as where they
-                were fetched; one of an earlier version has not.
 
         Raises:
-            ValueError: naming the file that is missing, bad, or of another federation.
+            ValueError: naming the file that is missing, bad, not signed by the operator, or of
+                another federation.
         """
         document = read_document(folder / OPERATOR)
-        also = ["ca", SIGNATURE]
-        document.only(["superlink", "federation", *(also if signed else ())], also)
+        document.only(["superlink", "federation", "ca", SIGNATURE])
         told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
@@ -92,11 +90,10 @@ class Invitation:
                     "has another: ask the operator for the invitation of that federation"
                 )
         read_authority(folder / CA)
-        if SIGNATURE in document.values:
-            operator = federation.servers[0]["verifying"]
-            check_signature(document, OPERATOR, operator, "the operator's")
-            if document.values["ca"] != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
-                raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
+        operator = federation.servers[0]["verifying"]
+        check_signature(document, OPERATOR, operator, "the operator's")
+        if document.values["ca"] != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
+            raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
         superlink = document.text("superlink", ADDRESS, "HOST:PORT")
         return Invitation(folder, federation, superlink)
 

@@ -1,4 +1,4 @@
-"""A released model from pixels on, as a torch.export program or an ONNX file."""
+"""A released model from pixels on, as a torch.export program or an ONNX file; both are compared."""
 
 import json
 from collections.abc import Callable
@@ -11,14 +11,17 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from embed.engines.program import quiet, short, traced
+from embed.fast import fast_forward
 from pretrain import check
+from pretrain.intake.decode import squared
 from pretrain.preprocess import pair
-from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.model import UNKNOWN, Release, probabilities
 from train_distributed.released.encoder import encoding_of
-from train_distributed.released.export import facts
 from train_distributed.released.export.network import PixelNetwork
 
 OUTPUTS = ("class", "probabilities")
+FACTS = ("epsilon", "delta", "neighbouring", "unit", "suitable_for_release", "prior", "class_prior")
+COMPARED, SEED = 16, 0  # pictures
 Run = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # pixels to classes, probabilities
 
 
@@ -46,8 +49,14 @@ def trace(released: Release, encoder: nn.Module, size: tuple[int, int]) -> Expor
 
 
 def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
-    """Description that the file carries, ready for JSON."""
-    return facts(released) | {
+    """Class names, promise, encoder, input and output, ready for JSON: the file carries them."""
+    report = released.report
+    return {
+        "class_names": list(released.class_names),
+        "method": released.method,
+        **{name: report[name] for name in FACTS if name in report},
+        "encoding": encoding_of(released).to_json(),
+        "probabilities": report.probabilities or UNKNOWN,
         "input": f"pixels: uint8 (batch, 3, {size[0]}, {size[1]}), RGB",
         "output": "class: int64 (batch,); probabilities: float32 (batch, classes)",
     }
@@ -101,3 +110,36 @@ def run_onnx(path: Path) -> Run:
         return np.asarray(classes), np.asarray(shares)
 
     return run
+
+
+def largest_difference(
+    released: Release, encoder: nn.Module, run: Run, pixels: np.ndarray
+) -> tuple[float, int]:
+    """Largest difference of a probability from `predict`, and how many classes differ.
+
+    Args:
+        released: the model.
+        encoder: that made its embeddings.
+        run: the file, in its own runtime.
+        pixels: (n, 3, h, w) uint8.
+    """
+    preprocess = encoding_of(released).preprocess
+    forward = fast_forward(encoder, torch.device("cpu"), torch.float32, compiled=False)
+    size = preprocess.pictures
+    stored = pixels.transpose(0, 2, 3, 1)
+    if size is not None and stored.shape[1:3] != pair(size):
+        stored = np.stack([squared(np.ascontiguousarray(each), size) for each in stored])
+    taken = np.ascontiguousarray(stored.transpose(0, 3, 1, 2))
+    scores = released.scores(forward(preprocess(torch.from_numpy(taken))))
+    shares = probabilities(scores, released.temperature).numpy()
+    classes, found = run(pixels)
+    return float(np.abs(found - shares).max()), int((classes != scores.argmax(1).numpy()).sum())
+
+
+def some_pictures(size: tuple[int, int]) -> np.ndarray:
+    """(16, 3, h, w) uint8: noise of several strengths, black and white."""
+    rng = np.random.default_rng(SEED)
+    pixels = rng.integers(0, 256, (COMPARED, 3, *size))
+    strength = np.linspace(0, 1, COMPARED)[:, None, None, None]
+    grey = np.linspace(0, 255, COMPARED)[:, None, None, None]
+    return np.round(strength * pixels + (1 - strength) * grey).astype(np.uint8)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
-from train_distributed.one_shot.averaged_heads import L2_REG
 from train_distributed.one_shot.defaults import rule_of
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.release import ReleaseRequest
@@ -92,8 +91,8 @@ class Target:
         if isinstance(self.federation, AnswersCase):
             evaluated = self.federation.summed(data, promise, self.noise)
             return evaluated.opened, evaluated.report
-        # Λ where none is given: the same whatever the noise, and with none
-        fixed = {"l2_reg": L2_REG} if rule_of(self.method).l2_reg else {}
+        # Λ is the same whatever the noise, and with none
+        fixed = {"l2_reg": 1.0} if rule_of(self.method).l2_reg else {}
         request = ReleaseRequest(
             embeddings=data,
             method=self.method,

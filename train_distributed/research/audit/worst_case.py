@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import EVALUATION
 from pretrain import check
+from pretrain.datasets import EVALUATION
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.report import Noise

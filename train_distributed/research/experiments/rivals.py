@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
+from pretrain.datasets import TEST, TRAIN
 from train_distributed import partition
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy

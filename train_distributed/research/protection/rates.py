@@ -19,11 +19,11 @@ from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
-from embed.store import TEST, TRAIN
 from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
+from pretrain.datasets import TEST, TRAIN
 from pretrain.sources import open_images
 from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from embed import EmbeddingSet, PublicTransform
-from embed.store import TEST, TRAIN
 from pretrain import check
-from pretrain.datasets import ImageSet
+from pretrain.datasets import TEST, TRAIN, ImageSet
 from train_distributed.one_shot.users import own_partition
 from train_distributed.partition import split
 from train_distributed.research.protection.mechanisms import Mechanism, Unprotected

@@ -42,6 +42,10 @@ CASES = table(
         "embed exclude --public public --private private",
         r"embed exclude --private has been retired: give the private set as --embeddings",
     ),
+    (
+        "embed run --data x.npz --encoder open_clip:RN50 --weights hub",
+        r"embed run --encoder open_clip has been retired: name the same tower as timm:NAME or",
+    ),
     ("embed exclude --public public", r"--embeddings"),
     (
         "embed exclude --public public --embeddings private --out public --overwrite",
@@ -51,8 +55,8 @@ CASES = table(
     (f"{FIT} public --components 0", r"components must be in \[1, 6\], got 0"),
     (f"{FIT} public --components 7", r"components must be in \[1, 6\], got 7"),
     (f"{FIT} public --clip-quantile 1.5", r"clip_quantile must be in \[0, 1\], got 1\.5"),
-    (f"{FIT} public --shrinkage -1", r"shrinkage must be .* got -1"),
-    (f"{FIT} public --clip-norm nan", r"clip_norm must be .* got nan"),
+    (f"{FIT} public --constant nan", r"constant must be .* got nan"),
+    (f"{FIT} public --constant 1e9", r"constant must be .* got 1"),
     (f"{FIT} public --out public --overwrite", r"out must not hold what the command reads"),
     (f"{FIT} public --apply-to public", r"public must be another set"),
     (f"{FIT} public --apply-to foreign", r"one encoder"),

@@ -6,8 +6,7 @@ from tests.train_distributed.commands.bad_inputs.case import DEEP, as_folder, cu
 
 SET = "predict --embeddings private --model"
 EVALUATE = "evaluate --model model --embeddings private"
-EXPORT = "export --format sklearn --model"
-PICTURES = "export --format torch-export --model model"
+EXPORT = "export --format torch-export --model"
 CARD = "card --model"
 SHOW = "ledger show --ledger"
 RESERVE = "ledger reserve --ledger new.ledger --data rows --delta 1e-5 --epsilon"
@@ -85,19 +84,14 @@ CASES = table(
     # export
     (f"{EXPORT} nowhere", r"release must be an existing directory, got nowhere"),
     (f"{EXPORT} model", r"model\.safetensors must .*got", cut(MODEL)),
+    (f"{EXPORT} bare", r"encoder must be given by name and weights"),
     (
-        f"{EXPORT} model --encoder timm:resnet18",
-        r"encoder must be left out for sklearn, .* got timm",
-    ),
-    ("export --format torch-export --model bare", r"encoder must be given by name and weights"),
-    (
-        "export --format torch-export --model bare --encoder other.safetensors",
+        f"{EXPORT} bare --encoder other.safetensors",
         r"encoder must be the one that the model learned with",
     ),
-    (f"{PICTURES} --input-size 0 0", r"input_size must .* got"),
+    (f"{EXPORT} model --input-size 0 0", r"input_size must .* got"),
     ("export --format pickle --model model", r"format"),
     ("export --model model", r"--format"),
-    (f"{EXPORT} model --input-size 3 3", r"input_size must be left out for sklearn"),
     (f"{EXPORT} model --out model --overwrite", r"out must not hold what the command reads"),
     (f"{EXPORT} model --out table.csv/x", r"table\.csv"),
     # card

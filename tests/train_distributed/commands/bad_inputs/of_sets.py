@@ -20,7 +20,7 @@ from tests.train_distributed.commands.bad_inputs.case import (
 
 RUN = "run --embeddings private --public public"
 FITTED = "run --embeddings private --transform"
-SELECT = "select --users 4 --rows-per-user 12 --num-classes 2 --public"
+REHEARSE = "rehearse --users 4 --rows-per-user 12 --num-classes 2 --public"
 SWEEP = "sweep frontier --seeds 1 --users 4 --public public --embeddings"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
 
@@ -94,7 +94,7 @@ CASES = table(
         cut("transform.safetensors"),
     ),
     (f"{FITTED} transform.safetensors", r"transform\.safetensors", cut("transform.safetensors", 0)),
-    (f"{FITTED} transform.safetensors --components 3", r"must be left out with transform"),
+    (f"{FITTED} transform.safetensors --examples public", r"must be left out with transform"),
     ("run --embeddings private --public nowhere", r"embeddings must be an existing directory"),
     (f"{FITTED} nowhere.safetensors", r"nowhere\.safetensors"),
     (f"{FITTED} private", r"private"),
@@ -112,12 +112,17 @@ CASES = table(
         (f"run --embeddings unlabelled --public public {how}", r"must have labels")
         for how in ("--method output-perturbation", "--method admm-dual", "--scheme one-class")
     ),
-    (f"{SELECT} public_nan", NAN_ROW.format("public_nan")),
+    (f"{REHEARSE} public_nan", NAN_ROW.format("public_nan")),
     (
-        f"{SELECT} public_unlabelled",
+        f"{REHEARSE} public_unlabelled",
         r"public must have labels to learn from, got public_unlabelled",
     ),
-    (f"{SELECT} nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} public --like nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} public --like foreign", r"must be embedded by one encoder"),
+    (f"{REHEARSE} public --like narrow", r"like must have 6 columns as public, got 3"),
+    (f"{REHEARSE} public --like public_unlabelled", r"like must have labels to learn from"),
+    (f"{REHEARSE} public --examples public_unlabelled", r"examples must have labels"),
     (f"{SWEEP} nan", NAN_ROW.format("nan")),
     (f"{SWEEP} unlabelled", r"embeddings must have labels"),
     (f"{SWEEP} private --public narrow", r"public must have 6 columns as embeddings, got 3"),

@@ -1,4 +1,4 @@
-"""Numbers and words out of range: `run`, `select`, `sweep`, `audit`, `protect`, `account`, …"""
+"""Numbers and words out of range: `run`, `rehearse`, `sweep`, `audit`, `protect`, `account`, …"""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, t
 
 RUN = "run --embeddings private --public public"
 IID = f"{RUN} --scheme iid --users"
-SELECT = "select --public public --users 4 --rows-per-user 12 --num-classes 2"
+REHEARSE = "rehearse --public public --users 4 --rows-per-user 12 --num-classes 2"
 SWEEP = "sweep frontier --embeddings private --public public"
 AUDIT = "audit --method discriminant"
 CAN = "audit --trials 16 --users 2 --method"
@@ -29,8 +29,8 @@ def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
 
 
 def configuration(**changes: Any) -> Spoil:
-    """The file of `select`, c.json, with other fields."""
-    fields = {"method": "softmax", "transform_options": {"components": 3}, "options": {}}
+    """The file of `rehearse`, c.json, with other fields."""
+    fields = {"method": "softmax", "options": {"components": 3}}
     promise = {"privacy": {"epsilon": 1.0, "delta": 1e-5}, "public_hash": None}
     return put("c.json", json.dumps(fields | promise | changes))
 
@@ -79,10 +79,10 @@ CASES = table(
         (f"{RUN} --config c.json", rf"config must be .*c\.json.*{says}", configuration(**change))
         for says, change in (
             ("known_noise is no option", {"options": {"known_noise": [0]}}),
-            ("epochs must be a whole number or None", {"options": {"epochs": 2.5}}),
-            ("l2_reg must be a number or None", {"options": {"l2_reg": True}}),
-            ("edges must be", {"options": {"edges": 5}, "method": "admm-dual"}),
-            ("components must be a whole number", {"transform_options": {"components": "3"}}),
+            ("epochs: Expected `int . null`, got `float`", {"options": {"epochs": 2.5}}),
+            ("l2_reg: Expected `float . null`, got `bool`", {"options": {"l2_reg": True}}),
+            ("edges: Expected `null`", {"options": {"edges": 5}, "method": "admm-dual"}),
+            ("components: Expected `int . null`, got `str`", {"options": {"components": "3"}}),
             ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
             ("unexpected keyword", {"users": 3}),
         )
@@ -106,19 +106,27 @@ CASES = table(
         r"weights must be left out for network\.safetensors, .* got other",
     ),
     (f"{RUN} --encoder-weights x", r"encoder_weights must be left out .* got x"),
-    # select and sweep
-    (f"{SELECT} --users 0", r"users must be >= 1, got 0"),
-    (f"{SELECT} --tasks 0", r"tasks must be >= 1, got 0"),
-    (f"{SELECT} --num-classes 99", r"must .* got"),
-    (f"{SELECT} --num-classes 1", r"num_classes must be >= 2, got 1"),
-    (f"{SELECT} --concentration 1", r"concentration must be"),
-    (f"{SELECT} --out public --overwrite", r"out must not hold what the command reads"),
+    # rehearse and sweep
+    (f"{REHEARSE} --users 0", r"users must be >= 1, got 0"),
+    (f"{REHEARSE} --rows-per-user 0", r"rows_per_user must be >= 1, got 0"),
+    (f"{REHEARSE} --epsilon inf", r"epsilon must be finite, .* got inf"),
+    (f"{REHEARSE} --epsilon 0", r"epsilon must be > 0, got 0"),
+    (f"{REHEARSE} --delta 1", r"delta must be in \(0, 1\), got 1"),
+    (f"{REHEARSE} --like nowhere", r"must be an existing directory, got nowhere"),
+    (f"{REHEARSE} --num-classes 99", r"must .* got"),
+    (f"{REHEARSE} --num-classes 1", r"num_classes must be >= 2, got 1"),
+    ("select --public public", r"select has been retired: type rehearse"),
+    (f"{REHEARSE} --epsilon", r"epsilon"),
+    (f"{REHEARSE} --epsilon 1 0", r"epsilon must be > 0, got 0"),
+    (f"{REHEARSE} --epsilon inf", r"epsilon must be finite.* got inf"),
+    (f"{REHEARSE} --unit everybody", r"everybody"),
+    (f"{REHEARSE} --out public --overwrite", r"out must not hold what the command reads"),
     (f"{SWEEP} --out private --overwrite", r"out must not hold what the command reads"),
     (
         "protect --images private.npz --out . --overwrite",
         r"out must not hold what|output directory",
     ),
-    (f"{SELECT} --out old", r"output directory must not exist .* got old"),
+    (f"{REHEARSE} --out old", r"output directory must not exist .* got old"),
     ("sweep everything", r"everything"),
     ("sweep frontier", r"embeddings must be given for frontier, got None"),
     (f"{SWEEP} --users 1000", r"users must be in \[1, 48\]"),

@@ -16,7 +16,7 @@ COMMANDS = {
     "hold-out": "embed hold-out --embeddings train_only --share .5",
     "predict": "predict --model model --embeddings private",
     "evaluate": "evaluate --model model --embeddings private",
-    "export": "export --model model --format sklearn",
+    "export": "export --model model --format torch-export",
     "card": "card --model model",
 }
 

@@ -103,9 +103,7 @@ def _models(root: Path) -> None:
         fitted.save(root / f"{name}.safetensors")
         transforms[name] = fitted
     private = EmbeddingSet.open(root / "private")
-    model = release(
-        private, "discriminant", PRIVACY, transform=transforms["transform"], sums=1
-    )
+    model = release(private, "discriminant", PRIVACY, transform=transforms["transform"], sums=1)
     model.save(root / "model")
     shutil.copytree(root / "model", root / "bare")  # without its encoder
     shutil.copy(root / "network.safetensors", root / "model" / "encoder.safetensors")

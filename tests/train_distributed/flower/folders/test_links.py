@@ -62,7 +62,7 @@ def line() -> Iterator[Line]:
 
 def served(home: Path, window: Path | None = None) -> dict[str, bytes]:
     """What the operator's server answers, by path."""
-    invitation = Invitation.read(home / "fed" / "invitation", signed=True)
+    invitation = Invitation.read(home / "fed" / "invitation")
     known = with_roll(invitation.federation, home / "fed").known
     roll = known if isinstance(known, Roll) else None
     app = Starlette(routes=invitation_routes(invitation, roll, window))
@@ -180,18 +180,17 @@ def test_a_party_of_secagg_starts_by_its_link(
 def test_a_new_authority_is_signed_again(initiated: Callable[..., Path]) -> None:
     fed = initiated() / "fed"
     Renew(fed, authority=True).run()
-    Invitation.read(fed / "invitation", signed=True)
+    Invitation.read(fed / "invitation")
 
 
-def test_an_invitation_of_an_earlier_version_is_not_signed(initiated: Callable[..., Path]) -> None:
+def test_an_invitation_that_nobody_has_signed_is_refused(initiated: Callable[..., Path]) -> None:
     folder = initiated() / "fed" / "invitation"
     told = json.loads((folder / "operator.json").read_text())
     (folder / "operator.json").write_text(
         json.dumps({name: told[name] for name in ("superlink", "federation")})
     )
-    Invitation.read(folder)
     with pytest.raises(ValueError, match="ca must be given"):
-        Invitation.read(folder, signed=True)
+        Invitation.read(folder)
 
 
 def test_a_user_without_a_window_is_told(initiated: Callable[..., Path]) -> None:

@@ -15,7 +15,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.hold_out import hold_out
 from embed.run import Run as Embed
-from embed.store import EVALUATION
+from pretrain.datasets import EVALUATION
 from pretrain.sources import open_images
 from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from tests.train_distributed.flower.folders.windows import Home, running

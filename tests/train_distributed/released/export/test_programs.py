@@ -22,14 +22,15 @@ from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
 from train_distributed.released.encoder import encoding_of, released_encoder
 from train_distributed.released.export.network import _Brought, _Pixels, scaling_matrix
-from train_distributed.released.export.parity import of_pictures, some_pictures
 from train_distributed.released.export.programs import (
     described,
+    largest_difference,
     picture_size,
     run_onnx,
     run_torch,
     save_onnx,
     save_torch,
+    some_pictures,
     trace,
 )
 
@@ -81,7 +82,7 @@ def check(kind: str, released: Release, encoder, size: tuple[int, int], path: Pa
     shown = [pictures(30, size, 7, light=light)[0] for light in (1.0, DARK)]
     pixels = np.concatenate([*shown, some_pictures(size)])
     for n in (1, 2, len(pixels)):
-        difference, classes = of_pictures(released, encoder, program, pixels[:n])
+        difference, classes = largest_difference(released, encoder, program, pixels[:n])
         assert difference <= PARITY
         assert classes == 0
 

@@ -1,0 +1,73 @@
+"""Intervals of predictions: how often they hold, on tasks whose law is known."""
+
+import numpy as np
+import pytest
+
+from train_distributed.simulation.prediction import Predictions, predictive_interval
+from train_distributed.simulation.rehearsal import Kind, Played
+from train_distributed.simulation.tasks import overlap, tasks_like
+
+TRIES = 1500
+
+
+@pytest.mark.parametrize(("known", "tasks"), [(200, 12), (30, 12), (16, 12)])
+def test_four_of_five_new_tasks_lie_in_their_interval(known, tasks):
+    """A task's result is the mean of its classes', with noise by seed."""
+    rng, classes, held = np.random.default_rng(0), 8, 0
+    posed = tasks_like(np.arange(known), classes, tasks, public=1)
+    shared = overlap(posed)
+    for _ in range(TRIES):
+        ease = rng.normal(0.5, 0.1, known)
+        means = np.array([ease[task.classes].mean() for task in posed])
+        values = means[:, None] + rng.normal(0, 0.02, (tasks, 2))
+        found = predictive_interval(values, shared)
+        held += found.low <= rng.normal(0.5, 0.1, classes).mean() <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.035)
+
+
+def test_tasks_of_the_asked_classes_differ_by_their_rows_alone():
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(TRIES):
+        values = rng.normal(0.5, 0.03, (10, 2))
+        found = predictive_interval(values, np.ones((10, 10)))
+        held += found.low <= rng.normal(0.5, 0.03, (10, 2)).mean() <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.03)
+
+
+def test_an_interval_is_of_shares_and_needs_two_tasks():
+    found = predictive_interval([[0.0], [1.0]], np.eye(2))
+    assert (found.low, found.high) == (0, 1)
+    assert predictive_interval([[0.5, 0.7], [0.6, 0.6]], np.eye(2)).single == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="tasks must be >= 2 for an interval, got 1"):
+        predictive_interval([[0.5]], np.eye(1))
+
+
+def cells(*pairs: tuple[Kind, float | None, float]) -> list[Played]:
+    return [
+        Played(task, seed, kind, epsilon, 20, value + 0.01 * task, value + 0.01 * task)
+        for kind, epsilon, value in pairs
+        for task in range(4)
+        for seed in range(2)
+    ]
+
+
+ALONE: tuple[Kind, float | None, float] = ("public alone", None, 0.6)
+LARGEST: tuple[Kind, float | None, float] = ("largest class", None, 0.1)
+
+
+def test_words_follow_from_what_private_rows_add():
+    worth = Predictions(cells(("private", 1.0, 0.7), ALONE, LARGEST), np.eye(4))
+    assert worth.verdict(1.0).startswith("private rows are worth it: +10.0 points")
+    assert "what is public alone reaches, 61.5 %" in worth.verdict(1.0)
+    less = Predictions(cells(("private", 1.0, 0.61), ALONE, LARGEST), np.eye(4))
+    assert less.verdict(1.0).startswith("private rows are not worth it: +1.0 points")
+    unknown = Predictions(cells(("private", 1.0, 0.7), LARGEST), np.eye(4))
+    assert unknown.beside == "largest class"
+    assert unknown.verdict(1.0).endswith("beside always answering with one class")
+
+
+def test_a_gain_that_varies_is_no_certain_one():
+    ours = [Played(k, 0, "private", 1.0, 20, 0.0, v) for k, v in enumerate((0.6, 0.7, 0.5))]
+    theirs = [Played(k, 0, "largest class", None, 20, 0.0, 0.5) for k in range(3)]
+    found = Predictions([*ours, *theirs], np.eye(3))
+    assert "are probably worth it: +10.0" in found.verdict(1.0)

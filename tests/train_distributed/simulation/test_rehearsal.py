@@ -1,0 +1,232 @@
+"""`rehearse` plays what `run` does, on public rows alone, and says what it comes to."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from embed.knowledge import Knowledge
+from embed.public_scatter import PublicScatter
+from train_distributed.commands.configuration import RunConfig
+from train_distributed.commands.rehearse import Rehearse
+from train_distributed.commands.run import Run
+from train_distributed.one_shot.release import release
+from train_distributed.privacy.promise import Privacy
+from train_distributed.simulation import rehearsal as room
+from train_distributed.simulation.coordinates import RawCoordinates
+from train_distributed.simulation.rehearsal import Played, Rehearsal, Sizes
+
+PROMISE = Privacy(1.0, 1e-5)
+SIZES = Sizes(users=10, rows_per_user=16, num_classes=4)
+CLASSES, DIM = 14, 12
+
+
+def rows_of(
+    seed: int, number: int = 60, classes: int = CLASSES, shift: float = 0.0
+) -> EmbeddingSet:
+    """Gaussian classes; equal places for equal classes, whatever the seed."""
+    places = 2 * np.random.default_rng(7).standard_normal((CLASSES, DIM))[:classes]
+    rng = np.random.default_rng(seed)
+    labels = np.arange(number * classes) % classes
+    rows = places[labels] + rng.standard_normal((len(labels), DIM)) + shift
+    meta = {"class_names": [f"kind {label}" for label in range(classes)]}
+    return EmbeddingSet(embeddings=rows.astype(np.float32), labels=labels, meta=meta)
+
+
+@pytest.fixture(scope="module")
+def public() -> EmbeddingSet:
+    return rows_of(0)
+
+
+def test_raw_coordinates_are_those_of_the_transform(public):
+    whole = PublicTransform.fit(public)
+    ours, theirs = RawCoordinates.fit(public).of(public), whole(public.embeddings)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+
+
+def test_the_scatter_is_that_of_rows_which_a_task_leaves_public(public):
+    rehearsal = Rehearsal.of(public, SIZES, PROMISE)
+    task = rehearsal.tasks[2]
+    found = rehearsal.stage(task).transform
+    kept = torch.from_numpy(rehearsal.public.embeddings[task.public])
+    labels = torch.from_numpy(public.labels[task.public])
+    wanted = PublicScatter.of([kept], labels)
+    assert found.between_class is not None
+    assert wanted.between is not None
+    torch.testing.assert_close(found.row_mean, wanted.mean, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.within_class, wanted.within, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.between_class, wanted.between, rtol=0, atol=1e-9)
+    assert not set(task.classes) & set(public.labels[task.public])
+
+
+def test_settings_are_those_that_run_takes(public):
+    rehearsal = Rehearsal.of(public, SIZES, PROMISE)
+    stage = rehearsal.stage(rehearsal.tasks[0])
+    options = rehearsal.settled(stage, 1.0, SIZES.users)
+    kept = public.subset(rehearsal.tasks[0].public)
+    facts = SIZES.facts(PROMISE)
+    wanted = facts.settings("discriminant", PublicTransform.fit(kept), {})
+    assert options["class_noise"] == wanted["class_noise"]
+    assert options["sums"] == wanted["sums"] == 2
+    assert abs(options["components"] - wanted["components"]) <= 1
+
+
+def test_a_rehearsed_release_is_as_good_as_one_of_the_same_rows():
+    """All numbers alike but for the draws of the noise."""
+    public, own = rows_of(0, 40), rows_of(1, 200, 4)
+    rehearsal = Rehearsal.of(public, SIZES, PROMISE, like=own, tasks=6)
+    played = [rehearsal.play(rehearsal.stage(t), 0, 3.0).accuracy for t in rehearsal.tasks]
+    split = np.repeat([0, 1], [160, 640]).astype(np.uint8)
+    users = np.repeat(np.arange(10), [16] * 9 + [656])
+    data = replace(own, split=split, users=users)
+    found = [
+        release(
+            data,
+            "discriminant",
+            replace(PROMISE, epsilon=3.0),
+            transform=PublicTransform.fit(public),
+            noise="float",
+            generator=torch.Generator().manual_seed(seed),
+        ).report["test_accuracy"]
+        for seed in range(6)
+    ]
+    assert np.mean(played) == pytest.approx(np.mean(found), abs=0.08)
+
+
+def test_the_rehearsed_noise_is_that_of_the_whole_federation(public, monkeypatch):
+    """Of 1,000 users with few rows to play them: sums are scaled, the noise is theirs."""
+    sizes = replace(SIZES, users=1000)
+    rehearsal = Rehearsal.of(public, sizes, PROMISE)
+    stage = rehearsal.stage(rehearsal.tasks[0])
+    seen, whole = [], room.released
+
+    def recorded(method, total, held, of, promise, draw):
+        seen.append((held.sizes.sum().item(), of.sum().item(), len(of)))
+        return whole(method, total, held, of, promise, draw)
+
+    monkeypatch.setattr(room, "released", recorded)
+    many = rehearsal.play(stage, 0, 0.3).accuracy
+    few = Rehearsal.of(public, SIZES, PROMISE).play(stage, 0, 0.3).accuracy
+    assert seen[0][1:] == (16_000, 1000)
+    assert seen[0][0] <= 180
+    assert many > few + 0.1
+
+
+def test_what_is_public_alone_is_known_where_examples_are(public, tmp_path):
+    plain = Rehearsal.of(public, SIZES, PROMISE)
+    kinds = {cell.kind for cell in plain.baselines(plain.stage(plain.tasks[0]), 0)}
+    assert kinds == {"largest class"}
+    rows_of(3, 5, 4).save(tmp_path / "examples")
+    knowledge = Knowledge(examples=tmp_path / "examples")
+    shown = Rehearsal.of(public, SIZES, PROMISE, knowledge=knowledge)
+    assert shown.examples == 5
+    stage = shown.stage(shown.tasks[0])
+    assert stage.transform.known is not None
+    assert len(stage.task.private) == len(shown.tasks[0].private) - 4 * 5
+    alone = [cell for cell in shown.baselines(stage, 0) if cell.kind == "public alone"]
+    assert alone[0].balanced > 0.6
+
+
+def test_classes_that_public_rows_have_are_played_as_such(public):
+    names = tuple(f"Kind {label}" for label in (3, 1, 8, 0))
+    rehearsal = Rehearsal.of(public, SIZES, PROMISE, knowledge=Knowledge(names=names))
+    assert rehearsal.known_classes
+    task = rehearsal.tasks[0]
+    assert task.classes.tolist() == [3, 1, 8, 0]
+    assert set(task.classes) <= set(public.labels[task.public])
+    known = rehearsal.stage(task).transform.known
+    assert known is not None
+    assert known.class_names == ("kind 3", "kind 1", "kind 8", "kind 0")
+    same = Rehearsal.of(public, replace(SIZES, num_classes=CLASSES), PROMISE, like=public)
+    assert same.known_classes
+    assert same.stage(same.tasks[0]).transform.known is not None
+
+
+def test_the_first_doubling_that_gains_five_points_is_named(public, monkeypatch):
+    rehearsal = Rehearsal.of(public, SIZES, PROMISE)
+
+    def played(self, stage, seed, epsilon, users=None):
+        gained = 0.02 * np.log2((users or 10) / 10) + 0.04 * np.log2(epsilon)
+        return Played(stage.task.number, seed, "private", epsilon, 10, 0.0, 0.5 + gained)
+
+    monkeypatch.setattr(Rehearsal, "play", played)
+    assert rehearsal.needed(1.0, more="users") == 80
+    assert rehearsal.needed(1.0, more="epsilon") == 4
+    monkeypatch.setattr(room, "DOUBLINGS", (2, 4))
+    assert rehearsal.needed(1.0, more="users") is None
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_the_configuration_runs(public, tmp_path, unit):
+    public.save(tmp_path / "public")
+    out, given = tmp_path / "out", {"unit": unit, "epsilon": (1.0, 3.0)}
+    Rehearse(tmp_path / "public", 10, 16, 4, out=out, **given).run()
+    report = json.loads((out / "report.json").read_text())
+    chosen = RunConfig.read(out / "configuration.json")
+    assert chosen.privacy == Privacy(1.0, 1e-5, unit=unit)
+    assert set(chosen.options) == (set() if unit == "record" else {"user_clip"})
+    assert (out / "accuracy.png").stat().st_size > 1000
+    assert report["private_data_read"] is False
+    assert {each["kind"] for each in report["predictions"]} == {
+        *("private", "no privacy", "largest class")
+    }
+    own = rows_of(5, 40, 4, shift=0.2)
+    own = replace(own, users=np.arange(len(own)) % 10, meta={})
+    own.save(tmp_path / "own")
+    run = Run(
+        tmp_path / "own",
+        config=out / "configuration.json",
+        privacy=chosen.privacy,
+        public=tmp_path / "public",
+        num_classes=4,
+        ledger=Path("none"),
+        out=tmp_path / "model",
+    )
+    run.run()
+    made = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert made["rounds"] == 2
+
+
+def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
+    public.save(tmp_path / "public")
+    shown = rows_of(9, 6, 4)
+    shown.save(tmp_path / "shown")
+    knowledge = Knowledge(examples=tmp_path / "shown")
+    out = tmp_path / "out"
+    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), knowledge=knowledge, out=out).run()
+    kinds = {p["kind"] for p in json.loads((out / "report.json").read_text())["predictions"]}
+    assert "public alone" in kinds
+    own = replace(rows_of(5, 40, 4), users=np.arange(160) % 10)
+    own.save(tmp_path / "own")
+    Run(
+        tmp_path / "own",
+        config=out / "configuration.json",
+        privacy=PROMISE,
+        public=tmp_path / "public",
+        knowledge=knowledge,
+        ledger=Path("none"),
+        out=tmp_path / "model",
+    ).run()
+    made = json.loads((tmp_path / "model" / "report.json").read_text())
+    assert made["known_before"] == ["24 public examples of 4 classes"]
+
+
+def test_clips_are_median_lengths_of_users_of_public_rows(public):
+    rehearsal = Rehearsal.of(public, SIZES, replace(PROMISE, unit="user"))
+    first, own = rehearsal.proposed_clips(1.0)
+    bound = np.sqrt(1.25) * SIZES.rows_per_user
+    assert 0 < first < bound
+    assert np.sqrt(SIZES.rows_per_user) / 2 < own < bound
+
+
+def test_sets_of_another_width_are_refused(public, tmp_path):
+    public.save(tmp_path / "public")
+    narrow = replace(public, embeddings=public.embeddings[:, :5])
+    narrow.save(tmp_path / "narrow")
+    asked = Rehearse(tmp_path / "public", 10, 16, 4, like=tmp_path / "narrow", out=tmp_path / "o")
+    with pytest.raises(ValueError, match="like must have 12 columns as public, got 5"):
+        asked.run()

@@ -179,7 +179,7 @@ FAULTS = {
     "half the noise": Fault(half_the_noise, Target("discriminant", federation(), "float"), 500),
     "no clip": Fault(no_clip, Target("discriminant", federation(), "float"), 150),
     "seed reused": Fault(
-        same_seed_twice, Target("discriminant", federation(), "float", releases=2), 180
+        same_seed_twice, Target("discriminant", federation(), "float", releases=2), 210
     ),
     "no users' clip": Fault(
         no_users_clip, Target("discriminant", CLIPPED, "float", {"user_clip": 1.0}), 150
@@ -188,7 +188,7 @@ FAULTS = {
         half_the_noise, Target("evaluation", ANSWERS, "float"), 500
     ),
     "no clip about the centre": Fault(
-        no_clip_about_the_centre, Target("discriminant", federation(), "float", TWO), 150
+        no_clip_about_the_centre, Target("discriminant", federation(rows=20), "float", TWO), 150
     ),
 }
 LONG_FAULTS = {

@@ -44,8 +44,9 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: s
     cells = swept(sets, out, name)
     assert {cell["majority"] for cell in cells} == {0.9}
     assert all(abs(cell["balanced"] - 0.5) < 0.3 for cell in cells)
-    text = (out / "table.txt").read_text()
+    text, priors = (out / "table.txt").read_text().split("with prior equal: ")
     assert text.endswith("always the largest class: 90.0, balanced accuracy: in brackets\n")
+    assert priors.count("(") == 2  # of each prior
     assert text.count(" ± ") == text.count("(") > 3
 
 

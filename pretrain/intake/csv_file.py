@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import picture_bytes
-from pretrain.intake.paths import found_file
+from pretrain.intake.files import found_file, picture_bytes
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.datasets import SPLITS, ImageSet, decode_name
-from pretrain.intake.files import file_reader
+from pretrain.intake.files import file_reader, same_file
 from pretrain.intake.names import canonical_name, class_spellings, counted, split_named
-from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 from pretrain.intake.walk import Walk

@@ -17,9 +17,8 @@ import numpy as np
 from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import file_reader, picture_bytes
+from pretrain.intake.files import file_reader, found_file, picture_bytes
 from pretrain.intake.names import canonical_name, split_named
-from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
 

@@ -17,10 +17,9 @@ import numpy as np
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import matching_files, picture_bytes
+from pretrain.intake.files import found_file, matching_files, picture_bytes
 from pretrain.intake.headers import Flags
 from pretrain.intake.names import canonical_name
-from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 

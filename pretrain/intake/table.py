@@ -12,10 +12,10 @@ import numpy as np
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
+from pretrain.intake.files import same_file
 from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
 from pretrain.intake.labels import SEPARATORS, Say, numbered, unlabelled_rows
 from pretrain.intake.names import Skipped, canonical_name, split_named
-from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
 

@@ -256,9 +256,9 @@ def test_a_file_keeps_the_guesses_under_its_hash(
     again = PublicTransform.load(tmp_path / "1.safetensors")
     assert again.known is not None
     assert again.known.words == ["15 public examples of 3 classes"]
-    assert again.same_scatter(known)
+    assert again.same_knowledge(known)
     assert again.same_rows(transform)
-    assert not again.same_scatter(transform)
+    assert not again.same_knowledge(transform)
     with pytest.raises(ValueError, match="class names"):
         again.known.check_classes(("cat", "ship", "dog"), 3)
     with pytest.raises(ValueError, match="num_classes must be 3"):

@@ -115,17 +115,6 @@ def test_what_was_begun_goes_on_with_its_engine(
     assert embed(images, name, out, overwrite=True).meta["engine"] == engine
 
 
-def test_sets_of_before_there_were_engines_are_of_torch(
-    tmp_path: Path, archive: Path, checkpoint: Path
-) -> None:
-    images, out = open_npz(archive), tmp_path / "out"
-    embed(images, str(checkpoint), out)
-    meta = json.loads((out / "meta.json").read_text())
-    assert meta.pop("engine") == "torch"
-    (out / "meta.json").write_text(json.dumps(meta))
-    assert "engine" not in embed(images, str(checkpoint), out).meta
-
-
 def test_what_a_former_engine_made_is_not_gone_on_with(
     tmp_path: Path, archive: Path, checkpoint: Path, engine: str
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
         split=np.zeros(6, np.int8),
         meta={"class_names": ["a", "b"]},
     )
-    PublicTransform.fit(rows, clip_norm=1.5).save(tmp_path / "public.safetensors")
+    PublicTransform.fit(rows).save(tmp_path / "public.safetensors")
     fed = tmp_path / "fed"
     after: list[tuple[str | Path, ...]] = [
         ("status", "--folder", folder) for folder in (fed, tmp_path / "a")

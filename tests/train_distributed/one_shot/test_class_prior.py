@@ -94,7 +94,8 @@ def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, moments: b
     )
     for prior, shares in cases:
         method = build_method("discriminant", transform, 3, {"prior": prior, "moments": moments})
-        shift = fitted(method, total, len(x), 0.0) - plain
+        made = method.fit(NoisedSum(total, len(x), 0.0))
+        shift = (made.weights - plain) / made.temperature
         assert shift[1:].abs().max() < 1e-12
         moved = CONSTANT * shift[0]
         assert torch.allclose(moved - moved[0], (shares / shares[0]).log().double(), atol=1e-6)
@@ -234,6 +235,6 @@ def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
 
 def test_a_margin_has_no_prior(transform: PublicTransform) -> None:
     with pytest.raises(ValueError, match="prior must be 'equal' or 'private' for an SVM"):
-        build_method("svm", transform, 3, {"prior": (0.2, 0.3, 0.5)})
+        build_method("svm", transform, 3, {"prior": (0.2, 0.3, 0.5), "l2_reg": 1.0})
     with pytest.raises(ValueError, match=r"constant must be given .* got None"):
         replace(head_method("softmax"), constant=None).validate()

@@ -31,7 +31,8 @@ def fitted(on: EmbeddingSet) -> PublicTransform:
 
 
 def methods_of(transform: PublicTransform) -> list[Method]:
-    return [build_method(name, transform, K, {}) for name in ("discriminant", "softmax")]
+    softmax = build_method("softmax", transform, K, {"l2_reg": 1.0})
+    return [build_method("discriminant", transform, K, {}), softmax]
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -90,16 +91,25 @@ def test_a_method_that_holds_the_transform_needs_no_second_one() -> None:
     assert found.directions is not None
     assert found.raw.same_rows(transform)
     with pytest.raises(ValueError, match="method must be made for rows of norm"):
-        release(rows(), METHODS["softmax"].build(transform, K), PROMISE)  # which knows a norm alone
+        release(
+            rows(), METHODS["softmax"].build(transform, K, l2_reg=1.0), PROMISE
+        )  # which knows a norm alone
 
 
 def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     transform = fitted(rows(1))
     narrow = PublicTransform.identity(3, transform.clip_norm, transform.constant)
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
-        release(rows(), METHODS["softmax"].build(narrow, K), PROMISE, transform=transform)
+        release(
+            rows(), METHODS["softmax"].build(narrow, K, l2_reg=1.0), PROMISE, transform=transform
+        )
     with pytest.raises(ValueError, match="transform must be the method's own"):
-        release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
+        release(
+            rows(),
+            build_method("softmax", narrow, K, {"l2_reg": 1.0}),
+            PROMISE,
+            transform=transform,
+        )
     with pytest.raises(ValueError, match="num_classes must be 4, got 3"):
         release(rows(), build_method("discriminant", transform, 4, {}), PROMISE)
 

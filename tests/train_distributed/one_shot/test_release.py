@@ -11,6 +11,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, accounting, release
 from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
@@ -46,6 +47,11 @@ def learned(method: str = "discriminant", epsilon: float = math.inf, **more: Any
     return release(embedding_set(), method, Privacy(epsilon, 1e-5), **settings)
 
 
+def built_by_name(name: str, transform: PublicTransform) -> Method:
+    options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
+    return build_method(name, transform, CLASSES, options)
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_every_method_learns_at_large_epsilon(method: str, noise: str):
@@ -63,7 +69,7 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
     """Observed standard deviation of the released sum against the exact curve, per coordinate."""
     transform, users, least = public_transform(), 6, 5
     promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
-    built = build_method(method, transform, CLASSES, {})
+    built = built_by_name(method, transform)
     statistic = built.statistic
     held = partition(users)
     sizes = held.counts
@@ -166,7 +172,7 @@ def test_unseeded_noise_differs():
 def test_user_level_protects_the_largest_user():
     sizes = torch.tensor([2, 9, 4])
     for method in METHODS:
-        built = build_method(method, public_transform(), CLASSES, {}).statistic
+        built = built_by_name(method, public_transform()).statistic
         record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
         user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
         group = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, group_size=3))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot import summation
+from train_distributed.one_shot.averaged_heads import HEADS
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.rounds import Round, rounds_of, sums_of
@@ -96,7 +97,8 @@ def test_every_grid_is_one_that_the_sampler_takes(
     privacy: Privacy, asked: tuple[str, dict[str, Any]], users: int, rows: int
 ) -> None:
     """Of every sum, before any of them is made; none of these is refused."""
-    method = build_method(asked[0], UNIT, 4, asked[1])
+    regularised = {"l2_reg": 1.0} if asked[0] in HEADS else {}
+    method = build_method(asked[0], UNIT, 4, regularised | asked[1])
     sizes = torch.full((users,), rows)
     sizes[0] = 1
     rounds = rounds_of(method, sizes, privacy)

@@ -13,6 +13,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
+from train_distributed.one_shot.averaged_heads import HEADS
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.rounds import zero_out_report
 from train_distributed.one_shot.statistic import Statistic
@@ -35,7 +36,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def made(name: str, options: dict[str, Any]) -> Statistic:
-    return build_method(name, TRANSFORM, K, options).statistic
+    return build_method(
+        name, TRANSFORM, K, {"l2_reg": 1.0} | options if name in HEADS else options
+    ).statistic
 
 
 def pair(n: int, taken: int) -> Chunk:

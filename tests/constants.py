@@ -57,8 +57,9 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, ast.Tuple | ast.List):
-        written = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-        values = value.elts if written else [value] * len(target.elts)
+        values = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(values) != len(target.elts):
+            values = [value] * len(target.elts)
         for each, own in zip(target.elts, values, strict=True):
             yield from _pairs(each, own)
 

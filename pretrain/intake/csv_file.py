@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
-from pretrain.intake.paths import found_file
+from pretrain.intake.files import found_file, picture_bytes
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
@@ -37,15 +35,12 @@ def open_csv(path: Path, reading: Reading) -> ImageSet:
     Raises:
         ValueError: a damaged table or another encoding, with file and row, or a missing column.
     """
-    table, flags = Table(str(path)), Flags()
-    rows = _rows(path, reading)
+    table, rows = Table(str(path), reading), _rows(path, reading)
     header = next(rows, [])
-    columns = _columns(path, header, reading)
-    table.notes += taken_by_synonym(str(path), header, columns, reading)
-    table.is_finding = is_finding(columns.get("label", ""), reading)
+    _check_header(path, header)
+    columns = table.choose(header)
     places = {part: header.index(name) for part, name in columns.items() if name}
-    others = {} if "label" in places or reading.columns.get("label") == "" else header
-    others = [place for place, name in enumerate(others) if name not in columns.values()]
+    others = [place for place, name in enumerate(header) if name not in columns.values()]
     for number, row in enumerate(rows):
         if len(row) != len(header):
             counts = f"{len(header)} columns in every row, got {len(row)} in row {number}"
@@ -58,12 +53,10 @@ def open_csv(path: Path, reading: Reading) -> ImageSet:
             raise ValueError(f"{path} {rule}, got {got}")
         table.add(name, **cells)
         for place in others:
-            flags.note(header[place], row[place])
-    flags.refuse(str(path))
+            table.flags.note(header[place], row[place])
     names = table.encoded_names
     return table.image_set(
         path.stem,
-        reading,
         lambda rows: (
             picture_bytes(decode_name(names[row]), path.parent, f"{path}: row {row}")
             for row in rows.tolist()
@@ -114,11 +107,9 @@ def _delimiter(file: IO[str]) -> str:
     return max(DELIMITERS, key=bare.count)
 
 
-def _columns(path: Path, header: list[str], reading: Reading) -> dict[str, str]:
-    """Name of the column of every part."""
+def _check_header(path: Path, header: list[str]) -> None:
     if not header:
         raise ValueError(f"{path} must have a first row with the columns' names, got an empty file")
     named = [name for name in header if name]
     if len(set(named)) < len(named):
         raise ValueError(f"{path} must name every column once, got {', '.join(header)}")
-    return choose(str(path), header, reading)

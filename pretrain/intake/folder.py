@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.datasets import SPLITS, ImageSet, decode_name
-from pretrain.intake.files import file_reader
+from pretrain.intake.files import file_reader, same_file
 from pretrain.intake.names import canonical_name, class_spellings, counted, split_named
-from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 from pretrain.intake.walk import Walk
@@ -33,7 +32,7 @@ def open_images_folder(path: Path, reading: Reading) -> ImageSet:
         ValueError: no images, or none of a class or user that has a folder; a class that is not
             declared or not in the first split; a folder or picture by two names.
     """
-    table = Table(str(path))
+    table = Table(str(path), reading)
     walk = Walk(path, reading.classes, table.skipped)
     roots = _roots(walk, reading)
     layout = reading.layout
@@ -79,7 +78,6 @@ def open_images_folder(path: Path, reading: Reading) -> ImageSet:
     encoded = table.encoded_names
     return table.image_set(
         path.parent.name if split_named(path.name) else path.name,
-        reading,
         file_reader(path, encoded),
         lambda row: str(path / decode_name(encoded[row])),
     )

@@ -17,10 +17,8 @@ import numpy as np
 from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import file_reader, picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
+from pretrain.intake.files import file_reader, found_file, picture_bytes
 from pretrain.intake.names import canonical_name, split_named
-from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
 
@@ -41,26 +39,21 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
     if not path.is_dir():
         raise ValueError(f"hf must be a directory, got {path}")
     saved = any((path / name).exists() for name in SAVED)
-    table, flags, parts = Table(str(path)), Flags(), []
+    table, parts = Table(str(path), reading), []
     outside = array("b")  # whether a row's picture is a file
     for split, part in _splits(path, reading, saved=saved).items():
-        columns = _columns(path, part, reading)
-        if not table.names:
-            table.notes += taken_by_synonym(str(path), list(part.features), columns, reading)
-        table.is_finding = is_finding(columns["label"], reading)
-        looked = [] if columns["label"] or "label" in reading.columns else _numbers(part, columns)
+        columns = _columns(table, part.features)
+        looked = _numbers(part, columns) if table.seeks_label else []
         pictures = _pictures(part, columns, looked)
         parts.append((pictures.select_columns([columns["path"]]), columns["path"]))
         try:
-            outside.extend(_fill(table, pictures, columns, split, flags, looked))
+            outside.extend(_fill(table, pictures, columns, split, looked))
         except OSError as error:
             raise ValueError(f"{path} must be a data set on disk, got: {error}") from error
-    flags.refuse(str(path))
     names = table.encoded_names
     fetch = _reader(path, parts) if saved else file_reader(path, names)
     return table.image_set(
         path.name,
-        reading,
         fetch,
         lambda row: f"{path}: row {row} ({decode_name(names[row])})",
         lambda row: found_file(path, decode_name(names[row])) if outside[row] else None,
@@ -103,16 +96,13 @@ def _asked(path: Path, found: Iterable[str], reading: Reading) -> list[str]:
     return asked
 
 
-def _columns(path: Path, part: Any, reading: Reading) -> dict[str, str]:
-    """The column of every part of a row."""
+def _columns(table: Table, kinds: Any) -> dict[str, str]:
+    """The column of every part of a row, of columns of these kinds."""
     import datasets
 
-    kinds = part.features
     images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
     classes = [name for name, kind in kinds.items() if _class_names(kind)]
-    return choose(
-        str(path), list(kinds), reading, path=("image", *images, "path"), label=("label", *classes)
-    )
+    return table.choose(list(kinds), path=("image", *images, "path"), label=("label", *classes))
 
 
 def _pictures(part: Any, columns: dict[str, str], more: list[str]) -> Any:
@@ -141,7 +131,6 @@ def _fill(
     part: Any,
     columns: dict[str, str],
     split: str,
-    flags: Flags,
     looked: list[str],
 ) -> Iterator[bool]:
     """Appends the rows of one split, without their pictures; yields whether those are files."""
@@ -160,7 +149,7 @@ def _fill(
             yield bool(path and none)
         for name in looked:
             for value in block.column(name).unique().to_pylist():
-                flags.note(name, value)
+                table.flags.note(name, value)
 
 
 def _reader(path: Path, parts: list[tuple[Any, str]]) -> Any:

@@ -17,10 +17,9 @@ import numpy as np
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import matching_files, picture_bytes
-from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
+from pretrain.intake.files import found_file, matching_files, picture_bytes
+from pretrain.intake.headers import Flags
 from pretrain.intake.names import canonical_name
-from pretrain.intake.paths import found_file
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
 
@@ -39,25 +38,20 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
     Raises:
         ValueError: a damaged file, or a missing column.
     """
-    files = [_File(path, reading) for path in matching_files(pattern)]
-    table, flags = Table(pattern), Flags()
-    table.is_finding = is_finding(files[0].columns["label"], reading)
+    table = Table(pattern, reading)
+    files = [_File(path, table) for path in matching_files(pattern)]
     for file in files:
         table.declare(file.class_names(), str(file.path))
         parts = [part for part in ("label", "user", "split") if file.columns[part]]
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        if not (file.columns["label"] or "label" in reading.columns):
-            file.note(flags)
-    flags.refuse(pattern)
-    for file in {tuple(file.columns.items()): file for file in files}.values():
-        table.notes += taken_by_synonym(pattern, file.schema.names, file.columns, reading)
+        if table.seeks_label:
+            file.note(table.flags)
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
         files[0].path.stem,
-        reading,
         window.read,
         lambda row: f"{window.place(row)} ({decode_name(named[row])})",
         lambda row: window.file(row, decode_name(named[row])),
@@ -67,13 +61,13 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
 class _File:
     """One Parquet file: rows, row groups and the columns of every part."""
 
-    def __init__(self, path: Path, reading: Reading) -> None:
+    def __init__(self, path: Path, table: Table) -> None:
         self.path = path
         with _opened(path) as opened:
             self.schema, self.rows = opened.schema_arrow, opened.metadata.num_rows
             groups = range(opened.num_row_groups)
             self.groups = [opened.metadata.row_group(k).num_rows for k in groups]
-        self.columns = choose(str(path), self.schema.names, reading, path=IMAGE_COLUMNS)
+        self.columns = table.choose(self.schema.names, str(path), path=IMAGE_COLUMNS)
         self.of_paths = self._holds_paths()
 
     def values(self, column: str) -> list[Any]:

@@ -12,9 +12,10 @@ import numpy as np
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
 from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
+from pretrain.intake.files import same_file
+from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
 from pretrain.intake.labels import SEPARATORS, Say, numbered, unlabelled_rows
 from pretrain.intake.names import Skipped, canonical_name, split_named
-from pretrain.intake.paths import same_file
 from pretrain.intake.reading import Reading
 
 
@@ -47,6 +48,7 @@ class Table:
     """Name, label, user and split of every image, filled while a source is read."""
 
     source: str  # file or directory, for errors
+    reading: Reading
     names: list[str] = field(default_factory=list)
     labels: Column = field(default_factory=Column)
     users: Column = field(default_factory=Column)
@@ -54,12 +56,25 @@ class Table:
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
     notes: list[str] = field(default_factory=list)  # lines for the output
+    flags: Flags = field(default_factory=Flags)
     is_finding: bool = False  # labels say whether a picture has the finding that is asked for
+    seeks_label: bool = False  # no column has labels, so that others may be findings
 
     @cached_property
     def encoded_names(self) -> np.ndarray:
         """(N,) bytes; see `encode_names`."""
         return encode_names(self.names)
+
+    def choose(
+        self, found: Sequence[str], where: str = "", **usual: Sequence[str]
+    ) -> dict[str, str]:
+        """Columns of the parts of a row, as `headers.choose` says; notes what should be said."""
+        chosen = choose(where or self.source, found, self.reading, **usual)
+        said = taken_by_synonym(self.source, found, chosen, self.reading)
+        self.notes += [note for note in said if note not in self.notes]
+        self.is_finding = is_finding(chosen["label"], self.reading)
+        self.seeks_label = not chosen["label"] and "label" not in self.reading.columns
+        return chosen
 
     def declare(self, classes: tuple[str, ...], part: str) -> None:
         """Sets the classes, before the rows of a part are added.
@@ -95,7 +110,6 @@ class Table:
     def image_set(
         self,
         name: str,
-        reading: Reading,
         fetch: Callable[[np.ndarray], Iterable[bytes]],
         where: Callable[[int], str],
         file: Callable[[int], Path | None] | None = None,
@@ -107,7 +121,6 @@ class Table:
 
         Args:
             name: name of the set.
-            reading: options.
             fetch: (b,) row numbers -> bytes of the pictures.
             where: row number -> its place, for errors.
             file: row number -> its file, None for pictures in the table; None: no file is new.
@@ -115,6 +128,9 @@ class Table:
         Raises:
             ValueError: no row, an invalid label, user or split, or one picture in two rows.
         """
+        reading = self.reading
+        if self.seeks_label:
+            self.flags.refuse(self.source)
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
         split, rows = self._splits(reading.splits)

@@ -19,7 +19,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.headers import USUAL, Flags, choose, folded, is_finding, taken_by_synonym
+from pretrain.intake.headers import USUAL, folded
 from pretrain.intake.names import Skipped, canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table
@@ -43,7 +43,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
             labels without pictures, or a column that no sample has.
     """
     shards = matching_files(pattern)
-    table, flags = Table(pattern), Flags()
+    table = Table(pattern, reading)
     places = (array("q"), array("q"), array("q"))
     columns: dict[str, Column] = {}  # of samples with a picture
     alone: dict[str, str] = {}  # column -> first sample that has it and no picture
@@ -57,13 +57,13 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
                 column = columns.setdefault(name, Column())
                 column.pad(len(table.names))
                 column.add(value if _is_wanted(name, reading) else None)
-                flags.note(name, value)
+                table.flags.note(name, value)
             name, offset, size = sample.picture
             for held, value in zip(places, (number, offset, size), strict=True):
                 held.append(value)
             table.names.append(f"{shard.name}/{name}")
     found = [*columns, *(name for name in alone if name not in columns)]
-    _fill(table, found, columns, alone, flags, reading)
+    _fill(table, found, columns, alone)
     names = table.encoded_names
 
     def fetch(rows: np.ndarray) -> Iterator[bytes]:
@@ -76,21 +76,15 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     def where(row: int) -> str:
         return f"{shards[places[0][row]].parent / decode_name(names[row])}"
 
-    return table.image_set(shards[0].stem, reading, fetch, where)
+    return table.image_set(shards[0].stem, fetch, where)
 
 
 def _fill(
-    table: Table,
-    found: list[str],
-    columns: dict[str, Column],
-    alone: dict[str, str],
-    flags: Flags,
-    reading: Reading,
+    table: Table, found: list[str], columns: dict[str, Column], alone: dict[str, str]
 ) -> None:
     """Adds the columns that are labels, users and splits to the names."""
-    picture = reading.path_column or "image"
-    chosen = choose(table.source, list(dict.fromkeys([*found, picture])), reading, path=(picture,))
-    table.notes += taken_by_synonym(table.source, found, chosen, reading)
+    picture = table.reading.path_column or "image"
+    chosen = table.choose(list(dict.fromkeys([*found, picture])), path=(picture,))
     for part in OF_ROWS:
         column = columns.get(chosen[part]) or Column()
         column.pad(len(table.names))
@@ -102,9 +96,6 @@ def _fill(
                 "but without a picture"
             )
         columns[part] = column
-    table.is_finding = is_finding(chosen["label"], reading)
-    if not (chosen["label"] or "label" in reading.columns):
-        flags.refuse(table.source)
     names, table.names = table.names, []
     for name, *cells in zip(names, *(columns[part] for part in OF_ROWS), strict=True):
         table.add(name, *cells)

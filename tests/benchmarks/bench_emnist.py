@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from pretrain.federated import CLASSES, SIDE
+from pretrain.sources import EMNIST_CLASSES, EMNIST_SIDE
 
 ROOT = Path(__file__).parents[2]
 FACES = ("DejaVuSans", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic")
@@ -35,15 +35,15 @@ LARGE = 4  # letters are drawn so many times too large
 def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(n, 28, 28) float32 in [0, 1], 1 is paper: one writer's letters."""
     path = Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
-    side = SIDE * LARGE
+    side = EMNIST_SIDE * LARGE
     font = ImageFont.truetype(str(path), int(side * rng.uniform(0.55, 0.8)))
     slant, width, turn = rng.normal(0, 0.15), rng.uniform(0.8, 1.25), rng.normal(0, 0.08)
     weight, off = int(rng.integers(0, 3)), rng.normal(0, 0.03, 2)
-    pixels = np.empty((len(labels), SIDE, SIDE), np.float32)
+    pixels = np.empty((len(labels), EMNIST_SIDE, EMNIST_SIDE), np.float32)
     for row, label in enumerate(labels):
         sheet = Image.new("L", (side, side), 255)
         ImageDraw.Draw(sheet).text(
-            (side / 2, side / 2), CLASSES[label], 0, font, "mm", stroke_width=weight
+            (side / 2, side / 2), EMNIST_CLASSES[label], 0, font, "mm", stroke_width=weight
         )
         a, b = slant + rng.normal(0, 0.06), turn + rng.normal(0, 0.06)
         matrix = np.array([[1 / width * rng.uniform(0.92, 1.08), a], [b, rng.uniform(0.92, 1.08)]])
@@ -55,7 +55,7 @@ def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
             Image.Resampling.BILINEAR,
             fillcolor=255,
         )
-        small = moved.filter(ImageFilter.GaussianBlur(LARGE / 3)).resize((SIDE, SIDE))
+        small = moved.filter(ImageFilter.GaussianBlur(LARGE / 3)).resize((EMNIST_SIDE, EMNIST_SIDE))
         pixels[row] = np.asarray(small, np.float32) / 255
     return np.clip(pixels + rng.normal(0, 0.02, pixels.shape).astype(np.float32), 0, 1)
 
@@ -72,7 +72,7 @@ def write(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: i
     ):
         for writer in range(writers):
             count = int(rng.integers(rows // 2, rows * 3 // 2))
-            labels = rng.integers(0, len(CLASSES), count)
+            labels = rng.integers(0, len(EMNIST_CLASSES), count)
             pixels = letters(faces[writer % len(faces)], labels, rng)
             split = count - count // 9
             for file, part in ((train, slice(split)), (test, slice(split, None))):

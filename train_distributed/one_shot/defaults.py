@@ -30,7 +30,6 @@ from train_distributed.privacy.promise import Privacy, group_sensitivity
 L2_REGS = (0.003, 1.0)  # prior: the least and largest Λ
 MANY_USERS = 100  # prior: of whom some may lie, and lengthen class sums of n rows by √n
 ROUNDS, QUIET = 16, 0.005  # prior: further sums for one owner, and t up to which they pay
-CUT_ROUNDS = 2  # prior: Charter's; of 1, 2, 4, 8 and 13 the least noise to bear
 CHARTER = ("charter", "charter-sum")
 
 RIVALS: Mapping[str, Rule] = {
@@ -118,7 +117,7 @@ class PublicFacts:
             most = components or components_of(rule, transform, noise)
             transform = transform.mapped(noise, most)
         if method in CHARTER:
-            rounds = max(1, min(CUT_ROUNDS, int(self.sizes.min()) // 3))
+            rounds = max(1, min(2, int(self.sizes.min()) // 3))  # of 1 to 13, 2 bears least noise
             return transform, {"cut_rounds": rounds, **found}
         if rule.l2_reg is not None:
             found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}

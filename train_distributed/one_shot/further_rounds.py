@@ -26,9 +26,6 @@ OWN_SHARE = 0.5  # prior: of μ², for the sum before; these two were chosen on 
 CLIP_SHARE = 0.125  # prior: c of a gradient, of the rows' clip norm
 NOISE = 1.4  # prior: standard deviation in an entry of the weights, at the end
 SMOOTHING = 0.02  # prior: of probabilities in H; classes overlap more than Gaussians do
-OVERSHOT = 2.0  # times the first round's force: a step was far too long,
-SURE = 3.0  # if so many standard deviations of noise agree
-SHORTER = 4.0  # times, by which steps become shorter after one that overshot
 DRAWN = 4000  # size: rows from the Gaussian model, to average the Hessian over
 
 
@@ -105,7 +102,7 @@ class Descent:
     curvature: Tensor  # (d, K - 1) h, eigenvalues of A ⊗ M; 0: none
     clip_norm: float  # c of the gradients
     rounds: int  # T, of all of which the noise adds up
-    steps: tuple[Step, ...] = ()  # rounds that count
+    steps: tuple[Step, ...] = ()  # rounds so far
 
     @classmethod
     def of(
@@ -180,7 +177,7 @@ class Descent:
         return newton.clamp(max=NOISE / noise if noise > 0 else math.inf)
 
     def after(self, total: Tensor, rows: int, noise_std: float) -> "Descent":
-        """With one more round; one that overshot does not count, and the step to it is shortened.
+        """With one more round.
 
         `total` is the (d K,) noised sum of gradients over n `rows`; `noise_std` is that of an
         entry.
@@ -190,14 +187,4 @@ class Descent:
             for each in (self.weights - self.start, total.view(self.start.shape) / rows)
         )
         step = Step(position, gradient, (noise_std / rows) ** 2)
-        if self.steps:  # a gradient far larger than the first, beyond what noise explains
-            (first, unsure), (last, error) = map(self._force, (self.steps[0], step))
-            if last - SURE * error > OVERSHOT * (first + SURE * unsure):
-                return replace(self, curvature=SHORTER * self.curvature)
         return replace(self, steps=(*self.steps, step))
-
-    def _force(self, step: Step) -> tuple[float, float]:
-        """‖G/N‖² in the metric of the steps less what its noise adds, and the error of that."""
-        lengths, squares, noise = self._lengths(step), step.gradient.square(), step.variance
-        error = (lengths.square() * (4 * squares + 2 * noise) * noise).sum().sqrt()
-        return float((lengths * (squares - noise)).sum()), float(error)

@@ -178,7 +178,6 @@ class Release:
         """Reads model.safetensors alone, without a report; raises ValueError as `read_model`."""
         weights, transform, class_names, shares, metadata = read_model(where)
         temperature = read_field(metadata, "temperature", where)
-        temperature = 1.0 if temperature is None else temperature
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
         prior = read_field(metadata, "prior", where)

@@ -184,14 +184,14 @@ def test_nothing_readable_is_an_error(call, place, tmp_path) -> None:
     assert "must hold a readable image, got none" in error
 
 
-def test_an_older_model_takes_embeddings_only(call, place, tmp_path) -> None:
-    shutil.copytree(place / "model", tmp_path / "old")
-    model = tmp_path / "old" / "model.safetensors"
+def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(call, place, tmp_path) -> None:
+    shutil.copytree(place / "model", tmp_path / "unknown")
+    model = tmp_path / "unknown" / "model.safetensors"
     with safe_open(model, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = {"class_names": file.metadata()["class_names"]}
+        metadata = {name: text for name, text in file.metadata().items() if name != "encoding"}
     save_file(tensors, model, metadata)
-    common = ["predict", "--model", str(tmp_path / "old"), "--out", str(tmp_path / "out")]
+    common = ["predict", "--model", str(tmp_path / "unknown"), "--out", str(tmp_path / "out")]
     code, _, error = call(*common, "--data", str(place / "new_pictures"))
     assert code == 2
     assert "release must say which encoder its embeddings came from" in error

@@ -15,7 +15,6 @@ from embed.water_filling import MOST, PLANNED_SHARE, Channel
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.one_shot.defaults import (
-    CUT_ROUNDS,
     L2_REGS,
     OTHERS,
     QUIET,
@@ -406,7 +405,7 @@ def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
     kept = {"l2_reg": 0.5, "cut_rounds": 9}
     for method in ("amp", "charter"):
         assert facts.of_rival(method, PLAIN, kept)[1] == kept
-    assert facts.of_rival("charter", PLAIN, {})[1] == {"cut_rounds": CUT_ROUNDS}
+    assert facts.of_rival("charter", PLAIN, {})[1] == {"cut_rounds": 2}
     tiny = replace(facts, sizes=torch.tensor([100, 4]))
     assert tiny.of_rival("charter-sum", PLAIN, {})[1] == {"cut_rounds": 1}
 

@@ -53,18 +53,6 @@ def test_equal_models_are_equal_files(released, tmp_path) -> None:
     assert len(files) == 1
 
 
-def test_an_older_directory_is_read_and_knows_less(released, saved) -> None:
-
-    def forget(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
-        for name in set(metadata) - {"class_names"}:
-            del metadata[name]
-
-    rewrite(saved, forget)
-    old = Release.load(saved)
-    assert (old.encoding, old.temperature) == (None, 1.0)
-    assert old.class_names == released.class_names
-
-
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
     rows = 5 + np.random.default_rng(1).standard_normal((4999, 6))  # more than two blocks
     shares = released.predict_proba(rows)
@@ -123,6 +111,7 @@ def _metadata(name: str, text: str):
         (_metadata("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
         (_metadata("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
         (_metadata("class_names", "[" * 100000), "class_names must be JSON"),
+        (_without("temperature"), "temperature must be > 0, got None"),
         (_metadata("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
         (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
         (_metadata("encoding", "{}"), "encoding must be readable"),

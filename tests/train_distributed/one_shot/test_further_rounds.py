@@ -149,19 +149,6 @@ def test_without_noise_and_clip_many_rounds_reach_logistic_regression(classes):
     assert gaps[2] < gap / 10_000
 
 
-def test_steps_that_overshoot_are_forgotten_and_become_shorter():
-    """Hundredfold steps, as if the Gaussian model had expected next to no errors."""
-    x, y, found = blobs(4000, 3, 4)
-    start = replace(start_of(found), clip_norm=100.0)
-    hasty = replace(start, curvature=start.curvature / 100)
-    best = loss(descend(start, one_user(x, y), 50).weights, x, y)
-    gap = loss(start.weights, x, y) - best
-    done = descend(hasty, one_user(x, y), 30)
-    assert len(done.steps) < 30
-    assert bool((done.curvature >= 16 * hasty.curvature).all())
-    assert loss(done.weights, x, y) - best < gap / 10
-
-
 @pytest.mark.parametrize("rounds", [1, 4, 16])
 def test_where_noise_drowns_the_gradient_it_adds_its_standard_deviation_and_no_more(rounds):
     x, y, found = blobs(500, 3, 4)
@@ -173,14 +160,6 @@ def test_where_noise_drowns_the_gradient_it_adds_its_standard_deviation_and_no_m
     along = start.class_basis.shape[1] / 4  # no noise where all classes gain alike
     assert float(torch.stack(ended).square().mean() / along) == pytest.approx(NOISE**2, rel=0.1)
     assert torch.stack(released).square().mean() <= torch.stack(ended).square().mean()
-
-
-def test_no_round_is_forgotten_because_noise_hid_the_first_gradient():
-    x, y, found = blobs(500, 3, 4)
-    start = start_of(found, 16)
-    for seed in range(50):
-        done = descend(start, one_user(x, y), 16, std=30.0, seed=seed)
-        assert len(done.steps) == 16
 
 
 def test_steps_that_noise_shortens_are_better_than_newtons_and_than_none():

@@ -197,7 +197,7 @@ class _Head(nn.Module):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
-        if self.directions is not None:
+        if self.directions is not None and self.centre is not None:
             rows = self._clipped((rows @ self.directions - self.centre) / self.length)
         scores = rows @ self.slopes + self.offset
         shares = torch.softmax(scores / self.temperature, 1)

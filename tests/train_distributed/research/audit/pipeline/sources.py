@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.federated import CLASSES, SIDE
 from pretrain.intake.decode import decode
+from pretrain.sources import EMNIST_CLASSES, EMNIST_SIDE
 from tests.train_distributed.research.audit.pipeline.records import Record
 
 RESIZE = 32
@@ -92,14 +92,14 @@ def _leaf(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Op
     users: dict[str, dict[str, list[Any]]] = {}
     for record in records:
         held = users.setdefault(record.user, {"x": [], "y": []})
-        grey = decode(record.data, record.name, size=SIDE).mean(2) / 255
+        grey = decode(record.data, record.name, size=EMNIST_SIDE).mean(2) / 255
         held["x"].append(grey.flatten().tolist())
         held["y"].append(classes.index(record.label))
     for split in ("train", "test"):
         (folder / split).mkdir()
     content = {"users": list(users), "user_data": users}
     (folder / "train" / "data.json").write_text(json.dumps(content))
-    return {"data": f"fed-emnist:{folder}", "splits": ("train",), "class_names": CLASSES}
+    return {"data": f"fed-emnist:{folder}", "splits": ("train",), "class_names": EMNIST_CLASSES}
 
 
 SOURCES: dict[str, Writer] = {

@@ -204,7 +204,9 @@ def _on(
     try:
         method = METHODS[name].build(transform, num_classes, **options)
     except TypeError as error:
-        raise ValueError(f"options must fit method {name!r}, got {sorted(options)}") from error
+        raise ValueError(
+            f"options must fit method {name!r}, got {sorted(options)}: {error}"
+        ) from error
     statistic = _clipped(method.statistic, clip)
     method = replace(method, statistic=statistic, transform=transform)
     method.validate()

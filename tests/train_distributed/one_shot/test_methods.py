@@ -10,7 +10,6 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.averaged_heads import L2_REG
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.users import EmbeddingUsers, own_partition
@@ -32,7 +31,8 @@ def fitted(on: EmbeddingSet) -> PublicTransform:
 
 
 def methods_of(transform: PublicTransform) -> list[Method]:
-    return [build_method(name, transform, K, {}) for name in ("discriminant", "softmax")]
+    softmax = build_method("softmax", transform, K, {"l2_reg": 1.0})
+    return [build_method("discriminant", transform, K, {}), softmax]
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -93,7 +93,12 @@ def test_a_method_for_other_columns_or_classes_is_refused() -> None:
     transform = fitted(rows(1))
     narrow = PublicTransform.identity(3, transform.clip_norm, transform.constant)
     with pytest.raises(ValueError, match=r"7 columns, got one for 1.118.* and 4"):
-        release(rows(), build_method("softmax", narrow, K, {}), PROMISE, transform=transform)
+        release(
+            rows(),
+            build_method("softmax", narrow, K, {"l2_reg": 1.0}),
+            PROMISE,
+            transform=transform,
+        )
     with pytest.raises(ValueError, match="num_classes must be 4, got 3"):
         release(rows(), build_method("discriminant", transform, 4, {}), PROMISE)
 
@@ -104,11 +109,13 @@ def test_build_method_and_release_agree() -> None:
     for name, entry in METHODS.items():
         given = release(
             rows(),
-            build_method(name, transform, K, {"alpha": 1.0} if name == "discriminant" else {}),
+            build_method(
+                name, transform, K, {"alpha": 1.0} if name == "discriminant" else {"l2_reg": 1.0}
+            ),
             Privacy(math.inf, 1e-5),
             transform=transform,
         )
-        more: dict[str, Any] = {"l2_reg": L2_REG, "prior": "private"}
+        more: dict[str, Any] = {"l2_reg": 1.0, "prior": "private"}
         if entry.sums_rows:
             more = {"sums": 1}
         named = release(rows(), name, Privacy(math.inf, 1e-5), transform=transform, **more)

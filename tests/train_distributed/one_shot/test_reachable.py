@@ -24,6 +24,8 @@ TRANSFORM = PublicTransform.identity(FEATURES)
 def _case(
     name: str, users: int, epsilon: float, **options: Any
 ) -> tuple[Statistic, IntegerEncoder, Any]:
+    if name in WEIGHTS:
+        options = {"l2_reg": 1.0, **options}
     method = build_method(name, TRANSFORM, K, options).statistic
     sizes = torch.full((users,), ROWS)
     guarantee = Guarantee.of(sizes, method, Privacy(epsilon, 1e-5))

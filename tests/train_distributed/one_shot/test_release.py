@@ -95,9 +95,7 @@ def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str)
 @pytest.mark.parametrize("moments", [True, False])
 def test_statistics_do_not_see_the_partition(moments: bool):
     found = [
-        learned(
-            "discriminant", moments=moments, sums=1, partition=partition(users, scheme)
-        ).weights
+        learned("discriminant", moments=moments, sums=1, partition=partition(users, scheme)).weights
         for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
     ]
     for other in found[1:]:
@@ -178,7 +176,9 @@ def test_user_level_protects_the_largest_user():
 
 def test_a_radius_caps_what_a_user_can_move():
     sizes = torch.tensor([2, 9, 4])
-    built = build_method("softmax", public_transform(), CLASSES, {"radius": 0.01}).statistic
+    built = build_method(
+        "softmax", public_transform(), CLASSES, {"l2_reg": 1.0, "radius": 0.01}
+    ).statistic
     user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
     assert user.sensitivity == pytest.approx(2 * 9 * 0.01, rel=1e-5)
     released = learned("softmax", radius=0.01)
@@ -193,8 +193,8 @@ def test_solvers_agree_and_paper_bound_is_larger():
     assert torch.allclose(found["sgd"].weights, found["exact"].weights, atol=1e-3)
     sizes = partition().counts
     transform = public_transform()
-    tight = build_method("softmax", transform, CLASSES, {"radius": 1.0}).statistic
-    options = {"radius": 1.0, "bound": "paper"}
+    tight = build_method("softmax", transform, CLASSES, {"l2_reg": 1.0, "radius": 1.0}).statistic
+    options = {"l2_reg": 1.0, "radius": 1.0, "bound": "paper"}
     paper = build_method("softmax", transform, CLASSES, options).statistic
     assert paper.record_sensitivity(sizes) > 1.5 * tight.record_sensitivity(sizes)
 

@@ -35,7 +35,8 @@ def chunk(seed: int = 0) -> Chunk:
 
 
 def parts(name: str, epsilon: float = 1.0):
-    method = build_method(name, TRANSFORM, CLASSES, {}).statistic
+    options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
+    method = build_method(name, TRANSFORM, CLASSES, options).statistic
     sizes = torch.full((USERS,), ROWS)
     return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5)), sizes
 

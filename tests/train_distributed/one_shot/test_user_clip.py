@@ -135,7 +135,7 @@ def test_no_neighbours_are_further_apart_than_stated(
 ) -> None:
     """Random and worst rows, on both paths, with clips that bind and that do not."""
     for seed in range(6):
-        chunk = opposites(made(name, None), 5) if seed == 0 else drawn(seed, users=2)
+        chunk = opposites(made(name, None, options), 5) if seed == 0 else drawn(seed, users=2)
         x, y = chunk.x.clone(), chunk.y.clone()
         x[1], y[1] = x[0], y[0]
         part = slice(0, None) if unit == "user" else slice(0, 1)
@@ -250,7 +250,7 @@ def test_rows_that_noise_explains_are_not_missed() -> None:
         left = min(1.0, max(1 / rows, counted / 50))
         found = method.restored(NoisedSum(total, rows, 1e-9)).noise_std
         assert found == pytest.approx(1e-9 / left, rel=1e-6)
-    head = made("softmax", 1.0)
+    head = made("softmax", 1.0, {"l2_reg": 1.0})
     assert head.restored(NoisedSum(total, rows, 0.0)).total is total
 
 
@@ -292,7 +292,7 @@ def test_a_clip_out_of_scale_is_refused(norm: float) -> None:
 
 
 def test_a_clipped_method_is_checked_like_the_method() -> None:
-    method = build_method("softmax", TRANSFORM, K, {"user_clip": 1.0})
+    method = build_method("softmax", TRANSFORM, K, {"user_clip": 1.0, "l2_reg": 1.0})
     assert method.name == "softmax"
     method.check(TRANSFORM, K)
     with pytest.raises(ValueError, match="num_classes must be 3, got 4"):

@@ -23,7 +23,8 @@ TRANSFORM = PublicTransform.identity(FEATURES, math.sqrt(1 + 0.125**2), 0.125)
 
 def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Method:
     clip = {} if norm is None else {"user_clip": norm}
-    return build_method(name, TRANSFORM, K, (options or {}) | clip)
+    own = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
+    return build_method(name, TRANSFORM, K, own | (options or {}) | clip)
 
 
 def rows_of(users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:

@@ -70,7 +70,8 @@ class LearnerBenchmark:
         self, name: str, promise: Privacy, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Any]]:
         """A statistic or blind averaging, by one secure sum."""
-        method = build_method(LEARNERS[name], self.transform, self.num_classes, {})
+        options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
+        method = build_method(name, self.transform, self.num_classes, options)
         (course,) = simulate(self.held, method, [promise], generator)
         spent = promise.epsilon if promise.private else None
         costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}

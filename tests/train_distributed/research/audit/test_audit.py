@@ -120,7 +120,7 @@ def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
 
 def test_dishonest_noise_is_exactly_what_is_missing() -> None:
     """The discrete sum without their noise is the whole sum minus it, bit for bit."""
-    method = build_method("softmax", PublicTransform.identity(1), 2, {}).statistic
+    method = build_method("softmax", PublicTransform.identity(1), 2, {"l2_reg": 1.0}).statistic
     sizes = torch.full((4,), 2)
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     submissions = torch.arange(4.0)[:, None].double().expand(4, method.dimension) / 8

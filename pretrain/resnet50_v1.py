@@ -12,8 +12,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.weights import fit_weights
-from pretrain.encoders.weights_file import read_weights
+from pretrain.encoders.weights import fit_weights, read_weights
 from pretrain.preprocess import Size
 
 MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)  # of ImageNet; nothing is divided by

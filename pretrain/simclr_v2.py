@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.weights import fit_weights
-from pretrain.encoders.weights_file import read_weights
+from pretrain.encoders.weights import fit_weights, read_weights
 from pretrain.preprocess import Size
 from pretrain.resnet import initialise
 

@@ -8,9 +8,8 @@ from importlib.metadata import version
 
 from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
-from pretrain.cli.command import Command, run_command
+from pretrain.cli.command import Command, replace_missing, run_command
 from pretrain.cli.menu import Menu
-from pretrain.cli.terminal import replace_missing
 
 PROGRAM = "blind-averaging"
 _FOLDER = "train_distributed.commands"

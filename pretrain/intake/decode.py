@@ -9,7 +9,7 @@
 | palette, black and white, grey | colours looked up; grey three times |
 | CMYK | Pillow's conversion; colour profiles are not applied |
 | several frames or pages | the first |
-| HEIC, DICOM | with the extras of these names, see `pretrain.intake.dicom` |
+| HEIC, DICOM | with the extras of these names, see `pretrain.intake.depth` |
 """
 
 import io
@@ -22,8 +22,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pretrain.datasets import Seen
-from pretrain.intake.depth import is_wide, narrowed
-from pretrain.intake.dicom import dicom_picture
+from pretrain.intake.depth import dicom_picture, is_wide, narrowed
 from pretrain.intake.formats import HEAD, kind_of, library, pillow_formats, suffixes
 from pretrain.intake.reading import MAX_PIXELS, Reading
 from pretrain.preprocess import Size, pair

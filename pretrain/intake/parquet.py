@@ -18,10 +18,9 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import found_file, matching_files, picture_bytes
-from pretrain.intake.headers import Flags
 from pretrain.intake.names import canonical_name
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table
+from pretrain.intake.table import Flags, Table
 
 IMAGE_COLUMNS = ("image", "img", "path", "bytes", "file_name")
 BATCH = 64  # rows decoded at a time

@@ -19,10 +19,9 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.cells import Column
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.headers import USUAL, folded
 from pretrain.intake.names import Skipped, canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table
+from pretrain.intake.table import USUAL, Table, folded
 
 OF_ROWS = ("label", "user", "split")
 NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)")  # key and extension of a member

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.cli.interrupts import held
+from pretrain.cli.command import held
 from pretrain.cli.output import sync_tree
 from train_distributed.ledger.entry import Entry, Kind, hash_of, row_fields
 from train_distributed.ledger.ledger import NONE, Ledger

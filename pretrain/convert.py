@@ -11,6 +11,7 @@ from torch import nn
 
 from pretrain import check
 from pretrain.cli.output import new_file
+from pretrain.encoders.weights import COUNT, load_weights
 from pretrain.simclr_v2 import SimCLRv2, build_simclr_v2
 
 SCOPE = "base_model/"
@@ -44,20 +45,6 @@ def _suffix(index: int) -> str:
     return f"_{index}" if index else ""
 
 
-def variable_shapes(arch: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes, height-width-in-out for kernels, of the variables that `arch` needs."""
-    network = untrained(arch)
-    tensors = network.state_dict()
-    shapes = {tf: tuple(tensors[own].shape) for tf, own in variable_map(network).items()}
-    return {tf: tuple(s[a] for a in (2, 3, 1, 0)) if len(s) == 4 else s for tf, s in shapes.items()}
-
-
-def untrained(arch: str) -> SimCLRv2:
-    """The network without memory for its weights."""
-    with torch.device("meta"):
-        return build_simclr_v2(arch)
-
-
 def is_left_out(name: str) -> bool:
     """Whether a checkpoint's variable belongs to a head, an optimiser or a counter."""
     return name.startswith(HEADS) or name.endswith(SLOTS) or name in COUNTERS
@@ -77,26 +64,23 @@ def from_variables(arch: str, variables: Mapping[str, np.ndarray]) -> SimCLRv2:
     Raises:
         ValueError: a variable is missing, unknown, misshapen or not finite.
     """
-    shapes = variable_shapes(arch)
+    with torch.device("meta"):  # without initial weights
+        network = build_simclr_v2(arch)
+    own = variable_map(network)
     kept = {name: value for name, value in variables.items() if not is_left_out(name)}
-    missing, unknown = sorted(shapes.keys() - kept), sorted(kept.keys() - shapes)
+    missing, unknown = sorted(own.keys() - kept), sorted(kept.keys() - own)
     if missing or unknown:
         raise ValueError(
             f"variables must be exactly those of {arch}, got {len(missing)} missing "
             f"{missing[:3]} and {len(unknown)} unknown {unknown[:3]}"
         )
-    network, tensors = untrained(arch), {}
-    for name, own in variable_map(network).items():
-        value = np.asarray(kept[name], np.float32)
-        if value.shape != shapes[name]:
-            raise ValueError(f"{name} must have shape {shapes[name]}, got {value.shape}")
-        if not np.isfinite(value).all():
-            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    counts = [name for name in network.state_dict() if name.endswith(COUNT)]
+    tensors = {name: torch.zeros((), dtype=torch.int64) for name in counts}
+    for name, value in kept.items():
+        value = np.asarray(value, np.float32)
         value = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value
-        tensors[own] = torch.from_numpy(np.array(value, order="C"))
-    counts = [name for name in network.state_dict() if name.endswith("num_batches_tracked")]
-    tensors |= {name: torch.zeros((), dtype=torch.int64) for name in counts}
-    network.load_state_dict(tensors, assign=True)
+        tensors[own[name]] = torch.from_numpy(np.array(value, order="C"))
+    load_weights(network.to_empty(device="cpu"), tensors, arch)
     return network.eval()
 
 

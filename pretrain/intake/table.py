@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
-from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
+from pretrain.intake.cells import Cell, Cells, Several, as_cell, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.files import same_file
 from pretrain.intake.labels import (
@@ -194,9 +194,9 @@ class Table:
     source: str  # file or directory, for errors
     reading: Reading
     names: list[str] = field(default_factory=list)
-    labels: Column = field(default_factory=Column)
-    users: Column = field(default_factory=Column)
-    splits: Column = field(default_factory=Column)
+    labels: list[Cell] = field(default_factory=list)
+    users: list[Cell] = field(default_factory=list)
+    splits: list[Cell] = field(default_factory=list)
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
     notes: list[str] = field(default_factory=list)  # lines for the output
@@ -237,9 +237,9 @@ class Table:
         """Appends a row; labels that are whole numbers mean the classes that are declared."""
         self.names.append(name)
         try:
-            self.labels.add(self._named(label) if self.class_names else label)
-            self.users.add(user)
-            self.splits.add(split)
+            self.labels.append(as_cell(self._named(label) if self.class_names else label))
+            self.users.append(as_cell(user))
+            self.splits.append(as_cell(split))
         except ValueError as error:
             raise ValueError(
                 f"{self.source}: {error} in {self._row(len(self.names) - 1)}"
@@ -278,16 +278,15 @@ class Table:
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
         split, rows = self._splits(reading.splits)
-        labels, splits = self.labels.cells(rows, self._row), self.splits.cells(rows, self._row)
+        labels, splits = (Cells.of(each, rows, self._row) for each in (self.labels, self.splits))
         held, say = self.class_names, self.notes.append
         kept = ~unlabelled_rows(labels, splits, self.source, reading.classes or held, say)
         rows, labels = rows[kept], labels.taken(kept)
         numbers, classes, inferred = numbered(
             labels, self.source, held, reading, say, is_finding=self.is_finding
         )
-        users, user_names = user_numbers(
-            self.users.cells(rows, self._row), self.source, self.notes.append
-        )
+        owners = Cells.of(self.users, rows, self._row)
+        users, user_names = user_numbers(owners, self.source, say)
         if file is not None:
             self._refuse_same_file(rows, file)
         read = Pictures(fetch=fetch, where=where, source=self.source, reading=reading)
@@ -320,7 +319,7 @@ class Table:
 
     def _splits(self, chosen: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(N,) uint8 splits, and (n,) numbers of the rows of the chosen ones."""
-        cells = self.splits.cells(np.arange(len(self.names)), self._row)
+        cells = Cells.of(self.splits, np.arange(len(self.names)), self._row)
         if cells.distinct == [""]:
             if chosen and "train" not in chosen:
                 raise ValueError(f"splits must be train for {self.source}, which has no others")
@@ -341,7 +340,7 @@ class Table:
         if pair is None:
             return
         first, second = (self._row(row) for row in pair)
-        users = [self.users.cells(np.array([row]), self._row).distinct[0] for row in pair]
+        users = [self.users[row] for row in pair]
         whose = f", of users {users[0]!r} and {users[1]!r}" if len(set(users)) > 1 else ""
         raise ValueError(
             f"{self.source} must name every file once, since a picture is one row and one user's "

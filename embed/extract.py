@@ -30,7 +30,7 @@ from pretrain.cli.output import refuse_existing
 from pretrain.cli.progress import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.concat import Concat
+from pretrain.encoders.composed import Concat
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized

@@ -11,9 +11,8 @@ is refused.
 
 import inspect
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,28 +33,12 @@ SQUASHED_FROM = 384  # pixels from which ConvNeXt's processor cuts nothing off
 TOLERANCE = 0.02  # mean difference of pixels in [0, 1]: PIL rounds after every step
 
 
-@dataclass(frozen=True)
-class Stated:
+class Stated(NamedTuple):
     """Size, crop and normalisation that a processor states."""
 
     preprocess: Preprocess
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    def of_size(self, image_size: Size) -> "Stated":
-        """Keeps the normalisation, with another size and crop."""
-        return Stated(Preprocess(image_size=image_size), self.mean, self.std)
-
-    def to_json(self) -> dict[str, Any]:
-        """Fields for JSON."""
-        pixels = {"mean": list(self.mean), "std": list(self.std)}
-        return {"preprocess": self.preprocess.to_json(), **pixels}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Stated":
-        """Reads the result of `to_json`."""
-        preprocess = Preprocess.from_json(fields["preprocess"])
-        return cls(preprocess, tuple(fields["mean"]), tuple(fields["std"]))
 
 
 def stated(processor: Any, what: str) -> Stated:
@@ -197,7 +180,10 @@ class HuggingFaceEncoder(Encoder):
         fields = dict(architecture["config"])
         config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
         model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        return cls(model, Stated.from_json(architecture["stated"]), architecture["pooling"])
+        given = architecture["stated"]
+        preprocess = Preprocess.from_json(given["preprocess"])
+        described = Stated(preprocess, tuple(given["mean"]), tuple(given["std"]))
+        return cls(model, described, architecture["pooling"])
 
     def _run(self, images: Tensor) -> Any:
         return self.model(pixel_values=self.normalised(images), **self.options)
@@ -211,7 +197,7 @@ class HuggingFaceEncoder(Encoder):
             "kind": "hf",
             "config": json.loads(json.dumps(kept, default=str)),
             "pooling": self.pooling,
-            "stated": self.stated.to_json(),
+            "stated": {"preprocess": self.preprocess.to_json(), **self._pixels},
         }
 
     def beyond_weights(self) -> str:
@@ -219,8 +205,11 @@ class HuggingFaceEncoder(Encoder):
         described = self.architecture()
         names = ("id2label", "label2id", "num_labels", "problem_type")
         config = {k: v for k, v in described["config"].items() if k not in names}
-        pixels = {"mean": self.stated.mean, "std": self.stated.std}
-        return json.dumps(described | {"config": config, "stated": pixels}, sort_keys=True)
+        return json.dumps(described | {"config": config, "stated": self._pixels}, sort_keys=True)
+
+    @property
+    def _pixels(self) -> dict[str, list[float]]:
+        return {"mean": list(self.stated.mean), "std": list(self.stated.std)}
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
@@ -257,7 +246,7 @@ def build_hugging_face(
     unpooled = _check(model, report, where)
     described = stated(processor, f"hf:{name}")
     if image_size is not None:
-        described = described.of_size(image_size)
+        described = described._replace(preprocess=Preprocess(image_size=image_size))
     return HuggingFaceEncoder(model, described, _unpooled(model) if unpooled else None)
 
 

@@ -20,6 +20,7 @@ from pretrain.intake.names import (
 from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 
+INSIDE = "inside a class folder (--layout user-class reads these)"
 LEVELS = {"class": 1, "user-class": 2, "flat": 0}  # folders between a split and its pictures
 
 
@@ -71,17 +72,11 @@ class Walk:
         """Whether a picture lies in it, not in a folder inside it."""
         return any(not _is_folder(e) and not self._reason(e) for e in _entries(folder))
 
-    def skip_files(self, folder: Path, why: str) -> None:
-        """Skips all files in a folder."""
+    def skip(self, folder: Path, why: str, *, folders: bool = False) -> None:
+        """Skips all files in a folder, or all folders."""
         for entry in _entries(folder):
-            if not _is_folder(entry):
-                self._skip(Path(entry), self._by_system(entry.name) or why)
-
-    def skip_folders(self, folder: Path, why: str) -> None:
-        """Skips all folders in a folder."""
-        for entry in _entries(folder):
-            if _is_folder(entry):
-                self._skip(Path(entry), self._by_system(entry.name) or why, folder=True)
+            if _is_folder(entry) == folders:
+                self._skip(Path(entry), self._by_system(entry.name) or why, folder=folders)
 
     def _is_new(self, folder: Path) -> bool:
         """Whether a folder is to be read."""
@@ -111,7 +106,7 @@ class Walk:
         suffix = suffix_of(entry.name)
         if suffix and suffix not in suffixes():
             return "no picture by its suffix"
-        if not _is_file(entry) and not (entry.is_symlink() and not os.path.exists(entry)):
+        if not os.path.isfile(entry) and not (entry.is_symlink() and not os.path.exists(entry)):
             return "no regular file"
         if not suffix and not kind_of(start_of(Path(entry), HEAD)):
             return "no picture by its first bytes"
@@ -131,17 +126,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # links in a circle
-        return False
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        return False
+    """Whether it is one; links in a circle are none."""
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
 
 
 def _identity(path: Path) -> Identity:
@@ -239,7 +225,7 @@ def _roots(walk: Walk, reading: Reading) -> list[tuple[Path, str]]:
             f"{path} must hold folders of splits only, or none (or pass --layout, which takes all "
             f"as classes or users), got {first.name} beside {others[0]}"
         )
-    walk.skip_files(path, "not in the folder of a split")
+    walk.skip(path, "not in the folder of a split")
     places: dict[str, Path] = {}
     for folder, split in named.items():
         if split in places:
@@ -258,12 +244,12 @@ def _class_folders(walk: Walk, root: Path, layout: Layout) -> list[tuple[Path, s
     if layout == "flat":
         return []
     if layout == "class":
-        walk.skip_files(root, "not in a class folder")
+        walk.skip(root, "not in a class folder")
         return [(folder, _name(folder), None) for folder in walk.folders(root)]
-    walk.skip_files(root, "not in a user's folder")
+    walk.skip(root, "not in a user's folder")
     users = walk.folders(root)
     for user in users:
-        walk.skip_files(user, "not in a class folder")
+        walk.skip(user, "not in a class folder")
     return [(folder, _name(folder), _name(user)) for user in users for folder in walk.folders(user)]
 
 
@@ -284,7 +270,7 @@ def _pictures(
     for folder, name, user in sorted(
         found, key=lambda f: (f[0].parent, place[spelled[f[1]]], f[0])
     ):
-        walk.skip_folders(folder, "inside a class folder (--layout user-class reads these)")
+        walk.skip(folder, INSIDE, folders=True)
         for file in walk.pictures(folder):
             yield file, spelled[name], user
 

@@ -18,7 +18,8 @@ from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader, found_file, picture_bytes
-from pretrain.intake.names import canonical_name, split_named
+from pretrain.intake.names import split_named
+from pretrain.intake.parquet import class_names, numbers
 from pretrain.intake.reading import Reading
 from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
 
@@ -42,8 +43,10 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
     table, parts = Table(str(path), reading), []
     outside = array("b")  # whether a row's picture is a file
     for split, part in _splits(path, reading, saved=saved).items():
-        columns = _columns(table, part.features)
-        looked = _numbers(part, columns) if table.seeks_label else []
+        schema = part.features.arrow_schema
+        columns = _columns(table, part.features, schema)
+        looked = numbers(schema, columns) if table.seeks_label else []
+        table.declare(class_names(schema, columns["label"]), f"split {split}")
         pictures = _pictures(part, columns, looked)
         parts.append((pictures.select_columns([columns["path"]]), columns["path"]))
         try:
@@ -96,12 +99,12 @@ def _asked(path: Path, found: Iterable[str], reading: Reading) -> list[str]:
     return asked
 
 
-def _columns(table: Table, kinds: Any) -> dict[str, str]:
+def _columns(table: Table, kinds: Any, schema: Any) -> dict[str, str]:
     """The column of every part of a row, of columns of these kinds."""
     import datasets
 
     images = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    classes = [name for name, kind in kinds.items() if _class_names(kind)]
+    classes = [name for name in kinds if class_names(schema, name)]
     return table.choose(list(kinds), path=("image", *images, "path"), label=("label", *classes))
 
 
@@ -113,19 +116,6 @@ def _pictures(part: Any, columns: dict[str, str], more: list[str]) -> Any:
     return part.select_columns(chosen).cast_column(columns["path"], datasets.Image(decode=False))
 
 
-def _class_names(kind: Any) -> tuple[str, ...]:
-    """Classes that a feature declares, or the feature of a list's elements."""
-    names = getattr(kind, "names", None) or getattr(getattr(kind, "feature", None), "names", None)
-    return tuple(map(canonical_name, names or ()))
-
-
-def _numbers(part: Any, columns: dict[str, str]) -> list[str]:
-    """Columns of numbers that are nothing else."""
-    kinds = {name: str(getattr(kind, "dtype", "")) for name, kind in part.features.items()}
-    known = [name for name, kind in kinds.items() if kind.startswith(("int", "uint", "fl", "bool"))]
-    return [name for name in known if name not in columns.values()]
-
-
 def _fill(
     table: Table,
     part: Any,
@@ -134,8 +124,6 @@ def _fill(
     looked: list[str],
 ) -> Iterator[bool]:
     """Appends the rows of one split, without their pictures; yields whether those are files."""
-    declared = _class_names(part.features[columns["label"]]) if columns["label"] else ()
-    table.declare(declared, f"split {split}")
     given = [name for name in ("label", "user", "split") if columns[name]]
     first = len(table.names)
     for block in part.with_format("arrow").iter(BLOCK):
@@ -148,8 +136,7 @@ def _fill(
             table.add(path or f"{split or 'row'} {len(table.names) - first}", **row)
             yield bool(path and none)
         for name in looked:
-            for value in block.column(name).unique().to_pylist():
-                table.flags.note(name, value)
+            table.flags.note(name, block.column(name).to_pylist())
 
 
 def _reader(path: Path, parts: list[tuple[Any, str]]) -> Any:

@@ -8,7 +8,7 @@ import contextlib
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import found_file, matching_files, picture_bytes
 from pretrain.intake.names import canonical_name
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Flags, Table
+from pretrain.intake.table import Table
 
 IMAGE_COLUMNS = ("image", "img", "path", "bytes", "file_name")
 BATCH = 64  # rows decoded at a time
@@ -40,13 +40,13 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
     table = Table(pattern, reading)
     files = [_File(path, table) for path in matching_files(pattern)]
     for file in files:
-        table.declare(file.class_names(), str(file.path))
+        table.declare(class_names(file.schema, file.columns["label"]), str(file.path))
         parts = [part for part in ("label", "user", "split") if file.columns[part]]
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        if table.seeks_label:
-            file.note(table.flags)
+        for column in numbers(file.schema, file.columns) if table.seeks_label else ():
+            table.flags.note(column, file.values(column))
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
@@ -106,28 +106,25 @@ class _File:
             for each in held
         )
 
-    def note(self, flags: Flags) -> None:
-        """Notes the columns of numbers that are nothing else."""
-        from pyarrow import types
 
-        for column in self.schema:
-            known = types.is_boolean(column.type) or types.is_integer(column.type)
-            if (
-                known or types.is_floating(column.type)
-            ) and column.name not in self.columns.values():
-                with _opened(self.path) as opened:
-                    for value in opened.read(columns=[column.name]).column(0).unique().to_pylist():
-                        flags.note(column.name, value)
+def class_names(schema: Any, column: str) -> tuple[str, ...]:
+    """Classes that the metadata of the library `datasets` declare for a column, or its lists."""
+    try:
+        kept = parsed((schema.metadata or {})[b"huggingface"])
+        feature = kept["info"]["features"][column]
+        names = feature["names"] if "names" in feature else feature["feature"]["names"]
+        return tuple(map(canonical_name, names))
+    except (KeyError, ValueError, TypeError):
+        return ()
 
-    def class_names(self) -> tuple[str, ...]:
-        """Classes that Hugging Face's metadata of the file declare."""
-        try:
-            kept = parsed((self.schema.metadata or {})[b"huggingface"])
-            feature = kept["info"]["features"][self.columns["label"]]
-            names = feature["names"] if "names" in feature else feature["feature"]["names"]
-            return tuple(map(canonical_name, names))
-        except (KeyError, ValueError, TypeError):
-            return ()
+
+def numbers(schema: Any, columns: Mapping[str, str]) -> list[str]:
+    """Columns of numbers that are none of the given ones."""
+    from pyarrow import types
+
+    tests = (types.is_boolean, types.is_integer, types.is_floating)
+    found = [each.name for each in schema if any(test(each.type) for test in tests)]
+    return [name for name in found if name not in columns.values()]
 
 
 @contextlib.contextmanager

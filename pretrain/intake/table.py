@@ -59,11 +59,12 @@ class Flags:
     def __init__(self) -> None:
         self.columns: dict[str, bool] = {}  # name -> whether it holds 0 and 1 only
 
-    def note(self, column: str, value: Any) -> None:
-        """Notes a cell."""
+    def note(self, column: str, values: Iterable[Any]) -> None:
+        """Notes some cells of a column."""
         if self.columns.setdefault(column, True):
-            word = str("" if value is None else value).strip().casefold()
-            self.columns[column] = word in FLAGS or word in UNKNOWN
+            words = {str("" if value is None else value) for value in values}
+            known = {*FLAGS, *UNKNOWN}
+            self.columns[column] = all(word.strip().casefold() in known for word in words)
 
     def refuse(self, where: str) -> None:
         """Raises ValueError if there are several such columns, which cannot be one label."""

@@ -56,7 +56,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
                 column = columns.setdefault(name, [])
                 column += [""] * (len(table.names) - len(column))
                 column.append(as_cell(value) if _is_wanted(name, reading) else "")
-                table.flags.note(name, value)
+                table.flags.note(name, (value,))
             name, offset, size = sample.picture
             for held, value in zip(places, (number, offset, size), strict=True):
                 held.append(value)

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from pretrain import build_encoder
-from pretrain.convert import from_variables, variable_map
-from pretrain.simclr_v2 import build_simclr_v2
+from pretrain.simclr_v2 import build_simclr_v2, from_variables, variable_map
 
 
 def variable_shapes(arch: str) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from pretrain.recipes import AugmentConfig, SimCLRConfig
 from pretrain.resnet import SmallResNet, initialise
 
 CHECKPOINT = "checkpoint.pt"
+KEPT = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
 
 
 def world_size() -> int:
@@ -196,7 +197,11 @@ class _Run:
         """
         if not path.exists():
             return
-        state = read_checkpoint(path)
+        try:  # tensors and plain values, no pickled code
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = {key: state[key] for key in KEPT}
+        except Exception as error:  # a damaged file fails in the zip or in the unpickler
+            raise ValueError(f"{path} must be a SimCLR checkpoint, got: {error}") from error
         found = json.loads(state["config"])
         wanted = json.loads(json.dumps(asdict(self.config)))
         if new_horizon:
@@ -209,22 +214,6 @@ class _Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.losses, self.history = state["step"], state["losses"], state["history"]
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a training checkpoint: tensors and plain values, no pickled code.
-
-    Raises:
-        ValueError: damaged or something else.
-    """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return {key: state[key] for key in _CHECKPOINT_KEYS}
-    except Exception as error:  # a damaged file fails in the zip or in the unpickler
-        raise ValueError(f"{path} must be a SimCLR checkpoint, got: {error}") from error
-
-
-_CHECKPOINT_KEYS = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
 
 
 def build_optimizer(

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pretrain import check
-from pretrain.cli.output import new_file
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.weights import COUNT, fit_weights, load_weights, read_weights
 from pretrain.preprocess import Size
@@ -263,9 +261,3 @@ def read_tensorflow(path: Path) -> dict[str, np.ndarray]:
         return {name: reader.get_tensor(name) for name in names}
     except Exception as error:  # TensorFlow raises errors of its own
         raise ValueError(f"{path} must be a TensorFlow checkpoint, got: {error}") from error
-
-
-def save_network(network: SimCLRv2, path: Path, arch: str) -> None:
-    """Writes the converted weights as safetensors, whole or not at all."""
-    with new_file(path) as partial:
-        save_file(network.state_dict(), partial, {"arch": arch})

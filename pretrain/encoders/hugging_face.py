@@ -22,7 +22,7 @@ from pretrain import check
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.hub import hub, quiet
 from pretrain.encoders.weights import below, prefix_of, read_weights
-from pretrain.preprocess import Preprocess, Size
+from pretrain.preprocess import Preprocess, Size, pair
 
 POOLED, CLASS_TOKEN, MEAN = "pooled output", "class token", "mean"
 COSMETIC = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
@@ -161,9 +161,11 @@ class HuggingFaceEncoder(Encoder):
         if "interpolate_pos_encoding" in takes:  # other sizes than it was trained with
             self.options = {"interpolate_pos_encoding": True}
         self.eval()
-        picture = _picture(self.preprocess.image_size or getattr(model.config, "image_size", 224))
+        height, width = pair(self.preprocess.image_size or getattr(model.config, "image_size", 224))
+        picture = torch.linspace(0, 1, 3 * height * width).view(1, 3, height, width)
         with torch.inference_mode():
-            self.pooling = pooling or _pooling(model, self._run(picture))
+            pooled = getattr(self._run(picture), "pooler_output", None) is not None
+            self.pooling = pooling or (POOLED if pooled else _unpooled(model))
             one, other = self(picture), self(picture)
         if one.ndim != 2 or not torch.equal(one, other):
             what = "random ones" if one.ndim == 2 else f"shape {tuple(one.shape)}"
@@ -275,11 +277,6 @@ def _loaded(
     )
 
 
-def _pooling(model: nn.Module, out: Any) -> str:
-    """The output of a model that is the embedding."""
-    return POOLED if getattr(out, "pooler_output", None) is not None else _unpooled(model)
-
-
 def _unpooled(model: nn.Module) -> str:
     tokens = ("cls_token", "class_embedding")
     named = any(name.rpartition(".")[2] in tokens for name, _ in model.named_parameters())
@@ -306,11 +303,6 @@ def _check(model: nn.Module, report: dict[str, Any], where: str) -> bool:
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{where}: {name} must be finite, got NaN or infinite weights")
     return bool(missing)
-
-
-def _picture(size: Any) -> Tensor:
-    shape = (size, size) if isinstance(size, int) else tuple(size)
-    return torch.linspace(0, 1, 3 * shape[0] * shape[1]).view(1, 3, *shape)
 
 
 def _library() -> Any:

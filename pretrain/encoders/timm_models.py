@@ -17,7 +17,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain import check
-from pretrain.encoders.base import Encoder, read_size
+from pretrain.encoders.base import Encoder
 from pretrain.encoders.composed import within
 from pretrain.encoders.hub import hub
 from pretrain.encoders.weights import CLASSIFIERS, below, fit_weights, read_weights, without_heads
@@ -75,7 +75,8 @@ class TimmEncoder(Encoder):
     @classmethod
     def rebuild(cls, architecture: dict[str, Any]) -> "TimmEncoder":
         """The network that `architecture` described, untrained."""
-        return cls(architecture["name"], read_size(architecture))
+        size = architecture["image_size"]
+        return cls(architecture["name"], (size[0], size[1]) if isinstance(size, list) else size)
 
     def architecture(self) -> dict[str, Any]:
         """Its name, and the size of its input where it is another than the name says."""

@@ -15,7 +15,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -141,21 +141,6 @@ def covering(height: int, width: int, size: Size) -> tuple[int, int]:
     return max(rows, round(height * scale)), max(columns, round(width * scale))
 
 
-def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) -> np.ndarray:
-    """Stacks images of one size, (b, h, w, 3).
-
-    Raises:
-        ValueError: naming the first row whose size differs.
-    """
-    for row, image in zip(rows, images, strict=True):
-        if image.shape != images[0].shape:
-            raise ValueError(
-                f"{where}: all images must have one size, got {image.shape[:2]} at row {row} "
-                f"and {images[0].shape[:2]} at row {rows[0]}"
-            )
-    return np.stack(images)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
     """Encoded pictures; a call decodes some rows."""
@@ -187,4 +172,10 @@ class Pictures:
             )
             for row, data in zip(rows.tolist(), self.fetch(rows), strict=True)
         ]
-        return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if image.shape != images[0].shape:
+                raise ValueError(
+                    f"{self.source} (or pass --resize): all images must have one size, got "
+                    f"{image.shape[:2]} at row {row} and {images[0].shape[:2]} at row {rows[0]}"
+                )
+        return np.stack(images)

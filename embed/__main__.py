@@ -3,20 +3,20 @@
 import sys
 
 from pretrain.cli.command import run_command
-from pretrain.cli.menu import Entry, Menu
+from pretrain.cli.menu import Menu
 
 MENU = Menu(
     name="embed",
     words="Embeddings: extraction, import, public transform, plots.",
-    entries=(
-        Entry("run", "embed.run:Run"),
-        Entry("concat", "embed.concat:Concat"),
-        Entry("exclude", "embed.run:Exclude"),
-        Entry("hold-out", "embed.hold_out:HoldOut"),
-        Entry("fit-transform", "embed.run:FitTransform"),
-        Entry("import-reference", "embed.reference:ImportReference"),
-        Entry("plot", "embed.plot:Plot"),
-    ),
+    commands={
+        "run": "embed.run:Run",
+        "concat": "embed.concat:Concat",
+        "exclude": "embed.run:Exclude",
+        "hold-out": "embed.hold_out:HoldOut",
+        "fit-transform": "embed.run:FitTransform",
+        "import-reference": "embed.reference:ImportReference",
+        "plot": "embed.plot:Plot",
+    },
 )
 
 

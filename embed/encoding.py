@@ -117,10 +117,10 @@ class Encoding:
             ValueError: fewer than two, rows that are joined already, of pictures that were brought
                 to several sizes before, or inverted in part.
         """
-        from pretrain.encoders.concat import PREFIX, Part, hash_of_parts, joined
+        from pretrain.encoders.composed import JOINED, Part, hash_of_parts, joined
 
         invert = parts[0].preprocess.invert if parts else False
-        single = [part for part in parts if not part.encoder.startswith(PREFIX)]
+        single = [part for part in parts if not part.encoder.startswith(JOINED)]
         if len(single) < 2 or len(single) < len(parts):
             raise ValueError(f"sets must be two of one encoder each, or more, got {len(single)}")
         if any(part.preprocess.invert != invert for part in parts):

@@ -27,10 +27,10 @@ from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_form
 from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
-from pretrain.cli.progress import Progress
+from pretrain.cli.waiting import Progress
 from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.concat import Concat
+from pretrain.encoders.composed import Concat
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized

@@ -103,7 +103,7 @@ class Sources:
         vectors = name_vectors(named, knowledge.text_encoder)
         held, made = None, public.encoding
         if made is not None:
-            from pretrain.encoders.classifier import classifier_of
+            from pretrain.encoders.timm_models import classifier_of
 
             held = classifier_of(made.encoder, made.weights)
         if held is None or held[1].shape[1] != public.dim:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-import pretrain.surroundings
-import pretrain.torchvision_ops  # noqa: F401  (before anything imports torchvision)
+import pretrain.surroundings  # noqa: F401  (before anything imports other libraries)
 from pretrain.public import public_names
 
 if TYPE_CHECKING:

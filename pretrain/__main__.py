@@ -5,16 +5,16 @@ import sys
 import tyro
 
 from pretrain.cli.command import run_command
-from pretrain.cli.menu import Entry, Menu
+from pretrain.cli.menu import Menu
 
 MENU = Menu(
     name="pretrain",
     words="Public encoders: pretraining without labels, conversion, probes.",
-    entries=(
-        Entry("simclr", "pretrain.commands:Simclr"),
-        Entry("convert", "pretrain.commands:Convert"),
-        Entry("probe", "pretrain.commands:Probe"),
-    ),
+    commands={
+        "simclr": "pretrain.commands:Simclr",
+        "convert": "pretrain.commands:Convert",
+        "probe": "pretrain.commands:Probe",
+    },
     markers=(tyro.conf.OmitSubcommandPrefixes,),
 )
 

@@ -178,11 +178,12 @@ class Convert:
 
     def run(self) -> Path:
         """Reads, checks every variable, writes."""
-        from pretrain import convert
+        from pretrain import simclr_v2
         from pretrain.encoder import encoder_hash
+        from pretrain.tensor_file import write_tensors
 
         out = output_directory(self.out, "convert", self.checkpoint, overwrite=self.overwrite)
-        network = convert.from_variables(self.arch, convert.read_tensorflow(self.checkpoint))
+        network = simclr_v2.from_variables(self.arch, simclr_v2.read_tensorflow(self.checkpoint))
         report = {
             "command": "convert",
             "arch": self.arch,
@@ -192,7 +193,8 @@ class Convert:
             "versions": versions(*LIBRARIES),
         }
         with new_directory(out, overwrite=self.overwrite) as directory:
-            convert.save_network(network, directory / "weights.safetensors", self.arch)
+            tensors = network.state_dict()
+            write_tensors(directory / "weights.safetensors", tensors, {"arch": self.arch})
             write_json(directory / "report.json", report)
         print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
         return out

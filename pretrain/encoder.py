@@ -14,10 +14,17 @@ from torch import nn
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
-from pretrain.encoders import concat
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.concat import Concat, hash_of_parts, joined, parts_of
-from pretrain.encoders.mirrored import PREFIX, Mirrored, within
+from pretrain.encoders.composed import (
+    JOINED,
+    MIRRORED,
+    Concat,
+    Mirrored,
+    hash_of_parts,
+    joined,
+    parts_of,
+    within,
+)
 from pretrain.encoders.weights import load_weights
 from pretrain.preprocess import Preprocess, Size
 from pretrain.tensor_file import read_tensors, write_tensors
@@ -25,8 +32,8 @@ from pretrain.tensor_file import read_tensors, write_tensors
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
     *("timm:NAME", "hf:NAME", "hf:DIR", "simclrv2:NAME"),
-    *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{PREFIX}any of these"),
-    f"{concat.PREFIX}several of them joined by +",
+    *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{MIRRORED}any of these"),
+    f"{JOINED}several of them joined by +",
 )
 
 
@@ -45,7 +52,7 @@ def build_encoder(
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
             with torchvision's names), FILE#KEY for the network below a key or prefix, "random" for
             an untrained network, "hub" to download the weights of the name, for timm "package" for
-            those on the package index. Of several encoders: see `concat.parts_of`.
+            those on the package index. Of several encoders: see `parts_of`.
         seed: seed of random weights.
         image_size: pixels of the input, for networks that are built for one size; None: the size
             that the name implies.
@@ -56,7 +63,7 @@ def build_encoder(
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
-    if name.startswith(concat.PREFIX):
+    if name.startswith(JOINED):
         check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
         parts = parts_of(name, weights, BUILDERS)
         pairs = []
@@ -64,11 +71,11 @@ def build_encoder(
             found = build_encoder(part, weights=own, seed=seed, image_size=size)
             pairs.append((found, found.prepared_for(size)))
         return Concat(pairs).eval()
-    if name.startswith(PREFIX + concat.PREFIX):
+    if name.startswith(MIRRORED + JOINED):
         raise ValueError(
             f"encoder must be concat:mirrored:A+B, not mirrored as a whole, got {name}"
         )
-    if name.startswith(PREFIX):
+    if name.startswith(MIRRORED):
         inner = build_encoder(within(name), weights=weights, seed=seed, image_size=image_size)
         return Mirrored(inner).eval()
     kind, _, rest = name.partition(":")
@@ -96,7 +103,7 @@ def origin(name: str, weights: str | None) -> str:
         "shipped", "package", "hub", "random" or "file NAME", its directory left out; of several
         encoders joined by +.
     """
-    if name.startswith(concat.PREFIX):
+    if name.startswith(JOINED):
         return "+".join(
             origin(part.name, part.weights) for part in parts_of(name, weights, BUILDERS)
         )
@@ -112,11 +119,11 @@ def origin(name: str, weights: str | None) -> str:
 
 def without_directory(name: str) -> str:
     """Name of an encoder for files that others read: a path is reduced to its last part."""
-    if name.startswith(concat.PREFIX):
+    if name.startswith(JOINED):
         parts = parts_of(name, None, ())
         return joined([part._replace(name=without_directory(part.name)) for part in parts])
-    if name.startswith(PREFIX):
-        return PREFIX + without_directory(within(name))
+    if name.startswith(MIRRORED):
+        return MIRRORED + without_directory(within(name))
     kind, colon, rest = name.partition(":")
     if colon and kind in BUILDERS:
         return f"{kind}:{Path(rest).name}" if Path(rest).exists() else name
@@ -216,7 +223,7 @@ BUILDERS: dict[str, Callable[[str, str | None, Size | None], Encoder]] = {
     "timm": _of("encoders.timm_models", "build_timm"),
     "hf": _of("encoders.hugging_face", "build_hugging_face"),
     "simclrv2": _of("simclr_v2", "build_simclr_v2"),
-    "resnet50-v1": _of("resnet50_v1", "build_resnet50_v1"),
+    "resnet50-v1": _of("encoders.timm_models", "build_resnet50_v1"),
 }
 ARCHITECTURES: dict[str, Callable[[dict[str, Any]], Encoder]] = {
     "small-resnet": _of("resnet", "SmallResNet.rebuild"),

@@ -3,12 +3,9 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from inspect import signature
-from os import PathLike, fspath
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -67,8 +64,7 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
     """Function that runs a command and returns what it wrote.
 
     Its arguments are the command's fields. Options of a group may also be given by themselves, as
-    they are typed: `epsilon=1.0` for `privacy=Privacy(1.0, 1e-5)`. Text stands for a path, a list
-    for a tuple.
+    they are typed: `epsilon=1.0` for `privacy=Privacy(1.0, 1e-5)`. Text stands for a path.
 
     Args:
         name: of the function.
@@ -78,76 +74,51 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
         TypeError: from the function, in one line: an option that is missing or unknown.
         ValueError: as well: none of the words that an option may be.
     """
+    shown = signature(command)
 
     def run(*arguments: P.args, **options: P.kwargs) -> R_co:
-        return _made(name, command, arguments, dict(options)).run()
+        given = _grouped(command, dict(options))
+        try:
+            named = shown.bind(*arguments, **given).arguments
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}; help({name}) names all") from error
+        build: Any = command
+        return build(**_converted(command, named)).run()
 
     run.__name__ = run.__qualname__ = name
     run.__doc__, run.__module__ = command.__doc__, command.__module__
     returned = signature(getattr(command, "run")).return_annotation  # noqa: B009
-    shown = signature(command).replace(return_annotation=returned)
-    run.__signature__ = shown  # pyright: ignore[reportFunctionMemberAccess]
+    typed = shown.replace(return_annotation=returned)
+    run.__signature__ = typed  # pyright: ignore[reportFunctionMemberAccess]
     return run
 
 
-def _made(name: str, command: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    hints = _hints(command)
-    groups: dict[str, Any] = {field: hints[field] for field in hints if is_dataclass(hints[field])}
-    known = {each.name for each in fields(command)}
-    for field, group in groups.items():
-        own = {each.name for each in fields(group)} - known
-        if given := {word: options.pop(word) for word in own & options.keys()}:
-            whole = options.get(field, _default(command, field))
-            options[field] = replace(whole, **_converted(group, given))
-    if unknown := options.keys() - known:
-        known |= {each.name for group in groups.values() for each in fields(group)}
-        wrong = min(unknown)
-        near = "".join(f", perhaps {word}" for word in get_close_matches(wrong, known, 1))
-        raise TypeError(f"{name}() has no option {wrong!r}{near}; help({name}) names all")
-    try:
-        given = signature(command).bind(*arguments, **options).arguments
-    except TypeError as error:
-        raise TypeError(f"{name}(): {error}") from error
-    return command(**_converted(command, given))
+def _grouped(command: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of the command, those of its groups within them."""
+    hints, own = get_type_hints(command), {each.name: each for each in fields(command)}
+    for name, field in own.items():
+        if is_dataclass(group := hints[name]):
+            inner = {each.name for each in fields(group)} - own.keys()
+            if given := {word: options.pop(word) for word in inner & options.keys()}:
+                made = field.default_factory  # which every group has
+                whole = options[name] if name in options else made()  # pyright: ignore[reportCallIssue]
+                options[name] = replace(whole, **_converted(group, given))
+    return options
 
 
-def _converted(kind: type, given: dict[str, Any]) -> dict[str, Any]:
-    """Values with paths for text and tuples for lists where those are wanted.
+def _converted(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Values with paths for text where those are wanted.
 
     ValueError: text that is none of the words to choose from.
     """
-    made = {name: _as_declared(value, _hints(kind)[name]) for name, value in given.items()}
-    for name, value in made.items():
-        words = _words(kinds := _kinds(_hints(kind)[name]))
-        if words and isinstance(value, str) and str not in kinds:
-            check.one_of(words, **{name: value})
+    made, hints = dict(given), get_type_hints(kind)
+    for name, value in given.items():
+        hint = hints[name]
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        words = [w for kind in kinds if get_origin(kind) is Literal for w in get_args(kind)]
+        if isinstance(value, str) and str not in kinds and value not in words:
+            if Path in kinds:
+                made[name] = Path(value)
+            elif words:
+                check.one_of(words, **{name: value})
     return made
-
-
-def _as_declared(value: Any, hint: Any) -> Any:
-    kinds = _kinds(hint)
-    if isinstance(value, list | tuple):
-        of = next((get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple), Any)
-        return tuple(_as_declared(each, of) for each in value)
-    text = isinstance(value, str) and value not in _words(kinds)
-    if text and Path in kinds and str not in kinds:
-        return Path(value)
-    return fspath(value) if isinstance(value, PathLike) and Path not in kinds else value
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _words(kinds: tuple[Any, ...]) -> list[Any]:
-    return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _default(command: Any, field: str) -> Any:
-    (found,) = (each for each in fields(command) if each.name == field)
-    return found.default_factory() if callable(found.default_factory) else found.default

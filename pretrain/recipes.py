@@ -42,12 +42,9 @@ class ResNetConfig:
             raise ValueError(
                 f"architecture must be a small-resnet with fields {known}, got {fields}"
             )
-        return cls(
-            widths=tuple(fields["widths"]),
-            blocks=tuple(fields["blocks"]),
-            stem_stride=fields["stem_stride"],
-            pool=fields["pool"],
-        )
+        given: dict[str, Any] = {name: fields[name] for name in cls.__dataclass_fields__}
+        given |= {name: tuple(given[name]) for name in ("widths", "blocks")}
+        return cls(**given)
 
 
 @dataclass(frozen=True)

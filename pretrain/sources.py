@@ -1,6 +1,6 @@
 """Image sets by name: npz archives, tables, folders, shards, torchvision's sets, fed. EMNIST."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import SPLITS, TEST, TRAIN, ImageSet, check_labels, concatenate, decode_name
 from pretrain.intake.archive import open_npz
+from pretrain.intake.arrow import open_hugging_face, open_parquet
 from pretrain.intake.csv_file import open_csv
 from pretrain.intake.decode import squared
 from pretrain.intake.folder import open_images_folder
 from pretrain.intake.formats import refuse_unreadable, unreadable_suffixes
-from pretrain.intake.hugging_face import open_hugging_face
 from pretrain.intake.labels import against_rest, is_against_rest
-from pretrain.intake.parquet import open_parquet
 from pretrain.intake.reading import Reading
 from pretrain.intake.web_dataset import open_web_dataset
 from pretrain.preprocess import Size
@@ -152,7 +151,8 @@ def _torchvision(kind: str, root: Path, split: str, download: bool) -> ImageSet:
 def open_federated_emnist(path: Path, splits: Sequence[str] = ("train", "test")) -> ImageSet:
     """Opens federated EMNIST; a writer has the same user number in every split.
 
-    Strokes are dark on white, as the paper uses EMNIST: nothing is left to invert.
+    Strokes are dark on white, as the paper uses EMNIST: nothing is left to invert. Pixels are held
+    in memory, 784 bytes an image, as torchvision holds those of EMNIST.
 
     Args:
         path: a directory with `fed_emnist_train.h5` and `fed_emnist_test.h5`, or with LEAF's
@@ -162,99 +162,59 @@ def open_federated_emnist(path: Path, splits: Sequence[str] = ("train", "test"))
     Raises:
         ValueError: missing, damaged or mislabelled files, named.
     """
-    readers = []
+    writers, places, held = list[str](), list[str](), list[int]()
+    blocks, labels = list[np.ndarray](), list[np.ndarray]()
     for split in splits:
-        h5, leaf = path / f"fed_emnist_{split}.h5", path / split
-        if h5.is_file():
-            readers.append((_Hdf5(h5), split))
-        elif leaf.is_dir() and any(leaf.glob("*.json")):
-            readers.append((_Leaf(leaf), split))
-        else:
+        h5, leaf = path / f"fed_emnist_{split}.h5", sorted((path / split).glob("*.json"))
+        if not h5.is_file() and not leaf:
             raise ValueError(f"{path} must hold {h5.name} or {split}/*.json, got neither")
-    writers = sorted({w for reader, _ in readers for w in reader.writers})
-    numbers = {writer: number for number, writer in enumerate(writers)}
-    return concatenate(
-        [
-            _of_writer(reader, writer, SPLITS[split], numbers[writer])
-            for reader, split in readers
-            for writer in reader.writers
-        ]
-    )
+        for file, writer, x, y in _hdf5(h5) if h5.is_file() else _leaf(leaf):
+            place = f"{file}: writer {writer}"
+            check_labels(place, y, len(x), len(EMNIST_CLASSES))
+            if not (np.isfinite(x).all() and x.min() >= 0 and x.max() <= 1):
+                raise ValueError(f"{place}: pixels must be in [0, 1], got others")
+            blocks.append(np.rint(x * 255).astype(np.uint8).reshape(-1, EMNIST_SIDE, EMNIST_SIDE))
+            labels.append(y.astype(np.int64))
+            writers.append(writer)
+            places.append(place)
+            held.append(SPLITS[split])
+    counts, pixels = [len(each) for each in labels], np.concatenate(blocks)
+    starts, numbers = np.cumsum([0, *counts]), np.unique(writers, return_inverse=True)[1]
 
-
-def _of_writer(reader: "_Hdf5 | _Leaf", writer: str, split: int, number: int) -> ImageSet:
-    """Images of one writer; pixels are (n, 784) or (n, 28, 28) floats in [0, 1]."""
-    labels, place = reader.labels(writer), f"{reader.path}: writer {writer}"
-    check_labels(place, labels, len(labels), len(EMNIST_CLASSES))
-
-    def read(rows: np.ndarray) -> np.ndarray:
-        block = reader.pixels(writer)[rows].reshape(len(rows), EMNIST_SIDE, EMNIST_SIDE, 1)
-        if not (np.isfinite(block).all() and block.min() >= 0 and block.max() <= 1):
-            raise ValueError(f"{place}: pixels must be in [0, 1], got others")
-        return np.repeat(np.rint(block * 255).astype(np.uint8), 3, 3)
+    def where(row: int) -> str:
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{places[part]}, row {row - starts[part]}"
 
     return ImageSet(
         name="fed_emnist",
-        labels=labels.astype(np.int64),
-        split=np.full(len(labels), split, np.uint8),
+        labels=np.concatenate(labels),
+        split=np.repeat(np.array(held, np.uint8), counts),
         class_names=EMNIST_CLASSES,
-        users=np.full(len(labels), number),
-        read=read,
-        where=lambda row: f"{place}, row {row}",
+        users=np.repeat(numbers, counts),
+        read=lambda rows: np.repeat(pixels[rows][..., None], 3, 3),
+        where=where,
     )
 
 
-class _Hdf5:
-    """`examples/<writer>/pixels` (n, 28, 28) and `/label` (n,)."""
+Written = tuple[Path, str, np.ndarray, np.ndarray]  # file, writer, pixels in [0, 1], labels
 
-    def __init__(self, path: Path) -> None:
-        h5py = check.installed("h5py", f"reading {path}", extra="federated-emnist")
-        self.path = path
+
+def _hdf5(path: Path) -> Iterator[Written]:
+    """`examples/<writer>/pixels` (n, 28, 28) and `/label` (n,), by the names of the writers."""
+    h5py = check.installed("h5py", f"reading {path}", extra="federated-emnist")
+    try:
+        with h5py.File(path, "r") as file:
+            for writer, held in sorted(file["examples"].items()):
+                yield path, writer, np.asarray(held["pixels"]), np.asarray(held["label"])
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{path} must be a fed_emnist HDF5 file, got: {error}") from error
+
+
+def _leaf(files: Sequence[Path]) -> Iterator[Written]:
+    """`{"user_data": {writer: {"x": [[784 floats]], "y": [...]}}}` of every file."""
+    for file in files:
         try:
-            self._examples: Any = h5py.File(path, "r")["examples"]
-        except (OSError, KeyError) as error:
-            raise ValueError(f"{path} must be a fed_emnist HDF5 file, got: {error}") from error
-        self.writers = sorted(self._examples)
-
-    def labels(self, writer: str) -> np.ndarray:
-        return np.asarray(self._examples[writer]["label"])
-
-    def pixels(self, writer: str) -> np.ndarray:
-        return np.asarray(self._examples[writer]["pixels"])
-
-
-class _Leaf:
-    """`{"users": [...], "user_data": {writer: {"x": [[784 floats]], "y": [...]}}}` per file.
-
-    One file is held in memory at a time.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._held: tuple[Path | None, dict[str, Any]] = (None, {})
-        self._file_of: dict[str, Path] = {}
-        self._labels: dict[str, np.ndarray] = {}
-        for file in sorted(path.glob("*.json")):
-            for writer, data in self._load(file).items():
-                if len(data["x"]) != len(data["y"]):
-                    raise ValueError(
-                        f"{file}: {writer} must have one label for each of {len(data['x'])} "
-                        f"images, got {len(data['y'])}"
-                    )
-                self._file_of[writer], self._labels[writer] = file, np.asarray(data["y"])
-        self.writers = list(self._file_of)
-
-    def _load(self, file: Path) -> dict[str, Any]:
-        if self._held[0] != file:
-            try:
-                data = parsed(file.read_text("utf-8"))["user_data"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r}") from error
-            self._held = (file, data)
-        return self._held[1]
-
-    def labels(self, writer: str) -> np.ndarray:
-        return self._labels[writer]
-
-    def pixels(self, writer: str) -> np.ndarray:
-        return np.asarray(self._load(self._file_of[writer])[writer]["x"], np.float32)
+            for writer, held in parsed(file.read_text("utf-8"))["user_data"].items():
+                yield file, writer, np.asarray(held["x"], np.float32), np.asarray(held["y"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r}") from error

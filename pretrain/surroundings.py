@@ -1,14 +1,25 @@
-"""Environment that other libraries find: no telemetry, and a folder for their caches.
+"""What other libraries find: no telemetry, a folder for caches, torchvision with any torch.
 
-`pretrain` sets it before any of them is imported; processes that this one starts inherit it.
+`pretrain` sets it before any of them is imported; processes that this one starts inherit the first
+two.
+
+torchvision's wheel from the package index is built for CUDA; without the CUDA libraries its
+compiled ops do not load and `import torchvision` fails with "operator torchvision::nms does not
+exist". None of those ops is used here. Where they load, nothing is changed.
 """
 
 import atexit
 import contextlib
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 SILENCE = {"DO_NOT_TRACK": "1", "ORT_DISABLE_TELEMETRY": "1"}  # ONNX Runtime heeds its own alone
 
@@ -58,3 +69,55 @@ def _temporary() -> str:
 
 silence()
 provide_caches()
+
+
+if TYPE_CHECKING:
+    import torch
+
+SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def _ops_library() -> str | None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return None
+    found = sorted(Path(spec.origin).parent.glob("_C.*")) + sorted(
+        Path(spec.origin).parent.glob("_C*.so")
+    )
+    return str(found[0]) if found else None
+
+
+def _declare_missing() -> "torch.library.Library | None":
+    import torch
+
+    path = _ops_library()
+    if path is not None:
+        try:
+            torch.ops.load_library(path)
+        except OSError:
+            pass
+        else:
+            return None
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(name + SIGNATURE)
+    return library
+
+
+class _BeforeTorchvision(MetaPathFinder):
+    """Finder that finds nothing: before the first import of torchvision it declares missing ops."""
+
+    library: "torch.library.Library | None" = None  # held: once collected, the declared ops vanish
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if fullname == "torchvision" and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.library = _declare_missing()
+
+
+_before = _BeforeTorchvision()
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, _before)

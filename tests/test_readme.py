@@ -27,8 +27,8 @@ PAGES = [
 ]
 MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
-FEDERATION = [entry.name for entry in menu.FEDERATION.entries]
-SIMULATION = [entry.name for entry in menu.MENU.entries if entry.name != "demo"]
+FEDERATION = list(menu.FEDERATION.commands)
+SIMULATION = [name for name in menu.MENU.commands if name != "demo"]
 OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -8,66 +8,70 @@ from importlib.metadata import version
 
 from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
-from pretrain.cli.command import Command, run_command
-from pretrain.cli.menu import Entry, Menu
-from pretrain.cli.terminal import replace_missing
+from pretrain.cli.command import Command, replace_missing, run_command
+from pretrain.cli.menu import Menu
 
 PROGRAM = "blind-averaging"
 _FOLDER = "train_distributed.commands"
-_DEMO = Entry("demo", f"{_FOLDER}.demo:Demo")
+_DEMO = f"{_FOLDER}.demo:Demo"
 FEDERATION = Menu(
     name="federation",
     words="A federation of real parties: keys, set-up, sessions, state.",
-    entries=(
-        Entry("join", f"{_FOLDER}.federation:Join"),
-        Entry("init", f"{_FOLDER}.federation:Init"),
-        Entry("start", f"{_FOLDER}.federation:Start"),
-        Entry("status", f"{_FOLDER}.federation:Status"),
-        Entry("renew", f"{_FOLDER}.federation:Renew"),
-        Entry("window", f"{_FOLDER}.federation.collecting:MakeWindow"),
-        Entry("invite", f"{_FOLDER}.federation.aggregating:Invite"),
-        Entry("aggregator", f"{_FOLDER}.federation.aggregating:Aggregate"),
-        Entry("report", f"{_FOLDER}.federation.reporting:Report"),
-        Entry("collect", f"{_FOLDER}.federation.collecting:Collect"),
-    ),
+    commands={
+        "join": f"{_FOLDER}.federation:Join",
+        "init": f"{_FOLDER}.federation:Init",
+        "start": f"{_FOLDER}.federation:Start",
+        "status": f"{_FOLDER}.federation:Status",
+        "renew": f"{_FOLDER}.federation:Renew",
+        "window": f"{_FOLDER}.federation.collecting:MakeWindow",
+        "invite": f"{_FOLDER}.federation.aggregating:Invite",
+        "aggregator": f"{_FOLDER}.federation.aggregating:Aggregate",
+        "report": f"{_FOLDER}.federation.reporting:Report",
+        "collect": f"{_FOLDER}.federation.collecting:Collect",
+    },
 )
 LEDGER = Menu(
     name="ledger",
     words="What is spent on private rows: show it, reserve, note as spent, limit, merge.",
-    entries=(
-        Entry("show", f"{_FOLDER}.ledger:Show"),
-        Entry("reserve", f"{_FOLDER}.ledger:Reserve"),
-        Entry("spend", f"{_FOLDER}.ledger:Spend"),
-        Entry("limit", f"{_FOLDER}.ledger:SetLimit"),
-        Entry("merge", f"{_FOLDER}.ledger:Merge"),
-    ),
+    commands={
+        "show": f"{_FOLDER}.ledger:Show",
+        "reserve": f"{_FOLDER}.ledger:Reserve",
+        "spend": f"{_FOLDER}.ledger:Spend",
+        "limit": f"{_FOLDER}.ledger:SetLimit",
+        "merge": f"{_FOLDER}.ledger:Merge",
+    },
 )
 MENU = Menu(
     name="train_distributed",
     words="All users: one private model, simulations, experiments, audits.",
-    entries=(
-        _DEMO,
-        Entry("run", f"{_FOLDER}.run:Run"),
-        Entry("predict", f"{_FOLDER}.predict:Predict"),
-        Entry("evaluate", f"{_FOLDER}.evaluate:Evaluate"),
-        Entry("export", f"{_FOLDER}.export:Export"),
-        Entry("card", f"{_FOLDER}.card:Card"),
-        Entry("sweep", f"{_FOLDER}.sweep:Sweep"),
-        Entry("plot", f"{_FOLDER}.sweep:Plot"),
-        Entry("rehearse", f"{_FOLDER}.rehearse:Rehearse"),
-        Entry("account", f"{_FOLDER}.account:Account"),
-        Entry("audit", f"{_FOLDER}.audit:Audit"),
-        Entry("protect", f"{_FOLDER}.protect:Protect"),
-        LEDGER,
-        FEDERATION,
-    ),
+    commands={
+        "demo": _DEMO,
+        "run": f"{_FOLDER}.run:Run",
+        "predict": f"{_FOLDER}.predict:Predict",
+        "evaluate": f"{_FOLDER}.evaluate:Evaluate",
+        "export": f"{_FOLDER}.export:Export",
+        "card": f"{_FOLDER}.card:Card",
+        "sweep": f"{_FOLDER}.sweep:Sweep",
+        "plot": f"{_FOLDER}.sweep:Plot",
+        "rehearse": f"{_FOLDER}.rehearse:Rehearse",
+        "account": f"{_FOLDER}.account:Account",
+        "audit": f"{_FOLDER}.audit:Audit",
+        "protect": f"{_FOLDER}.protect:Protect",
+        "ledger": LEDGER,
+        "federation": FEDERATION,
+    },
     default=_DEMO,
 )
 HEADS = "heads"  # a room that parses its own command
 ROOMS = Menu(
     name=PROGRAM,
     words="The commands of all rooms.",
-    entries=(*MENU.entries, PRETRAIN, EMBED, Entry(f"{HEADS} fit", "heads.__main__:Fit")),
+    commands={
+        **MENU.commands,
+        "pretrain": PRETRAIN,
+        "embed": EMBED,
+        f"{HEADS} fit": "heads.__main__:Fit",
+    },
     default=_DEMO,
 )
 
@@ -102,7 +106,7 @@ def _listing() -> str:
             "",
             *(f"  {name:{wide}}  {words}" for name, words in lines.items()),
             "",
-            f"Options of a command: {PROGRAM} COMMAND --help. Without a command: {_DEMO.name}.",
+            f"Options of a command: {PROGRAM} COMMAND --help. Without a command: demo.",
         ]
     )
 

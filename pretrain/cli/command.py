@@ -1,16 +1,22 @@
-"""Running a command: it ends with its result, or with one line that says what was wrong."""
+"""Running a command: it ends with its result, or with one line that says what was wrong.
 
+Ctrl-C, SIGTERM and the end of its terminal interrupt it. Characters that a terminal has not become
+words if they are Greek letters or signs, else their numbers.
+"""
+
+import codecs
 import contextlib
 import io
 import os
 import re
 import select
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Protocol
-
-from pretrain.cli.interrupts import listen
-from pretrain.cli.terminal import replace_missing
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 SPINS = 3000  # about a tenth of a millisecond
@@ -115,3 +121,77 @@ def _fail(message: str) -> int:
         message += " (set PYTHONUTF8=1: names of files are in UTF-8)"
     print(f"error: {message}", file=sys.stderr)
     return USAGE_ERROR
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def listen() -> None:
+    """Makes SIGTERM and SIGHUP end a command as Ctrl-C does; what is ignored stays ignored."""
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(stop) != signal.SIG_IGN:  # as `nohup` starts it
+            signal.signal(stop, _interrupt)
+
+
+@contextmanager
+def held() -> Iterator[Callable[[], bool]]:
+    """Lets interruptions wait until the block ends; yields a function that says if one has come.
+
+    They are not masked, since another thread would take them. Only the main thread is ever
+    interrupted: in others nothing is held.
+
+    Raises:
+        KeyboardInterrupt: at the end of a block that did not fail, if one has come.
+    """
+    came, before = list[int](), dict[signal.Signals, Callable[[int, FrameType | None], object]]()
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for stop in STOPS:
+                if callable(now := signal.getsignal(stop)):  # else it kills, or is ignored
+                    before[stop] = now
+                    signal.signal(stop, lambda number, _: came.append(number))
+        yield lambda: bool(came)
+    finally:
+        for stop, handler in reversed(before.items()):  # Ctrl-C last: it may end the loop
+            signal.signal(stop, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def after(done: str) -> Iterator[None]:
+    """Lets an interruption of the block say this in the place of "nothing was written"."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(done) from stop
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+HANDLER = "in-ascii"
+WORDS = {
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "Λ": "Lambda"},
+    **{"λ": "lambda", "μ": "mu", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi"},
+    **{"±": "+-", "−": "-", "–": "-", "—": "-", "×": "x", "·": ".", "…": "...", "²": "^2"},
+    **{"≤": "<=", "≥": ">=", "≠": "!=", "≈": "~", "√": "sqrt", "‖": "||", "’": "'"},
+}  # a class's name, such as é, keeps a spelling of its own: \xe9
+
+
+def replace_missing() -> None:
+    """Lets standard output and error replace what their encoding has not, instead of failing."""
+    codecs.register_error(HANDLER, _replaced)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one of another kind is somebody else's
+            with contextlib.suppress(io.UnsupportedOperation):
+                stream.reconfigure(errors=HANDLER)
+
+
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    words = (WORDS.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing)
+    return "".join(words), error.end

@@ -1,7 +1,7 @@
 """Commands by name; the module of a command is imported only when it is typed."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from inspect import get_annotations
@@ -15,30 +15,15 @@ from pretrain.cli.retired import refuse_retired
 OMIT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Name of a command, and the place of its dataclass.
+def load(home: str) -> type[Command]:
+    """The dataclass at `module:Class`, whose fields are the options of a command.
 
-    The module imports little: everything else is imported when the command runs.
+    Its module imports little: everything else is imported when the command runs.
     """
-
-    name: str
-    home: str  # module:Class
-
-    def load(self) -> type[Command]:
-        """The dataclass whose fields are the options."""
-        module, _, name = self.home.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        _hide_empty_defaults(found)
-        return found
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Name and first line of help."""
-        yield self.name, (self.load().__doc__ or "").splitlines()[0]
-
-    def kind(self) -> Any:
-        """Annotation that lets tyro combine this command with others."""
-        return Annotated[self.load(), tyro.conf.subcommand(self.name)]
+    module, _, name = home.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    _hide_empty_defaults(found)
+    return found
 
 
 @cache
@@ -64,12 +49,12 @@ def _default(label: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """Group of commands and of further groups."""
+    """Commands, each by the place `module:Class` of its dataclass, and further groups of them."""
 
     name: str
     words: str
-    entries: tuple["Entry | Menu", ...]
-    default: Entry | None = None  # runs if no command is typed
+    commands: Mapping[str, "str | Menu"]
+    default: str = ""  # place of the command that runs if none is typed
     markers: tuple[Any, ...] = OMIT  # tyro's configuration
 
     def parse(self, arguments: list[str], prog: str) -> Command:
@@ -82,27 +67,31 @@ class Menu:
         Raises:
             SystemExit: after help (0), or for a wrong command or option (2).
         """
-        own = self.default is not None  # the program's own menu, whose name nobody types
+        own = self.default != ""  # the program's own menu, whose name nobody types
         refuse_retired(" ".join((() if own else (self.name,)) + (*arguments[:1],)), arguments[1:])
-        for entry in self.entries:
-            if arguments[:1] == [entry.name]:
-                rest, called = arguments[1:], f"{prog} {entry.name}"
-                if isinstance(entry, Menu):
-                    return entry.parse(rest, called)
-                return tyro.cli(entry.load(), args=rest, prog=called, config=self.markers)
-        started: dict[str, Any] = {} if self.default is None else {"default": self.default.load()()}
+        if arguments and (found := self.commands.get(arguments[0])):
+            rest, called = arguments[1:], f"{prog} {arguments[0]}"
+            if isinstance(found, Menu):
+                return found.parse(rest, called)
+            return tyro.cli(load(found), args=rest, prog=called, config=self.markers)
+        started: dict[str, Any] = {"default": load(self.default)()} if own else {}
         return tyro.cli(self.union(), args=arguments, prog=prog, config=self.markers, **started)
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Full name and first line of help of every command in this group."""
-        for entry in self.entries:
-            for name, words in entry.lines():
-                yield name if isinstance(entry, Entry) else f"{entry.name} {name}", words
+        for name, found in self.commands.items():
+            if isinstance(found, Menu):
+                yield from ((f"{name} {inner}", words) for inner, words in found.lines())
+            else:
+                yield name, (load(found).__doc__ or "").splitlines()[0]
 
     def union(self) -> Any:
-        """Union of all entries for tyro, which lists them and corrects a misspelt name."""
-        return Union[tuple(entry.kind() for entry in self.entries)]  # noqa: UP007
-
-    def kind(self) -> Any:
-        """Annotation that lets tyro combine this group with others."""
-        return Annotated[self.union(), tyro.conf.subcommand(self.name, description=self.words)]
+        """Union of all commands for tyro, which lists them and corrects a misspelt name."""
+        kinds = []
+        for name, found in self.commands.items():
+            if isinstance(found, Menu):
+                kind, about = found.union(), tyro.conf.subcommand(name, description=found.words)
+            else:
+                kind, about = load(found), tyro.conf.subcommand(name)
+            kinds.append(Annotated[kind, about])
+        return Union[tuple(kinds)]  # noqa: UP007

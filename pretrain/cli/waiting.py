@@ -1,4 +1,4 @@
-"""Notices of a wait: for whom and why, soon, when the reason changes, and every 30 seconds."""
+"""Notices of waits and of long work, soon or on a terminal at once, then every 30 seconds."""
 
 import contextlib
 import fcntl
@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
-FIRST, EVERY = 1.0, 30.0  # seconds until the first line, and between two with the same reason
+FIRST, EVERY = 1.0, 30.0  # seconds until the first line of a wait, and between two
 
 
 def to_terminal(line: str) -> None:
@@ -97,3 +97,68 @@ def lock(file: int, kind: int, what: str) -> None:
     except BlockingIOError:
         with Waiting(f"another command, which has {what}", "one at a time may use it"):
             fcntl.flock(file, kind)
+
+
+class Progress:
+    """A context in which finished pieces are counted.
+
+    A terminal shows tqdm's bar. Elsewhere a line is written every 30 seconds, and at the end if
+    there was one before: `embedded 12,288 of 100,000, 35/s, 41 min left`.
+    """
+
+    def __init__(self, total: int, done: str, unit: str = "image") -> None:
+        """Begins to count.
+
+        Args:
+            total: number of pieces.
+            done: participle for finished pieces, such as "embedded".
+            unit: name of a piece, for the bar.
+        """
+        self.total, self.done, self.unit, self.count = total, done, unit, 0
+        self.started = self.written = time.monotonic()
+        self.bar: Any = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.total, unit=self.unit, file=sys.stderr, smoothing=0.05)
+        return self
+
+    def update(self, pieces: int) -> None:
+        """Counts more finished pieces."""
+        self.count += pieces
+        if self.bar is not None:
+            self.bar.update(pieces)
+        elif time.monotonic() - self.written >= EVERY:
+            self._write()
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        elif self.written > self.started and error[0] is None:
+            self._write()
+
+    def _write(self) -> None:
+        self.written = time.monotonic()
+        seconds = self.written - self.started
+        rate = self.count / seconds
+        left = f"{_time((self.total - self.count) / rate)} left" if rate else "no end in sight"
+        if self.count == self.total:
+            left = f"{_time(seconds)} in all"
+        speed = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+        line = f"{self.done} {self.count:,} of {self.total:,}, {speed}, {left}"
+        to_terminal(line)
+
+
+def _time(seconds: float) -> str:
+    """Duration in words.
+
+    Examples:
+        >>> [_time(seconds) for seconds in (41.2, 2460, 9000)]
+        ['41 s', '41 min', '2 h 30 min']
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

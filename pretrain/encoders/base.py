@@ -45,9 +45,3 @@ class Encoder(nn.Module):
     def normalised(self, images: Tensor) -> Tensor:
         """(images - mean) / std."""
         return (images - self.mean) / self.std
-
-
-def read_size(architecture: dict[str, Any]) -> int | tuple[int, int] | None:
-    """`image_size` of an architecture, a pair again where JSON holds a list."""
-    size = architecture["image_size"]
-    return (size[0], size[1]) if isinstance(size, list) else size

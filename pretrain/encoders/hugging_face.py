@@ -3,26 +3,143 @@
 An embedding is the model's pooled output. Where it has none, or the checkpoint lacks the weights of
 the pooling, it is the class token of the last layer; without a class token the mean over the last
 layer's positions. A model of pictures and texts gives the embedding of its vision tower.
+
+There are hundreds of image processors, and each may do something special. So each is translated to
+a `Preprocess` and compared with it on a picture; one that does more than scale, cut and normalise
+is refused.
 """
 
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pretrain import check
 from pretrain.encoders.base import Encoder
 from pretrain.encoders.hub import hub, quiet
-from pretrain.encoders.image_processor import Stated, stated
-from pretrain.encoders.weights import below, prefix_of
-from pretrain.encoders.weights_file import read_weights
-from pretrain.preprocess import Size
+from pretrain.encoders.weights import below, prefix_of, read_weights
+from pretrain.preprocess import Preprocess, Size, pair
 
 POOLED, CLASS_TOKEN, MEAN = "pooled output", "class token", "mean"
 COSMETIC = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+
+
+INTERPOLATIONS = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
+SQUASHED_FROM = 384  # pixels from which ConvNeXt's processor cuts nothing off
+TOLERANCE = 0.02  # mean difference of pixels in [0, 1]: PIL rounds after every step
+
+
+class Stated(NamedTuple):
+    """Size, crop and normalisation that a processor states."""
+
+    preprocess: Preprocess
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def stated(processor: Any, what: str) -> Stated:
+    """Translates an image processor.
+
+    Args:
+        processor: image processor of transformers.
+        what: name of the model, for errors.
+
+    Raises:
+        ValueError: it does something that no `Preprocess` does.
+    """
+    fields = processor.to_dict()
+    try:
+        found = _translated(fields)
+        difference = _difference(found, processor)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"preprocessing of {what} must be scaling, cutting and normalising, got {error}"
+        ) from error
+    if difference > TOLERANCE:
+        raise ValueError(
+            f"preprocessing of {what} must be scaling, cutting and normalising, got a "
+            f"{fields.get('image_processor_type')} whose pixels differ by {difference:.3f}"
+        )
+    return found
+
+
+def _translated(fields: dict[str, Any]) -> Stated:
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    if fields.get("do_normalize"):
+        mean, std = _three(fields["image_mean"]), _three(fields["image_std"])
+    if fields.get("include_top"):  # EfficientNet's divides once more
+        std = (std[0] ** 2, std[1] ** 2, std[2] ** 2)
+    return Stated(_sizes(fields), mean, std)
+
+
+def _sizes(fields: dict[str, Any]) -> Preprocess:
+    cut = _sides(fields["crop_size"]) if fields.get("do_center_crop") else None
+    if not fields.get("do_resize"):
+        if cut is None:
+            return Preprocess()
+        raise ValueError("a crop of pictures that are not scaled")
+    number = int(fields["resample"])
+    if number not in INTERPOLATIONS:
+        raise ValueError(f"resample {number}")
+    given = fields["size"]
+    if "shortest_edge" not in given:
+        scaled, fit = _sides(given), "squash"
+    else:
+        side = given["shortest_edge"]
+        scaled, fit = (side, side), "shortest"
+        if str(fields.get("image_processor_type")).startswith("ConvNext"):
+            cut = (side, side)
+            if side >= SQUASHED_FROM:
+                fit = "squash"
+            else:
+                side = int(side / fields["crop_pct"])
+                scaled = (side, side)
+        elif cut is None:
+            raise ValueError("pictures of different shapes")
+    size = scaled if cut is None else cut
+    return Preprocess(
+        image_size=size,
+        fit=fit,
+        resize=None if scaled == size else scaled,
+        interpolation=INTERPOLATIONS[number],
+    )
+
+
+def _sides(given: Any) -> tuple[int, int]:
+    return (given, given) if isinstance(given, int) else (given["height"], given["width"])
+
+
+def _three(given: Any) -> tuple[float, float, float]:
+    one, two, three = map(float, given)
+    return one, two, three
+
+
+def _difference(found: Stated, processor: Any) -> float:
+    """Mean absolute difference on a smooth oblong picture, in units of pixels in [0, 1]."""
+    height, width = _trial(found.preprocess)
+    y, x = np.mgrid[0:height, 0:width] * (300 / height)
+    waves = [np.sin(x / a + y / b) for a, b in ((31, 47), (53, -29), (-37, 41))]
+    picture = np.round(127.5 + 127.5 * np.stack(waves, 2)).astype(np.uint8)
+    theirs = processor(images=picture, return_tensors="pt")["pixel_values"][0]
+    pixels = torch.from_numpy(picture).permute(2, 0, 1)[None]
+    mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in (found.mean, found.std))
+    ours = ((found.preprocess(pixels) - mean) / std)[0]
+    if theirs.shape != ours.shape:
+        raise ValueError(f"inputs {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+    return float(((ours - theirs) * std[0]).abs().mean())
+
+
+def _trial(preprocess: Preprocess) -> tuple[int, int]:
+    """Sides of an oblong picture whose scaled size has an exact centre, however it is rounded."""
+    size, scaled = preprocess.image_size, preprocess.resize or preprocess.image_size
+    if preprocess.fit != "shortest" or not isinstance(size, int) or not isinstance(scaled, int):
+        return 300, 420
+    longer = size + 2 * (scaled // 5 + (scaled - size) // 2 + 1)
+    return 4 * scaled, 4 * longer
 
 
 class HuggingFaceEncoder(Encoder):
@@ -44,9 +161,11 @@ class HuggingFaceEncoder(Encoder):
         if "interpolate_pos_encoding" in takes:  # other sizes than it was trained with
             self.options = {"interpolate_pos_encoding": True}
         self.eval()
-        picture = _picture(self.preprocess.image_size or getattr(model.config, "image_size", 224))
+        height, width = pair(self.preprocess.image_size or getattr(model.config, "image_size", 224))
+        picture = torch.linspace(0, 1, 3 * height * width).view(1, 3, height, width)
         with torch.inference_mode():
-            self.pooling = pooling or _pooling(model, self._run(picture))
+            pooled = getattr(self._run(picture), "pooler_output", None) is not None
+            self.pooling = pooling or (POOLED if pooled else _unpooled(model))
             one, other = self(picture), self(picture)
         if one.ndim != 2 or not torch.equal(one, other):
             what = "random ones" if one.ndim == 2 else f"shape {tuple(one.shape)}"
@@ -63,7 +182,10 @@ class HuggingFaceEncoder(Encoder):
         fields = dict(architecture["config"])
         config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
         model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-        return cls(model, Stated.from_json(architecture["stated"]), architecture["pooling"])
+        given = architecture["stated"]
+        preprocess = Preprocess.from_json(given["preprocess"])
+        described = Stated(preprocess, tuple(given["mean"]), tuple(given["std"]))
+        return cls(model, described, architecture["pooling"])
 
     def _run(self, images: Tensor) -> Any:
         return self.model(pixel_values=self.normalised(images), **self.options)
@@ -77,7 +199,7 @@ class HuggingFaceEncoder(Encoder):
             "kind": "hf",
             "config": json.loads(json.dumps(kept, default=str)),
             "pooling": self.pooling,
-            "stated": self.stated.to_json(),
+            "stated": {"preprocess": self.preprocess.to_json(), **self._pixels},
         }
 
     def beyond_weights(self) -> str:
@@ -85,8 +207,11 @@ class HuggingFaceEncoder(Encoder):
         described = self.architecture()
         names = ("id2label", "label2id", "num_labels", "problem_type")
         config = {k: v for k, v in described["config"].items() if k not in names}
-        pixels = {"mean": self.stated.mean, "std": self.stated.std}
-        return json.dumps(described | {"config": config, "stated": pixels}, sort_keys=True)
+        return json.dumps(described | {"config": config, "stated": self._pixels}, sort_keys=True)
+
+    @property
+    def _pixels(self) -> dict[str, list[float]]:
+        return {"mean": list(self.stated.mean), "std": list(self.stated.std)}
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""
@@ -123,7 +248,7 @@ def build_hugging_face(
     unpooled = _check(model, report, where)
     described = stated(processor, f"hf:{name}")
     if image_size is not None:
-        described = described.of_size(image_size)
+        described = described._replace(preprocess=Preprocess(image_size=image_size))
     return HuggingFaceEncoder(model, described, _unpooled(model) if unpooled else None)
 
 
@@ -152,11 +277,6 @@ def _loaded(
     )
 
 
-def _pooling(model: nn.Module, out: Any) -> str:
-    """The output of a model that is the embedding."""
-    return POOLED if getattr(out, "pooler_output", None) is not None else _unpooled(model)
-
-
 def _unpooled(model: nn.Module) -> str:
     tokens = ("cls_token", "class_embedding")
     named = any(name.rpartition(".")[2] in tokens for name, _ in model.named_parameters())
@@ -183,11 +303,6 @@ def _check(model: nn.Module, report: dict[str, Any], where: str) -> bool:
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{where}: {name} must be finite, got NaN or infinite weights")
     return bool(missing)
-
-
-def _picture(size: Any) -> Tensor:
-    shape = (size, size) if isinstance(size, int) else tuple(size)
-    return torch.linspace(0, 1, 3 * shape[0] * shape[1]).view(1, 3, *shape)
 
 
 def _library() -> Any:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -129,23 +128,28 @@ def _images(archive: Npz, split: str, reading: Reading) -> tuple[int, Read]:
 
 def _labels(archive: Npz, split: str, count: int, reading: Reading) -> Cells:
     """Labels of a split; empty cells if it has none."""
-    name, what = f"y_{split}", f"{archive.path}: y_{split}"
+    name = f"y_{split}"
+    if not count:
+        raise ValueError(f"{archive.path}: {name} must label at least one image, got 0")
     none = name not in archive or reading.label_column == ""
-    values: Any = np.full(count, "") if none else archive.array(name)
+    return _cells(np.full(count, "") if none else _column(archive, name, count, wide=True), name)
+
+
+def _column(archive: Npz, name: str, count: int, *, wide: bool = False) -> np.ndarray:
+    """(n,) numbers or names; if it may be `wide` as well (n, K) numbers 0 and 1."""
+    values, what = archive.array(name), f"{archive.path}: {name}"
     if values.ndim == 2 and values.shape[1] == 1:  # as MedMNIST has them
         values = values[:, 0]
-    if len(values) != count or values.ndim > 2:
+    if len(values) != count or values.ndim > 1 + wide:
         raise ValueError(
-            f"{what} must have one label for each of {count} images, got {values.shape}"
+            f"{what} must have one entry for each of {count} images, got {values.shape}"
         )
-    if not count:
-        raise ValueError(f"{what} must label at least one image, got 0")
     if values.ndim == 1 and values.dtype.kind not in "iuSU":
         raise ValueError(f"{what} must be integers or names, got {values.dtype}")
     if values.ndim == 2 and (odd := ~np.isin(values, (0, 1)).all(1)).any():
         row = int(odd.argmax())
         raise ValueError(f"{what} must be 0 and 1 for every class, got {values[row]} in row {row}")
-    return _cells(values, f"y_{split}")
+    return values
 
 
 def _cells(values: np.ndarray, name: str) -> Cells:
@@ -161,13 +165,7 @@ def _users(
     held = {split: f"writer_{split}" for split in counts if f"writer_{split}" in archive}
     if not held or reading.user_column == "":
         return None, ()
-    arrays = {name: archive.array(name) for name in held.values()}
-    for split, name in held.items():
-        users, what = arrays[name], f"{archive.path}: {name}"
-        if users.shape != (counts[split],):
-            raise ValueError(f"{what} must have {counts[split]} entries, got {users.shape}")
-        if users.dtype.kind not in "iuSU":
-            raise ValueError(f"{what} must be integers or names, got {users.dtype}")
+    arrays = {name: _column(archive, name, counts[split]) for split, name in held.items()}
     if lacking := [split for split in counts if split not in held]:
         raise ValueError(
             f"{archive.path} must have users writer_ in every split or in none (or pass --splits "

@@ -1,9 +1,9 @@
-"""Cells of a table: words in one spelling, lists of words, and columns of them."""
+"""Cells of a table: words in one spelling, and lists of words."""
 
 import math
 import re
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -56,7 +56,7 @@ def as_word(value: Any) -> str:
             raise ValueError(f"names must be text in UTF-8, got {value[:40]!r}") from error
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return canonical_name(str(value))
+    return sys.intern(canonical_name(str(value)))  # memory holds every word once
 
 
 def as_cell(value: Any) -> Cell:
@@ -104,6 +104,13 @@ class Cells:
     codes: np.ndarray  # (n,) places in `distinct`
     rows: np.ndarray  # (n,) numbers of the rows in their source
     place: Callable[[int], str]  # number of a row -> its description for errors
+
+    @classmethod
+    def of(cls, column: Sequence[Cell], rows: np.ndarray, place: Callable[[int], str]) -> "Cells":
+        """Cells of some rows of a column, (n,) of their numbers; `place` describes one."""
+        known: dict[Cell, int] = {}
+        codes = [known.setdefault(column[row], len(known)) for row in rows.tolist()]
+        return cls(list(known), np.array(codes, np.int64), rows, place)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -154,33 +161,3 @@ class Cells:
                 remedy = " (or be declared with --class-names)" * what.endswith("label")
                 rule = f"must be a name{remedy}, or empty in every row"
                 raise ValueError(f"{what} {rule}, got {cell!r} in {self.first(cell)}")
-
-
-class Column:
-    """Cells of a column as whole numbers, so that memory holds every cell once."""
-
-    def __init__(self) -> None:
-        self._codes, self._cells = array("q"), dict[Cell, int]()
-
-    def add(self, value: Any) -> None:
-        """Appends a cell."""
-        self._codes.append(self._cells.setdefault(as_cell(value), len(self._cells)))
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def pad(self, length: int) -> None:
-        """Appends empty cells up to a length."""
-        while len(self) < length:
-            self.add(None)
-
-    def __iter__(self) -> Iterator[Cell]:
-        """All cells in order."""
-        held = list(self._cells)
-        return (held[code] for code in self._codes)
-
-    def cells(self, rows: np.ndarray, place: Callable[[int], str]) -> Cells:
-        """Cells of some rows, (n,) of their numbers; `place` describes one for errors."""
-        present, codes = np.unique(np.array(self._codes, np.int64)[rows], return_inverse=True)
-        held = list(self._cells)
-        return Cells([held[code] for code in present.tolist()], codes, rows, place)

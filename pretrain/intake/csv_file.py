@@ -53,7 +53,7 @@ def open_csv(path: Path, reading: Reading) -> ImageSet:
             raise ValueError(f"{path} {rule}, got {got}")
         table.add(name, **cells)
         for place in others:
-            table.flags.note(header[place], row[place])
+            table.flags.note(header[place], (row[place],))
     names = table.encoded_names
     return table.image_set(
         path.stem,

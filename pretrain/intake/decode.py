@@ -9,21 +9,20 @@
 | palette, black and white, grey | colours looked up; grey three times |
 | CMYK | Pillow's conversion; colour profiles are not applied |
 | several frames or pages | the first |
-| HEIC, DICOM | with the extras of these names, see `pretrain.intake.dicom` |
+| HEIC, DICOM | with the extras of these names, see `pretrain.intake.depth` |
 """
 
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pretrain.datasets import Seen
-from pretrain.intake.depth import is_wide, narrowed
-from pretrain.intake.dicom import dicom_picture
+from pretrain.intake.depth import dicom_picture, is_wide, narrowed
 from pretrain.intake.formats import HEAD, kind_of, library, pillow_formats, suffixes
 from pretrain.intake.reading import MAX_PIXELS, Reading
 from pretrain.preprocess import Size, pair
@@ -142,21 +141,6 @@ def covering(height: int, width: int, size: Size) -> tuple[int, int]:
     return max(rows, round(height * scale)), max(columns, round(width * scale))
 
 
-def stack_images(images: Sequence[np.ndarray], rows: Sequence[int], where: str) -> np.ndarray:
-    """Stacks images of one size, (b, h, w, 3).
-
-    Raises:
-        ValueError: naming the first row whose size differs.
-    """
-    for row, image in zip(rows, images, strict=True):
-        if image.shape != images[0].shape:
-            raise ValueError(
-                f"{where}: all images must have one size, got {image.shape[:2]} at row {row} "
-                f"and {images[0].shape[:2]} at row {rows[0]}"
-            )
-    return np.stack(images)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
     """Encoded pictures; a call decodes some rows."""
@@ -188,4 +172,10 @@ class Pictures:
             )
             for row, data in zip(rows.tolist(), self.fetch(rows), strict=True)
         ]
-        return stack_images(images, rows.tolist(), f"{self.source} (or pass --resize)")
+        for row, image in zip(rows.tolist(), images, strict=True):
+            if image.shape != images[0].shape:
+                raise ValueError(
+                    f"{self.source} (or pass --resize): all images must have one size, got "
+                    f"{image.shape[:2]} at row {row} and {images[0].shape[:2]} at row {rows[0]}"
+                )
+        return np.stack(images)

@@ -1,5 +1,6 @@
 """Table with a row per image, in words, made into an `ImageSet` with numbers."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,157 @@ from typing import Any
 import numpy as np
 
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
-from pretrain.intake.cells import Cells, Column, Several, number_twins, sorted_words
+from pretrain.intake.cells import Cell, Cells, Several, as_cell, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.files import same_file
-from pretrain.intake.headers import Flags, choose, is_finding, taken_by_synonym
-from pretrain.intake.labels import SEPARATORS, Say, numbered, unlabelled_rows
+from pretrain.intake.labels import (
+    FLAGS,
+    SEPARATORS,
+    Say,
+    numbered,
+    several_findings,
+    unlabelled_rows,
+)
 from pretrain.intake.names import Skipped, canonical_name, split_named
 from pretrain.intake.reading import Reading
+
+PATH = ("path", "file", "file_name", "image", "file_path", "image_path", "image_index", "img")
+LABEL = ("label", "labels", "cls", "class", "finding", "finding_labels", "diagnosis", "target")
+USER = ("user", "patient", "client", "writer", "site", "subject")
+USUAL = {
+    "path": PATH,
+    "label": LABEL,
+    "user": tuple(name for user in USER for name in (user, f"{user}_id")),
+    "split": ("split",),
+}
+PLAIN = {
+    "path": ("path", "image"),
+    "label": ("label", "cls"),
+    "user": ("user",),
+    "split": ("split",),
+}
+UNKNOWN = ("", "-1", "-1.0")  # in a column for a finding: not said, or uncertain
+
+
+def folded(header: str) -> str:
+    """Header without case, blanks, hyphens and underscores.
+
+    Examples:
+        >>> folded("Patient ID"), folded("patient_id")
+        ('patientid', 'patientid')
+    """
+    return re.sub(r"[\s_-]+", "", canonical_name(header).casefold())
+
+
+class Flags:
+    """Columns that hold 0 and 1 in every row: findings, if there are several and no label."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, bool] = {}  # name -> whether it holds 0 and 1 only
+
+    def note(self, column: str, values: Iterable[Any]) -> None:
+        """Notes some cells of a column."""
+        if self.columns.setdefault(column, True):
+            words = {str("" if value is None else value) for value in values}
+            known = {*FLAGS, *UNKNOWN}
+            self.columns[column] = all(word.strip().casefold() in known for word in words)
+
+    def refuse(self, where: str) -> None:
+        """Raises ValueError if there are several such columns, which cannot be one label."""
+        names = sorted(name for name, held in self.columns.items() if held and name)
+        if len(names) > 1:
+            remedy = "--label-column '' for rows without labels"
+            got = f"columns {', '.join(names)} (or pass {remedy})"
+            raise several_findings(f"{where}: label", got, names)
+
+
+def choose(
+    where: str, found: Sequence[str], reading: Reading, **usual: Sequence[str]
+) -> dict[str, str]:
+    """Column of path, label, user and split: the named one, else a usual one; "" if there is none.
+
+    Args:
+        where: the file, for errors.
+        found: columns of its table.
+        reading: columns that were named; "" is none.
+        **usual: names that come before the usual ones of a part, as they are spelled.
+
+    Raises:
+        ValueError: a named column is missing, no column holds the images, or several the users.
+    """
+    chosen: dict[str, str] = {}
+    for part, names in USUAL.items():
+        named = reading.columns.get(part)
+        if named is None:
+            chosen[part] = _usual(where, found, part, (*usual.get(part, ()), *names))
+        else:
+            chosen[part] = named and _named(where, found, part, named)
+    if reading.label_is and "label" not in reading.columns:
+        own = [name for name in found if folded(name) == folded(reading.label_is)]
+        if own and chosen["label"] not in ("", own[0]):
+            raise ValueError(
+                f"label_column must be given for {where}, where --label-is {reading.label_is} may "
+                f"be column {own[0]!r} or a label in column {chosen['label']!r}, got none"
+            )
+        chosen["label"] = own[0] if own else chosen["label"]
+    if not chosen["path"]:
+        raise ValueError(
+            f"path_column must be given for {where}, which has no 'path' or 'image' in its first "
+            f"row, got columns {', '.join(found)}"
+        )
+    return chosen
+
+
+def taken_by_synonym(
+    where: str, found: Sequence[str], chosen: Mapping[str, str], reading: Reading
+) -> list[str]:
+    """Lines for the output: columns that were taken by another name than the plain one."""
+    others, lines = [name for name in found if name and name not in chosen.values()], []
+    if not chosen["label"] and "label" not in reading.columns:
+        named = f", none in columns {', '.join(others)} (or pass --label-column)" if others else ""
+        lines.append(f"{where}: no labels: rows for public use or prediction only{named}")
+    for part, name in chosen.items():
+        if name and part not in reading.columns and folded(name) not in PLAIN[part]:
+            option = f"--{part}-column chooses another, '' none"
+            option = option if part != "path" else "--path-column chooses another"
+            lines.append(f"{where}: {part} is column {name!r} ({option})")
+    return lines
+
+
+def is_finding(column: str, reading: Reading) -> bool:
+    """Whether a column of labels says 0 or 1 of the finding that `label_is` asks for."""
+    return bool(reading.label_is and column) and folded(column) == folded(reading.label_is or "")
+
+
+def _named(where: str, found: Sequence[str], part: str, named: str) -> str:
+    alike = [name for name in found if name == named] or _alike(found, named)
+    if len(alike) != 1:
+        rule = f"{part}_column must be one of {', '.join(found)}"
+        raise ValueError(f"{where}: {rule}, got {named!r}")
+    return alike[0]
+
+
+def _usual(where: str, found: Sequence[str], part: str, names: Iterable[str]) -> str:
+    """Column of the first name that is one; users by two of the names may be two kinds of users."""
+    taken: list[str] = []
+    for name in names:
+        alike = [each for each in found if each == name] or _alike(found, name)
+        if len(alike) > 1 and not taken:
+            raise ValueError(
+                f"{part}_column must be one of {', '.join(alike)} in {where}, got none"
+            )
+        taken += [each for each in alike if each not in taken]
+    plain = bool(taken) and folded(taken[0]) in PLAIN[part]
+    if part == "user" and len(taken) > 1 and not plain:
+        raise ValueError(
+            f"user_column must be given for {where}, whose users may be in any of the columns "
+            f"{', '.join(taken)}, got none"
+        )
+    return taken[0] if taken else ""
+
+
+def _alike(found: Sequence[str], name: str) -> list[str]:
+    return [each for each in found if folded(each) == folded(name)]
 
 
 def print_all(notes: Iterable[str]) -> None:
@@ -50,9 +195,9 @@ class Table:
     source: str  # file or directory, for errors
     reading: Reading
     names: list[str] = field(default_factory=list)
-    labels: Column = field(default_factory=Column)
-    users: Column = field(default_factory=Column)
-    splits: Column = field(default_factory=Column)
+    labels: list[Cell] = field(default_factory=list)
+    users: list[Cell] = field(default_factory=list)
+    splits: list[Cell] = field(default_factory=list)
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
     notes: list[str] = field(default_factory=list)  # lines for the output
@@ -93,9 +238,9 @@ class Table:
         """Appends a row; labels that are whole numbers mean the classes that are declared."""
         self.names.append(name)
         try:
-            self.labels.add(self._named(label) if self.class_names else label)
-            self.users.add(user)
-            self.splits.add(split)
+            self.labels.append(as_cell(self._named(label) if self.class_names else label))
+            self.users.append(as_cell(user))
+            self.splits.append(as_cell(split))
         except ValueError as error:
             raise ValueError(
                 f"{self.source}: {error} in {self._row(len(self.names) - 1)}"
@@ -134,16 +279,15 @@ class Table:
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
         split, rows = self._splits(reading.splits)
-        labels, splits = self.labels.cells(rows, self._row), self.splits.cells(rows, self._row)
+        labels, splits = (Cells.of(each, rows, self._row) for each in (self.labels, self.splits))
         held, say = self.class_names, self.notes.append
         kept = ~unlabelled_rows(labels, splits, self.source, reading.classes or held, say)
         rows, labels = rows[kept], labels.taken(kept)
         numbers, classes, inferred = numbered(
             labels, self.source, held, reading, say, is_finding=self.is_finding
         )
-        users, user_names = user_numbers(
-            self.users.cells(rows, self._row), self.source, self.notes.append
-        )
+        owners = Cells.of(self.users, rows, self._row)
+        users, user_names = user_numbers(owners, self.source, say)
         if file is not None:
             self._refuse_same_file(rows, file)
         read = Pictures(fetch=fetch, where=where, source=self.source, reading=reading)
@@ -176,7 +320,7 @@ class Table:
 
     def _splits(self, chosen: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """(N,) uint8 splits, and (n,) numbers of the rows of the chosen ones."""
-        cells = self.splits.cells(np.arange(len(self.names)), self._row)
+        cells = Cells.of(self.splits, np.arange(len(self.names)), self._row)
         if cells.distinct == [""]:
             if chosen and "train" not in chosen:
                 raise ValueError(f"splits must be train for {self.source}, which has no others")
@@ -197,7 +341,7 @@ class Table:
         if pair is None:
             return
         first, second = (self._row(row) for row in pair)
-        users = [self.users.cells(np.array([row]), self._row).distinct[0] for row in pair]
+        users = [self.users[row] for row in pair]
         whose = f", of users {users[0]!r} and {users[1]!r}" if len(set(users)) > 1 else ""
         raise ValueError(
             f"{self.source} must name every file once, since a picture is one row and one user's "

@@ -16,13 +16,12 @@ import numpy as np
 
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.cells import Column
+from pretrain.intake.cells import Cell, as_cell
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.headers import USUAL, folded
 from pretrain.intake.names import Skipped, canonical_name, left_by_systems
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table
+from pretrain.intake.table import USUAL, Table, folded
 
 OF_ROWS = ("label", "user", "split")
 NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)")  # key and extension of a member
@@ -45,7 +44,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     shards = matching_files(pattern)
     table = Table(pattern, reading)
     places = (array("q"), array("q"), array("q"))
-    columns: dict[str, Column] = {}  # of samples with a picture
+    columns: dict[str, list[Cell]] = {}  # of samples with a picture, up to the last that has a cell
     alone: dict[str, str] = {}  # column -> first sample that has it and no picture
     for number, shard in enumerate(shards):
         for sample in _samples(shard, reading):
@@ -54,10 +53,10 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
                 alone = dict.fromkeys(sample.columns, f"{shard.name}/{sample.key}") | alone
                 continue
             for name, value in sample.columns.items():
-                column = columns.setdefault(name, Column())
-                column.pad(len(table.names))
-                column.add(value if _is_wanted(name, reading) else None)
-                table.flags.note(name, value)
+                column = columns.setdefault(name, [])
+                column += [""] * (len(table.names) - len(column))
+                column.append(as_cell(value) if _is_wanted(name, reading) else "")
+                table.flags.note(name, (value,))
             name, offset, size = sample.picture
             for held, value in zip(places, (number, offset, size), strict=True):
                 held.append(value)
@@ -80,16 +79,16 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
 
 
 def _fill(
-    table: Table, found: list[str], columns: dict[str, Column], alone: dict[str, str]
+    table: Table, found: list[str], columns: dict[str, list[Cell]], alone: dict[str, str]
 ) -> None:
     """Adds the columns that are labels, users and splits to the names."""
     picture = table.reading.path_column or "image"
     chosen = table.choose(list(dict.fromkeys([*found, picture])), path=(picture,))
     for part in OF_ROWS:
-        column = columns.get(chosen[part]) or Column()
-        column.pad(len(table.names))
-        lacking = next((row for row, cell in enumerate(column) if cell == ""), None)
-        if lacking is not None and chosen[part] and chosen[part] in alone:
+        column = columns.get(chosen[part], [])
+        column += [""] * (len(table.names) - len(column))
+        if chosen[part] and chosen[part] in alone and "" in column:
+            lacking = column.index("")
             raise ValueError(
                 f"{table.source}: members of a sample must have one name up to its first dot, got "
                 f"{table.names[lacking]} without {chosen[part]} and {alone[chosen[part]]} with it "

@@ -38,7 +38,7 @@ def command_lines() -> dict[str, list[str]]:
 
 
 def _names(menu: Menu) -> list[str]:
-    inner = [entry.name for entry in menu.entries if isinstance(entry, Menu)]
+    inner = [name for name, found in menu.commands.items() if isinstance(found, Menu)]
     return [*inner, *(name for name, _ in menu.lines())]
 
 

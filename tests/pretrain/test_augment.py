@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from pretrain.augment import AugmentConfig, jitter_colours, random_crop, random_view
+from pretrain.simclr import AugmentConfig, jitter_colours, random_crop, random_view
 
 PLAIN = AugmentConfig(size=8, min_area=1.0, strength=0.0, flip=False, greyscale=0.0)
 

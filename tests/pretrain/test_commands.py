@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from pretrain import build_encoder
-from pretrain.augment import AugmentConfig
 from pretrain.commands import Convert, Probe, Simclr
-from pretrain.convert import read_tensorflow, variable_shapes
 from pretrain.resnet import ResNetConfig
-from pretrain.simclr import SimCLRConfig
+from pretrain.simclr import AugmentConfig, SimCLRConfig
+from pretrain.simclr_v2 import read_tensorflow
+from tests.pretrain.test_simclr_v2 import variable_shapes
 
 ROOT = Path(__file__).parents[2]
 RECIPE = SimCLRConfig(

@@ -172,7 +172,7 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
         ({"off_train": np.array([0, 5, 5, 9, 10])}, "must increase, got 0 bytes at row 1"),
         ({"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
         ({"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
-        ({"writer_train": np.zeros(3, np.int64)}, "writer_train must have 4 entries"),
+        ({"writer_train": np.zeros(3, np.int64)}, "writer_train must have one entry for each of 4"),
         ({"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, distributed
 from torch.multiprocessing.spawn import spawn
 
-from pretrain.ntxent import nt_xent
+from pretrain.simclr import nt_xent
 
 
 def naive_loss(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:

@@ -5,11 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.augment import AugmentConfig
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
 from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig
-from pretrain.simclr import CHECKPOINT, SimCLRConfig, build_optimizer, cosine_rate, pretrain
+from pretrain.simclr import (
+    CHECKPOINT,
+    AugmentConfig,
+    SimCLRConfig,
+    build_optimizer,
+    cosine_rate,
+    pretrain,
+)
 
 CONFIG = SimCLRConfig(
     encoder=ResNetConfig((8, 16), (1, 1)),

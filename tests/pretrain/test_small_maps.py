@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pretrain import small_maps
-from pretrain.small_maps import convolve
+from pretrain import resnet
+from pretrain.resnet import convolve
 
 SHAPES = [(1, 1, 1), (1, 4, 1), (2, 3, 1), (3, 3, 1), (4, 4, 1), (6, 6, 2), (5, 7, 2), (8, 8, 2)]
 
@@ -24,8 +24,8 @@ def _pair(h: int, w: int, stride: int, dtype: torch.dtype) -> tuple[nn.Conv2d, t
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every convolution that is not torch's."""
-    calls, parts = [], small_maps._parts
-    monkeypatch.setattr(small_maps, "_parts", lambda *of: calls.append(1) or parts(*of))
+    calls, parts = [], resnet._parts
+    monkeypatch.setattr(resnet, "_parts", lambda *of: calls.append(1) or parts(*of))
     return calls
 
 

@@ -16,6 +16,7 @@ import heads
 import pretrain
 import train_distributed as td
 from embed import EmbeddingSet
+from pretrain.cli.menu import Menu, load
 from train_distributed import Privacy, PrivateClassifier, Release, accounting, release
 from train_distributed.__main__ import ROOMS
 
@@ -28,7 +29,7 @@ NEEDED = r"missing a required (keyword-only )?argument"  # in the words of Pytho
 
 CALLS: list[tuple[Any, Any, str]] = [
     (lambda: td.run("x", colour=1), TypeError, r"'colour'; help\(run\)"),
-    (lambda: td.run("x", epsilom=1), TypeError, "'epsilom', perhaps epsilon"),
+    (lambda: td.run("x", epsilom=1), TypeError, "unexpected keyword argument 'epsilom'"),
     (lambda: embed.embed_images(), TypeError, NEEDED),
     (lambda: td.run(), TypeError, NEEDED),
     (lambda: td.run("x", embeddings="y"), TypeError, "multiple values"),
@@ -95,7 +96,7 @@ def test_a_bad_call_is_one_line(call: Any, kind: Any, says: str) -> None:
 
 
 def test_every_command_is_a_function_with_its_options() -> None:
-    commands = {entry.load() for entry in _entries(ROOMS)}
+    commands = set(_loaded(ROOMS))
     rooms = (embed, pretrain, td)
     made = [getattr(room, name) for room in rooms for name in room.__all__]
     found = {call.__doc__ for call in made if hasattr(call, "__signature__")}
@@ -105,13 +106,10 @@ def test_every_command_is_a_function_with_its_options() -> None:
     assert shown.return_annotation is Path
 
 
-def _entries(menu: Any) -> list[Any]:
-    found = (
-        [each for entry in menu.entries for each in _entries(entry)]
-        if hasattr(menu, "entries")
-        else [menu]
-    )
-    return found
+def _loaded(menu: Any) -> list[Any]:
+    if not isinstance(menu, Menu):
+        return [load(menu)]
+    return [each for found in menu.commands.values() for each in _loaded(found)]
 
 
 @pytest.mark.parametrize("room", [embed, heads, pretrain, td], ids=lambda room: room.__name__)

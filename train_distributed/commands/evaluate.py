@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
-from pretrain.cli.interrupts import after
+from pretrain.cli.command import after
 from pretrain.cli.output import new_directory, output_directory, reserved, write_json
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import jsonable

@@ -54,7 +54,7 @@ class Predict(ModelPictures):
         return out
 
     def _into(self, partial: Path) -> None:
-        from pretrain.cli.progress import Progress
+        from pretrain.cli.waiting import Progress
         from train_distributed.one_shot.class_prior import with_shares
         from train_distributed.one_shot.model import Release
         from train_distributed.released.predictions import write_predictions

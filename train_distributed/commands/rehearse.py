@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from embed.knowledge import NONE, Knowledge
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
-from pretrain.cli.progress import Progress
 from pretrain.cli.provenance import provenance
+from pretrain.cli.waiting import Progress
 from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.privacy.promise import Privacy, Unit
 

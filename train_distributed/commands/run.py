@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from embed.knowledge import Knowledge
 from pretrain import check
-from pretrain.cli.interrupts import after
+from pretrain.cli.command import after
 from pretrain.cli.output import new_directory, output_directory, reserved
 from train_distributed.commands.choices import MethodGroup, MethodName, Noise, Scheme
 from train_distributed.commands.configuration import RunConfig, jsonable

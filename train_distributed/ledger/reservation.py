@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pretrain.cli.interrupts import held
+from pretrain.cli.command import held
 from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_file, sync_tree
 from train_distributed.ledger.entry import Entry, Kind, hash_of, row_fields

@@ -12,8 +12,7 @@ from pretrain.encoder import (
     save_encoder,
 )
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.concat import Part, joined, parts_of
-from pretrain.encoders.mirrored import within
+from pretrain.encoders.composed import Part, joined, parts_of, within
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"

@@ -18,7 +18,7 @@ from embed.options import ExtractOptions
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.encoder import origin, save_encoder
-from pretrain.encoders.mirrored import within
+from pretrain.encoders.composed import within
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet

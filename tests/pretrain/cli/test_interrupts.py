@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.cli.interrupts import STOPS, after, held, listen
+from pretrain.cli.command import STOPS, after, held, listen
 
 
 @pytest.fixture(autouse=True)

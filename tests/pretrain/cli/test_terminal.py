@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pretrain.cli import terminal
+from pretrain.cli import command
 
 NARROW = {
     "ascii": {"PYTHONIOENCODING": "ascii"},
@@ -73,12 +73,12 @@ def test_results_and_errors_are_printed(kind: str, said: bytes) -> None:
 def test_streams_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (None, io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii")):
         monkeypatch.setattr(sys, "stdout", stream)
-        terminal.replace_missing()
+        command.replace_missing()
     print("ε")
     sys.stdout.flush()
     assert sys.stdout.buffer.getvalue() == b"epsilon\n"  # pyright: ignore
     with pytest.raises(UnicodeDecodeError):
-        b"\xff".decode("ascii", terminal.HANDLER)
+        b"\xff".decode("ascii", command.HANDLER)
 
 
 def test_names_that_no_locale_can_write_say_what_to_set(tmp_path) -> None:

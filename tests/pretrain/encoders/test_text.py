@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pretrain.encoders.classifier import classifier_of
 from pretrain.encoders.text import definition_of, name_vectors, words_of
+from pretrain.encoders.timm_models import classifier_of
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "dog", "tench", ",")
 

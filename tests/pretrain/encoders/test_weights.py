@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.efficientnet_names import PLAIN, in_timm
-from pretrain.encoders.weights import fit_weights
-from pretrain.encoders.weights_file import read_weights
+from pretrain.encoders.timm_models import PLAIN, in_timm
+from pretrain.encoders.weights import fit_weights, read_weights
 
 NAME = "timm:test_resnet"
 State = dict[str, Tensor]

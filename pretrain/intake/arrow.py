@@ -1,27 +1,31 @@
-"""`parquet:FILES`: pictures as bytes, as Hugging Face's structs, or as paths; read in one pass.
+"""Rows of Arrow: `parquet:FILES`, and `hf:DIR` as the library `datasets` saved it or reads it.
 
-The library `datasets` reads these files as well, but a row group at a time: 1 GB of pictures in one
-group takes it 2.2 to 3.2 GB of memory, and this module 0.3.
+Parquet files are read in one pass. The library `datasets` reads these files as well, but a row
+group at a time: 1 GB of pictures in one group takes it 2.2 to 3.2 GB of memory, and this module
+0.3. What it saved is memory-mapped, its `imagefolder` streamed; nothing is fetched, and nothing is
+copied to the library's cache.
 """
 
 import contextlib
+import tempfile
 import threading
+from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pretrain import check
-from pretrain.cli.json_text import parsed
+from pretrain.cli.json_text import parsed, read_object
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.files import found_file, matching_files, picture_bytes
-from pretrain.intake.headers import Flags
-from pretrain.intake.names import canonical_name
+from pretrain.intake.files import file_reader, found_file, matching_files, picture_bytes
+from pretrain.intake.names import canonical_name, split_named
 from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table
+from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
 
 IMAGE_COLUMNS = ("image", "img", "path", "bytes", "file_name")
 BATCH = 64  # rows decoded at a time
@@ -41,13 +45,13 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
     table = Table(pattern, reading)
     files = [_File(path, table) for path in matching_files(pattern)]
     for file in files:
-        table.declare(file.class_names(), str(file.path))
+        table.declare(class_names(file.schema, file.columns["label"]), str(file.path))
         parts = [part for part in ("label", "user", "split") if file.columns[part]]
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        if table.seeks_label:
-            file.note(table.flags)
+        for column in numbers(file.schema, file.columns) if table.seeks_label else ():
+            table.flags.note(column, file.values(column))
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
@@ -107,28 +111,25 @@ class _File:
             for each in held
         )
 
-    def note(self, flags: Flags) -> None:
-        """Notes the columns of numbers that are nothing else."""
-        from pyarrow import types
 
-        for column in self.schema:
-            known = types.is_boolean(column.type) or types.is_integer(column.type)
-            if (
-                known or types.is_floating(column.type)
-            ) and column.name not in self.columns.values():
-                with _opened(self.path) as opened:
-                    for value in opened.read(columns=[column.name]).column(0).unique().to_pylist():
-                        flags.note(column.name, value)
+def class_names(schema: Any, column: str) -> tuple[str, ...]:
+    """Classes that the metadata of the library `datasets` declare for a column, or its lists."""
+    try:
+        kept = parsed((schema.metadata or {})[b"huggingface"])
+        feature = kept["info"]["features"][column]
+        names = feature["names"] if "names" in feature else feature["feature"]["names"]
+        return tuple(map(canonical_name, names))
+    except (KeyError, ValueError, TypeError):
+        return ()
 
-    def class_names(self) -> tuple[str, ...]:
-        """Classes that Hugging Face's metadata of the file declare."""
-        try:
-            kept = parsed((self.schema.metadata or {})[b"huggingface"])
-            feature = kept["info"]["features"][self.columns["label"]]
-            names = feature["names"] if "names" in feature else feature["feature"]["names"]
-            return tuple(map(canonical_name, names))
-        except (KeyError, ValueError, TypeError):
-            return ()
+
+def numbers(schema: Any, columns: Mapping[str, str]) -> list[str]:
+    """Columns of numbers that are none of the given ones."""
+    from pyarrow import types
+
+    tests = (types.is_boolean, types.is_integer, types.is_floating)
+    found = [each.name for each in schema if any(test(each.type) for test in tests)]
+    return [name for name in found if name not in columns.values()]
 
 
 @contextlib.contextmanager
@@ -225,3 +226,123 @@ class _Window:
     def _bytes(self, cell: Any, row: int) -> bytes:
         part = bisect_right(self.starts, row) - 1
         return picture_bytes(cell, self.files[part].path.parent, self.place(row))
+
+
+OF_SPLITS = "dataset_dict.json"
+SAVED = ("dataset_info.json", OF_SPLITS, "state.json")
+BLOCK = 1000  # rows
+
+
+def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
+    """Opens a data set of the library `datasets`, its splits one after the other.
+
+    The directory was written by `save_to_disk`, or holds what `imagefolder` reads: class folders,
+    or pictures with a metadata file. Class features declare the classes.
+
+    Raises:
+        ValueError: another kind of directory, or a missing column.
+    """
+    if not path.is_dir():
+        raise ValueError(f"hf must be a directory, got {path}")
+    datasets = check.installed("datasets", "hf", extra="intake")
+    saved = any((path / name).exists() for name in SAVED)
+    table, parts = Table(str(path), reading), []
+    outside = array("b")  # whether a row's picture is a file
+    for split, part in _splits(datasets, path, reading, saved=saved).items():
+        schema = part.features.arrow_schema
+        images = [name for name, kind in part.features.items() if isinstance(kind, datasets.Image)]
+        classes = [name for name in schema.names if class_names(schema, name)]
+        usual: dict[str, Any] = {"path": ("image", *images, "path"), "label": ("label", *classes)}
+        columns = table.choose(schema.names, **usual)
+        looked = numbers(schema, columns) if table.seeks_label else []
+        table.declare(class_names(schema, columns["label"]), f"split {split}")
+        chosen = list(dict.fromkeys(name for name in (*columns.values(), *looked) if name))
+        encoded = datasets.Image(decode=False)
+        pictures = part.select_columns(chosen).cast_column(columns["path"], encoded)
+        parts.append((pictures.select_columns([columns["path"]]), columns["path"]))
+        try:
+            outside.extend(_fill(table, pictures, columns, split, looked))
+        except OSError as error:
+            raise ValueError(f"{path} must be a data set on disk, got: {error}") from error
+    names = table.encoded_names
+    fetch = _reader(path, parts) if saved else file_reader(path, names)
+    return table.image_set(
+        path.name,
+        fetch,
+        lambda row: f"{path}: row {row} ({decode_name(names[row])})",
+        lambda row: found_file(path, decode_name(names[row])) if outside[row] else None,
+    )
+
+
+def _splits(datasets: Any, path: Path, reading: Reading, *, saved: bool) -> dict[str, Any]:
+    """The data sets that are asked for, by the names of their splits; "" for one without splits."""
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        if (path / OF_SPLITS).exists():
+            named = read_object(path / OF_SPLITS)["splits"]
+            folders = {split: str(path / split) for split in _asked(path, named, reading)}
+            return {split: datasets.load_from_disk(folder) for split, folder in folders.items()}
+        if saved:
+            return {"": datasets.load_from_disk(str(path))}
+        with tempfile.TemporaryDirectory() as cache:  # of locks
+            options: dict[str, Any] = {"data_dir": str(path), "cache_dir": cache}
+            found = dict(datasets.load_dataset("imagefolder", streaming=True, **options))
+            return {split: found[split] for split in _asked(path, found, reading)}
+    except UnknownSplits:
+        raise
+    except Exception as error:  # the library wraps errors of many others
+        raise ValueError(f"{path} must be a data set on disk, got: {error}") from error
+    finally:
+        if not silent:
+            datasets.enable_progress_bars()
+
+
+def _asked(path: Path, found: Iterable[str], reading: Reading) -> list[str]:
+    """Splits to read, in their order; raises ValueError for unknown ones where all are read."""
+    found = list(found)
+    if not reading.splits:
+        refuse_unknown_splits(str(path), found)
+    asked = [split for split in found if not reading.splits or split_named(split) in reading.splits]
+    if not asked:
+        raise UnknownSplits(f"splits must be of {path}, {found}, got {list(reading.splits)}")
+    return asked
+
+
+def _fill(
+    table: Table,
+    part: Any,
+    columns: dict[str, str],
+    split: str,
+    looked: list[str],
+) -> Iterator[bool]:
+    """Appends the rows of one split, without their pictures; yields whether those are files."""
+    given = [name for name in ("label", "user", "split") if columns[name]]
+    first = len(table.names)
+    for block in part.with_format("arrow").iter(BLOCK):
+        pictures = block.column(columns["path"]).chunks
+        paths = [path for chunk in pictures for path in chunk.field("path").to_pylist()]
+        empty = [none for chunk in pictures for none in chunk.field("bytes").is_null().to_pylist()]
+        cells = [block.column(columns[name]).to_pylist() for name in given]
+        for path, none, *values in zip(paths, empty, *cells, strict=True):
+            row: dict[str, Any] = {"split": split or None} | dict(zip(given, values, strict=True))
+            table.add(path or f"{split or 'row'} {len(table.names) - first}", **row)
+            yield bool(path and none)
+        for name in looked:
+            table.flags.note(name, block.column(name).to_pylist())
+
+
+def _reader(path: Path, parts: list[tuple[Any, str]]) -> Any:
+    """Function that gives the pictures of rows, by whichever thread."""
+    starts = [0, *accumulate(len(pictures) for pictures, _ in parts)]
+    lock = threading.Lock()
+
+    def fetch(rows: np.ndarray) -> Iterator[bytes]:
+        for row in rows.tolist():
+            part = bisect_right(starts, row) - 1
+            pictures, column = parts[part]
+            with lock:
+                cell = pictures[row - starts[part]][column]
+            yield picture_bytes(cell, path, f"{path}: row {row}")
+
+    return fetch

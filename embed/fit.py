@@ -10,7 +10,7 @@ import numpy as np
 from embed.encoding import refuse_other
 from embed.guesses import added_to
 from embed.identity import found, known_rows, row_hashes
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from embed.transform import PublicTransform
 from pretrain.cli.output import new_directory, write_json

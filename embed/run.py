@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from embed.knowledge import Knowledge
-from embed.options import ExtractOptions, ImageOptions
+from embed.options import ExtractOptions, ImageOptions, Knowledge
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import default_directory, output_directory, refuse_inputs
 

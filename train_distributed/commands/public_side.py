@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from pretrain import check
 from train_distributed.commands.configuration import RunConfig
 

@@ -61,8 +61,8 @@ class PublicSide:
     ) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform
         from embed.encoding import refuse_other
-        from embed.fit import refuse_leak
         from embed.guesses import added_to, examples_of
+        from embed.identity import refuse_leak
 
         check.exactly_one(public=self.public, transform=self.transform)
         if self.transform is not None:

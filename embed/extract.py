@@ -16,10 +16,8 @@ import torch
 from torch import nn
 
 from embed.encoding import UNKNOWN
-from embed.engines.choice import choose
-from embed.engines.compiled import COMPILERS
-from embed.engines.trial import trial_pictures
-from embed.fast import COMPILE_FROM, choose_batch_size
+from embed.engines.choice import choose, compiles, trial_pictures
+from embed.engines.forward import choose_batch_size
 from embed.options import ExtractOptions
 from embed.partial import Partial, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
@@ -78,9 +76,6 @@ def extract(
     device = torch.device(usual_device(options.device))
     digest = encoder_hash(encoder)
     batch_size = min(options.batch_size or choose_batch_size(device), len(images))
-    compiled = options.compiled
-    if compiled is None:
-        compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
     images, shape, data_hash = _looked_at(images, preprocess, skip=options.skip_unreadable)
     meta = _described(images, shape) | {
         "data_hash": data_hash,
@@ -91,7 +86,7 @@ def extract(
         "dtype": options.dtype,
         "engine": options.engine,
         "compute": options.compute,
-        "compiled": compiled,
+        "compiled": compiles(device, len(images)),
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
@@ -111,7 +106,6 @@ def extract(
         batch_size=batch_size,
         engine=meta["engine"],
         compute=meta["compute"],
-        compiled=compiled,
         digest=digest,
     )
     meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
@@ -210,7 +204,7 @@ def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: meta[name] for name in ("engine", "compute")}
     choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
     packages = ["torch", "timm", "numpy", "pillow"]
-    packages += [choices["engine"]] if choices["engine"] in COMPILERS else []
+    packages += ["openvino"] if choices["engine"] == "openvino" else []
     return meta | choices | {"versions": {name: version(name) for name in packages}}
 
 

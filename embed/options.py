@@ -115,8 +115,6 @@ class ExtractOptions(UnreadableOption):
     the share of this process)."""
     device: str | None = None
     """Device to compute on: cpu, cuda or cuda:N (default: cuda if there is one, else cpu)."""
-    compiled: bool | None = None
-    """Use torch.compile (default: on a GPU for 100,000 images or more)."""
     overwrite: bool = False
     """Replace a finished directory of another extraction."""
 

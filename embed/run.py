@@ -54,8 +54,8 @@ class Run(ExtractOptions, ImageOptions):
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
+        from embed.engines.forward import choose_batch_size
         from embed.extract import extract
-        from embed.fast import choose_batch_size
         from embed.summary import described
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.intake.decode import UnreadableImage

@@ -31,7 +31,7 @@ from PIL import Image
 from torch import nn
 
 from embed.engines.choice import ENGINES, Engine, choose
-from embed.fast import CPU_BATCH
+from embed.engines.forward import CPU_BATCH
 from embed.stream import embedded, spans
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet

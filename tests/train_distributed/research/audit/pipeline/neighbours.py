@@ -16,7 +16,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.centre import Centre
 from embed.draws import random_keys
-from embed.engines.trial import trial_pictures
+from embed.engines.choice import trial_pictures
 from embed.hold_out import By, hold_out
 from embed.run import Exclude, Run
 from tests.train_distributed.research.audit.pipeline.records import (

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from embed import store
-from embed.draws import greatest, random_keys
+from embed.hold_out import greatest, random_keys
 from pretrain.cli.output import new_file
 from pretrain.datasets import TEST, TRAIN, ImageSet
 from pretrain.intake.splits import count_of_tests

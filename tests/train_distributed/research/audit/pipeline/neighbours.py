@@ -15,9 +15,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.centre import Centre
-from embed.draws import random_keys
 from embed.engines.choice import trial_pictures
-from embed.hold_out import By, hold_out
+from embed.hold_out import By, hold_out, random_keys
 from embed.run import Exclude, Run
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,

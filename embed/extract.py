@@ -19,7 +19,7 @@ from embed.encoding import UNKNOWN
 from embed.engines.choice import choose, compiles, trial_pictures
 from embed.engines.forward import choose_batch_size
 from embed.options import ExtractOptions
-from embed.partial import Partial, as_planned, changed, plan_of
+from embed.partial import ResumableExtraction, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_formats, spans
 from pretrain import check
@@ -109,7 +109,7 @@ def extract(
         digest=digest,
     )
     meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
-    partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    partial = ResumableExtraction(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
 
     def run(pixels: torch.Tensor) -> torch.Tensor:
         return engine.forward(preprocess(pixels.to(device)))
@@ -142,7 +142,7 @@ def _looked_at(
 
 
 def _fill(
-    partial: Partial,
+    partial: ResumableExtraction,
     shards: list[int],
     images: ImageSet,
     forward: Callable[[torch.Tensor], torch.Tensor],

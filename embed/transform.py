@@ -241,8 +241,6 @@ class PublicTransform:
         components: int | None = None,
         clip_quantile: float = CLIP_QUANTILE,
         constant: float = CONSTANT,
-        clip_norm: float | None = None,
-        remember: bool = True,
     ) -> "PublicTransform":
         """Estimates the transform to raw coordinates from public embeddings.
 
@@ -252,9 +250,7 @@ class PublicTransform:
                 the rows have.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
-            constant: a.
-            clip_norm: c; None: √(1 + a²), with which features are clipped to length 1.
-            remember: keep the hashes of the rows, which a release requires.
+            constant: a; c = √(1 + a²), with which features are clipped to length 1.
 
         Raises:
             ValueError: an option out of range, rows that are not finite, or all alike.
@@ -280,8 +276,7 @@ class PublicTransform:
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", clip_quantile=clip_quantile)
         check.within("[0, 16]", constant=constant)  # √(c² − a²) is exact to a few 2⁻⁴⁶ up to there
-        clip_norm = math.sqrt(1 + constant**2) if clip_norm is None else clip_norm
-        check_bounds(clip_norm, constant)
+        clip_norm = math.sqrt(1 + constant**2)
         mean, basis = principal_directions(blocks(), q, known.parts)
         norms = [((b.double() - mean) @ basis).norm(dim=1).numpy() for b in blocks()]
         scale = float(np.quantile(np.concatenate(norms), clip_quantile))
@@ -296,12 +291,14 @@ class PublicTransform:
             row_mean=torch.zeros(q, dtype=torch.float64),
             within_class=torch.eye(q, dtype=torch.float64),
             fitted_on=known.content_hash(),
-            seen=known_rows(known.blocks()) if remember else None,
+            seen=known_rows(known.blocks()),
             dropped=known.dropped_rows,
             encoding=known.encoding,
             options={
-                **{"components": q, "clip_quantile": clip_quantile},
-                **{"clip_norm": clip_norm, "constant": constant},
+                "components": q,
+                "clip_quantile": clip_quantile,
+                "clip_norm": clip_norm,
+                "constant": constant,
             },
         )
         labels = torch.from_numpy(np.array(known.labels)) if known.labelled else None

@@ -21,7 +21,7 @@ START = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.partial import Partial
+from embed.partial import ResumableExtraction
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
@@ -70,12 +70,12 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
 BY_ENGINE = (
     START
     + """
-write = Partial.write
+write = ResumableExtraction.write
 def slowly(*arguments):
     write(*arguments)
     time.sleep(0.2)
 
-Partial.write = slowly
+ResumableExtraction.write = slowly
 embed(images, build_encoder(sys.argv[3]), out, preprocess=Preprocess(image_size=16), batch_size=3,
       shard_rows=4, engine=sys.argv[4])
 """

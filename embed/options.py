@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pretrain import check
 from pretrain.intake.reading import PictureOptions, UnreadableOption
@@ -151,10 +151,6 @@ class Knowledge:
     examples: Path | None = None
     """Public embedding set with labels named as the private classes (default: the public set where
     its class names contain the private ones; none: no examples)."""
-
-    def given(self) -> dict[str, Any]:
-        """Options that were set, by name; the others are None."""
-        return dict(vars(self))
 
     @property
     def guesses(self) -> bool:

@@ -55,8 +55,7 @@ class Run(ExtractOptions, ImageOptions):
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
         from embed.engines.forward import choose_batch_size
-        from embed.extract import extract
-        from embed.summary import described
+        from embed.extract import extract, summary
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.intake.decode import UnreadableImage
         from pretrain.preprocess import Preprocess, refuse_too_large
@@ -93,7 +92,7 @@ class Run(ExtractOptions, ImageOptions):
             print(f"this share is done; other shards are missing in {partial}")
             return partial
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
-        print("\n".join(described(done, images, out)))
+        print("\n".join(summary(done, images, out)))
         return out
 
 

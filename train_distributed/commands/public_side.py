@@ -66,7 +66,7 @@ class PublicSide:
 
         check.exactly_one(public=self.public, transform=self.transform)
         if self.transform is not None:
-            check.left_out("with transform", **self.knowledge.given())
+            check.left_out("with transform", **vars(self.knowledge))
             return PublicTransform.load(self.transform)
         assert self.public is not None
         public = EmbeddingSet.open(self.public)

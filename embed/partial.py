@@ -162,7 +162,8 @@ class ResumableExtraction:
 
     def _whole(self, unreadable: dict[int, str]) -> Path:
         """Directory of the finished set: all rows in place, or a copy without the skipped ones."""
-        whole, kept, found = self.rows.parent, np.ones(len(self.images), bool), {}
+        whole, kept = self.rows.parent, np.ones(len(self.images), bool)
+        found: dict[str, Any] = {}
         if unreadable:
             first = next(iter(unreadable.values()))
             self.images.refuse_lost(list(unreadable), f"the first unreadable image: {first}")

@@ -82,7 +82,7 @@ def choose(
         compiled = compiles(device, rows)
         return fast_forward(encoder, device, DTYPES[precision], compiled=compiled)
 
-    pixels, wanted = trial(), None
+    pixels, wanted, last_precision = trial(), None, precisions[-1]
     if engines != ("torch",) or len(precisions) > 1:
         wanted = in_torch("float32")(pixels)
     within = NEAR if compute == "auto" else ROUGHLY
@@ -90,7 +90,7 @@ def choose(
     for precision, name in itertools.product(precisions, engines):
         if name in refused or (name == "openvino" and precision not in OPENVINO):
             continue
-        last = name == "torch" and precision == precisions[-1]
+        last = name == "torch" and precision == last_precision
 
         def check(forward: Forward, expected: Tensor | None = None if last else wanted) -> None:
             refuse_other_rows(forward, pixels, expected, within)

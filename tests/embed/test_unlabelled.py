@@ -56,8 +56,8 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
     unlabelled().save(tmp_path / "public")
     private = unlabelled(embeddings=np.eye(8, 3, dtype=np.float32))
     private.save(tmp_path / "private")
-    sets = {"public": tmp_path / "public", "apply_to": tmp_path / "private"}
-    FitTransform(**sets, out=tmp_path / "fitted").run()
+    out = tmp_path / "fitted"
+    FitTransform(public=tmp_path / "public", apply_to=tmp_path / "private", out=out).run()
     applied = EmbeddingSet.open(tmp_path / "fitted" / "embeddings")
     assert not applied.labelled
     assert applied.name(7) == "ward/7 ü.png"

@@ -206,8 +206,9 @@ def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
 def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path, *, leak: bool = False) -> None:
     public.save(at / "public")
     private.save(at / "private")
-    sets = {"public": at / "public", "apply_to": at / "private"}
-    FitTransform(**sets, out=at / "out", i_know_this_leaks=leak).run()
+    FitTransform(
+        public=at / "public", apply_to=at / "private", out=at / "out", i_know_this_leaks=leak
+    ).run()
 
 
 DOORS: dict[str, Door] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embed.known_classes import ClassGuess
-from embed.public_scatter import REGULAR
+from embed.public_scatter import REGULAR, PublicScatter
 from embed.store import EmbeddingSet
 from embed.transform import PublicTransform
 from embed.water_filling import LEAST_SHARE
@@ -64,28 +64,15 @@ class ClassMeans:
         return cls(means, counts, squares - means.nan_to_num().mT @ sums if scattered else None)
 
 
-@dataclass(frozen=True)
-class PublicScatter:
-    """Centre of the public class means, and scatter of class means and of rows within classes.
+def open_scatter(public: PublicScatter) -> PublicScatter:
+    """Scatter that guesses are made with: W regular, and B + LEAST_SHARE (W + B).
 
     Public class means lie in fewer directions than there are features, and private ones need not:
-    their scatter has a share of that of all rows as well.
+    their scatter has a share of that of all rows as well. Raises ValueError without labels.
     """
-
-    centre: Tensor  # (q,) g
-    between: Tensor  # (q, q) B + LEAST_SHARE (W + B)
-    within: Tensor  # (q, q) W, regular
-
-    @classmethod
-    def of(cls, transform: PublicTransform) -> "PublicScatter":
-        """Scatter that a transform keeps; raises ValueError if its public rows had no labels."""
-        between, within = transform.between_class, transform.within_class
-        if between is None or within is None:
-            raise ValueError("public must have labels of two classes for guesses of class means")
-        between, within = between.double(), within.double()
-        faint = REGULAR * within.diagonal().mean() * torch.eye(len(within)).double()
-        centre = transform.row_mean[-len(within) :].double()
-        return cls(centre, between + LEAST_SHARE * (within + between), within + faint)
+    within, between = public.within, public.of_means
+    faint = REGULAR * within.diagonal().mean() * torch.eye(len(within)).double()
+    return PublicScatter(public.mean, within + faint, between + LEAST_SHARE * (within + between))
 
 
 def from_examples(
@@ -98,8 +85,8 @@ def from_examples(
     the covariance F diag(v/(1 + n_k v)) Fᵀ, of which V becomes the average over classes, and .05 B.
     """
     if before is None:
-        earlier, trust, prior = "", 0, scatter.between
-        means = scatter.centre[:, None].repeat(1, len(found.counts))
+        earlier, trust, prior = "", 0, scatter.of_means
+        means = scatter.mean[:, None].repeat(1, len(found.counts))
     else:
         earlier, trust, prior = f"{before.source}, then ", before.trust, before.covariance
         means = before.means
@@ -111,7 +98,7 @@ def from_examples(
     left = basis * (values.clamp(min=0)[:, None] / (1 + odds)).mean(1) @ basis.mT
     sizes = found.counts[found.counts > 0]
     words = f"{int(sizes.sum())} public examples of {len(sizes)} classes"
-    return ClassGuess(earlier + words, means, left + ELSEWHERE * scatter.between, trust + SHOWN)
+    return ClassGuess(earlier + words, means, left + ELSEWHERE * scatter.of_means, trust + SHOWN)
 
 
 def scatter_within(examples: ClassMeans, scatter: PublicScatter) -> Tensor:
@@ -153,6 +140,7 @@ class NameRule:
     centre: Tensor  # (q,)
     width: float
     explained: float  # R² by leave-one-out, at most 1, below 0 where names say nothing
+    source: str = "names"  # in words
 
     @classmethod
     def learned(cls, vectors: Tensor, means: Tensor, measured: int | None = None) -> "NameRule":
@@ -194,7 +182,7 @@ class NameRule:
 
 
 def from_names(
-    rule: NameRule, groups: Sequence[Tensor], scatter: PublicScatter, words: str
+    rule: NameRule, groups: Sequence[Tensor], scatter: PublicScatter
 ) -> ClassGuess | None:
     """Class means by names, with what the rule does not explain left open; None: nothing is said.
 
@@ -205,10 +193,10 @@ def from_names(
     if rule.explained <= 0:
         return None
     means = torch.stack([rule(each).mean(1) for each in groups], 1)
-    expected = rule.explained * float(scatter.between.trace())
+    expected = rule.explained * float(scatter.of_means.trace())
     if len(groups) > 1 and float(means.var(1).sum()) < LEAST_SPREAD * expected:
         return None
-    return ClassGuess(words, means, (1 - rule.explained) * scatter.between)
+    return ClassGuess(rule.source, means, (1 - rule.explained) * scatter.of_means)
 
 
 def of_classifier(directions: Tensor, matched: Mapping[int, int], public: ClassMeans) -> Tensor:

@@ -1,7 +1,6 @@
 """Rows [a, clip(x)] whose stored floats have norm at most c."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -71,16 +70,13 @@ def _clip(x: Tensor, bound: float, dtype: torch.dtype) -> Tensor:
     return scaled
 
 
-def check_finite(
-    x: Tensor, name: str, first_row: int = 0, place: Callable[[int], str] = "row {}".format
-) -> None:
+def check_finite(x: Tensor, name: str, first_row: int = 0) -> None:
     """Raises ValueError naming the first row of `x` that holds a NaN or an infinity.
 
     Args:
         x: (n, p).
         name: name of x in the error.
         first_row: number of the first row of x.
-        place: row number -> description of the row, for the error.
     """
     if x.sum().isfinite():  # which a NaN or an infinity would prevent; fast
         return
@@ -88,4 +84,4 @@ def check_finite(
     if bad.any():
         row = int(bad.nonzero()[0])
         value = x[row][~torch.isfinite(x[row])][0].item()
-        raise ValueError(f"{name} must be finite, got {value} in {place(first_row + row)}")
+        raise ValueError(f"{name} must be finite, got {value} in row {first_row + row}")

@@ -31,42 +31,33 @@ class Concat:
     """Replace an existing directory."""
 
     def run(self) -> Path:
-        """Writes the joined set."""
+        """Writes the joined set, streamed; each row depends on its own picture alone.
+
+        Raises:
+            ValueError: fewer than two sets, of other pictures, or that do not say what made them.
+        """
         out = output_directory(self.out, "concat", *self.sets, overwrite=self.overwrite)
-        done = concatenated(self.sets, out, overwrite=self.overwrite)
-        print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
+        sets = [EmbeddingSet.open(place) for place in self.sets]
+        encodings: list[Encoding] = []
+        for place, each in zip(self.sets, sets, strict=True):
+            if not _same_pictures(each, sets[0]):
+                raise ValueError(
+                    "sets must hold the same pictures in the same order, got "
+                    f"{self.sets[0]} and {place}"
+                )
+            if (encoding := each.encoding) is None:
+                raise ValueError(f"sets must say which encoder made them, got none in {place}")
+            encodings.append(encoding)
+        first, widths = sets[0], [each.dim for each in sets]
+        same = {
+            k: v for k, v in first.meta_of_rows.items() if all(e.meta.get(k) == v for e in sets)
+        }
+        meta = same | Encoding.joined(encodings).to_json() | {"parts": widths}
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            write_rows(partial / "embeddings.npy", _joined(sets), (len(first), sum(widths)))
+            write_companions(partial, **columns(first), meta=meta)
+        print(f"{len(first)} embeddings of dimension {sum(widths)} in {out}")
         return out
-
-
-def concatenated(
-    directories: Sequence[Path], out: Path, *, overwrite: bool = False
-) -> EmbeddingSet:
-    """Joins sets of the same pictures, streamed; each row depends on its own picture alone.
-
-    Raises:
-        ValueError: fewer than two sets, of other pictures, or that do not say what made them.
-    """
-    sets = [EmbeddingSet.open(place) for place in directories]
-    for place, each in zip(directories, sets, strict=True):
-        if not _same_pictures(each, sets[0]):
-            raise ValueError(
-                f"sets must hold the same pictures in the same order, got {directories[0]} and "
-                f"{place}"
-            )
-    encodings = [each.encoding for each in sets]
-    known = [encoding for encoding in encodings if encoding is not None]
-    if len(known) < len(sets):
-        unknown = directories[encodings.index(None)]
-        raise ValueError(f"sets must say which encoder made them, got none in {unknown}")
-    first = sets[0]
-    kept = {k: v for k, v in first.meta_of_rows.items() if all(e.meta.get(k) == v for e in sets)}
-    encoding = Encoding.joined(known).to_json()
-    meta = kept | encoding | {"parts": [each.dim for each in sets]}
-    with new_directory(out, overwrite=overwrite) as partial:
-        shape = (len(first), sum(each.dim for each in sets))
-        write_rows(partial / "embeddings.npy", _joined(sets), shape)
-        write_companions(partial, **columns(first), meta=meta)
-    return EmbeddingSet.open(out)
 
 
 def _same_pictures(one: EmbeddingSet, other: EmbeddingSet) -> bool:

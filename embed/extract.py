@@ -5,7 +5,7 @@ records progress; the finished set is renamed to `<out>`. A skipped image leaves
 until then, so that shards and batches are the same whether or not a run was interrupted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,21 +16,20 @@ import torch
 from torch import nn
 
 from embed.encoding import UNKNOWN
-from embed.engines.choice import choose
-from embed.engines.compiled import COMPILERS
-from embed.engines.trial import trial_pictures
-from embed.fast import COMPILE_FROM, choose_batch_size
+from embed.engines.choice import choose, compiles, trial_pictures
+from embed.engines.forward import choose_batch_size
 from embed.options import ExtractOptions
-from embed.partial import Partial, as_planned, changed, plan_of
+from embed.partial import ResumableExtraction, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_formats, spans
 from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.waiting import Progress
-from pretrain.datasets import ImageSet
+from pretrain.datasets import SPLITS, ImageSet
 from pretrain.encoder import encoder_hash
 from pretrain.encoders.composed import Concat
+from pretrain.intake.names import counted
 from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized
@@ -78,9 +77,6 @@ def extract(
     device = torch.device(usual_device(options.device))
     digest = encoder_hash(encoder)
     batch_size = min(options.batch_size or choose_batch_size(device), len(images))
-    compiled = options.compiled
-    if compiled is None:
-        compiled = device.type == "cuda" and len(images) >= COMPILE_FROM
     images, shape, data_hash = _looked_at(images, preprocess, skip=options.skip_unreadable)
     meta = _described(images, shape) | {
         "data_hash": data_hash,
@@ -91,7 +87,7 @@ def extract(
         "dtype": options.dtype,
         "engine": options.engine,
         "compute": options.compute,
-        "compiled": compiled,
+        "compiled": compiles(device, len(images)),
         "batch_size": batch_size,
         "shard_rows": options.shard_rows,
     }
@@ -111,11 +107,10 @@ def extract(
         batch_size=batch_size,
         engine=meta["engine"],
         compute=meta["compute"],
-        compiled=compiled,
         digest=digest,
     )
     meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
-    partial = Partial(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    partial = ResumableExtraction(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
 
     def run(pixels: torch.Tensor) -> torch.Tensor:
         return engine.forward(preprocess(pixels.to(device)))
@@ -148,7 +143,7 @@ def _looked_at(
 
 
 def _fill(
-    partial: Partial,
+    partial: ResumableExtraction,
     shards: list[int],
     images: ImageSet,
     forward: Callable[[torch.Tensor], torch.Tensor],
@@ -210,7 +205,7 @@ def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
     asked = {name: meta[name] for name in ("engine", "compute")}
     choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
     packages = ["torch", "timm", "numpy", "pillow"]
-    packages += [choices["engine"]] if choices["engine"] in COMPILERS else []
+    packages += ["openvino"] if choices["engine"] == "openvino" else []
     return meta | choices | {"versions": {name: version(name) for name in packages}}
 
 
@@ -234,3 +229,50 @@ def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
     if images.names is not None:
         columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
+
+
+def summary(done: EmbeddingSet, images: ImageSet, out: Path) -> list[str]:
+    """Rows, classes and users with their counts, what was skipped, size and mode of pictures."""
+    first = {number: name for name, number in reversed(SPLITS.items())}
+    numbers, counts = np.unique(done.split, return_counts=True)
+    parts = ", ".join(f"{count} {first[k]}" for k, count in zip(numbers, counts, strict=True))
+    lines = [("rows", f"{len(done)}: {parts}")]
+    if (done.labels < 0).all():
+        lines.append(("classes", "no labels: rows for public use or prediction only"))
+    else:
+        counts = np.bincount(done.labels, minlength=len(images.class_names))
+        lines.append(("classes", _spread(counts, images.class_names)))
+    if done.users is not None:
+        numbers, counts = np.unique(done.users, return_counts=True)
+        names = images.user_names
+        lines.append(("users", _spread(counts, [names[k] if names else str(k) for k in numbers])))
+    lines.append(("pictures", _pictures(images, done)))
+    skipped = list(images.skipped)
+    if (file := out / "unreadable.txt").exists():
+        found = file.read_text(errors="surrogateescape").splitlines()
+        skipped += [(line.partition("\t")[0], f"unreadable, see {file}") for line in found]
+    lines += [("skipped", words) for words in counted(skipped)]
+    whole = (f"{what:10} {words}" for what, words in lines)
+    return [line.encode("utf-8", "replace").decode() for line in whole]  # names may be no Unicode
+
+
+def _spread(counts: np.ndarray, names: Sequence[str]) -> str:
+    """Smallest, median and largest count."""
+    least, most = int(counts.argmin()), int(counts.argmax())
+    if counts[least] == counts[most]:
+        return f"{len(counts)}, of {counts[least]} rows each"
+    ends = f"{counts[least]} ({names[least]}) to {counts[most]} ({names[most]})"
+    return f"{len(counts)}, of {ends} rows, median {np.median(counts):g}"
+
+
+def _pictures(images: ImageSet, done: EmbeddingSet) -> str:
+    """Size and mode of those that were read now: all, unless an extraction was continued."""
+    height, width = done.meta["image_shape"][1:]
+    words = f"embedded as {width} x {height}"
+    modes = sorted({mode for seen in images.seen for mode in seen.modes})
+    if not modes:
+        return words
+    ends = [size for seen in images.seen for size in (seen.smallest, seen.largest) if size]
+    least, most = (end(ends, key=lambda size: size[0] * size[1]) for end in (min, max))
+    size = " to ".join(f"{w} x {h}" for w, h in dict.fromkeys((least, most)))
+    return f"{size}, {', '.join(modes)}; {words}"

@@ -12,16 +12,16 @@ from embed.class_sources import (
     FEWEST,
     ClassMeans,
     NameRule,
-    PublicScatter,
     from_examples,
     from_names,
     of_classifier,
+    open_scatter,
     scatter_within,
 )
 from embed.encoding import refuse_other
 from embed.identity import known_rows
-from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
+from embed.options import NONE, Knowledge
 from embed.store import EmbeddingSet
 from embed.transform import PublicTransform
 from pretrain.encoders.text import name_vectors, words_of
@@ -65,12 +65,12 @@ def added_to(
     sources = sources or Sources.of(knowledge, public)
     means = ClassMeans.of(public, transform, sources.classes)
     found = None if shown is None else means_by_name(shown, transform, names)
-    rule, words = sources.rule(transform, means)
+    rule = sources.rule(transform, means)
     groups = sources.vectors(knowledge.names or names)
-    transform = knowing(transform, names, rule, words, groups, found)
+    transform = knowing(transform, names, rule, groups, found)
     if rule is not None:
-        said = f"R² {rule.explained:.2f} by leaving out one of the {words}"
-        if transform.known is None or words not in transform.known.words:
+        said = f"R² {rule.explained:.2f} by leaving out one of the {rule.source}"
+        if transform.known is None or rule.source not in transform.known.words:
             why = "" if rule.explained <= 0 else ", almost the same of all of these classes"
             said = f"names say nothing here{why}: {said}"
         print(said, file=sys.stderr)
@@ -123,25 +123,16 @@ class Sources:
 
     def vectors(self, names: Sequence[str]) -> list[Tensor]:
         """(1, e) vector of each name; nothing without a text encoder."""
-        if self.encoder is None:
-            return []
-        return list(name_vectors(names, self.encoder).split(1))
+        return [] if self.encoder is None else list(name_vectors(names, self.encoder).split(1))
 
-    def rule(
-        self, transform: PublicTransform, means: ClassMeans, without: Sequence[int] = ()
-    ) -> tuple[NameRule | None, str]:
-        """The rule from names to class means, and its words; None without a text encoder.
+    def rule(self, transform: PublicTransform, means: ClassMeans) -> NameRule | None:
+        """The rule from names to means of public classes; None without a text encoder.
 
         Classes of the encoder's classifier join the public ones where they explain more of these.
-
-        Args:
-            transform: whose features the means are in.
-            means: of the public classes.
-            without: public classes that it must not know, nor the classifier's of the same name.
         """
         if self.public is None:
-            return None, ""
-        kept = [k for k in means.counts.nonzero().flatten().tolist() if k not in set(without)]
+            return None
+        kept = means.counts.nonzero().flatten().tolist()
         if len(kept) < FEWEST:
             raise ValueError(
                 f"public must hold at least {FEWEST} classes for text_encoder, got {len(kept)}"
@@ -150,23 +141,22 @@ class Sources:
         rule, words = NameRule.learned(vectors, known), f"names of {len(kept)} public classes"
         matched = {c: k for c, k in self.matched if k in set(kept)}
         if self.own is None or self.directions is None or len(matched) < FEWEST:
-            return rule, f"{words}, and none of a classifier of the encoder"
+            return replace(rule, source=f"{words}, and none of a classifier of the encoder")
         features = self.directions @ transform.basis.double() / torch.as_tensor(transform.scale)
         more = of_classifier(features, matched, means)
-        paired = {c for c, _ in self.matched}
-        rest = [c for c in range(len(self.own)) if c not in paired]
+        rest = sorted(set(range(len(self.own))) - {c for c, _ in self.matched})
         vectors, known = torch.cat([vectors, self.own[rest]]), torch.cat([known, more[rest]])
         wider = NameRule.learned(vectors, known, measured=len(kept))
         if wider.explained <= rule.explained:
-            return rule, f"{words}, as those of the encoder's classifier add nothing"
-        return wider, f"{words} and {len(rest):,} of the encoder's classifier"
+            nothing = f"{words}, as those of the encoder's classifier add nothing"
+            return replace(rule, source=nothing)
+        return replace(wider, source=f"{words} and {len(rest):,} of the encoder's classifier")
 
 
 def knowing(
     transform: PublicTransform,
     names: Sequence[str],
     rule: NameRule | None,
-    words: str,
     groups: Sequence[Tensor],
     examples: ClassMeans | None,
 ) -> PublicTransform:
@@ -174,8 +164,8 @@ def knowing(
 
     Its covariance within classes is that of public rows and examples.
     """
-    scatter = PublicScatter.of(transform)
-    said = None if rule is None else from_names(rule, groups, scatter, words)
+    scatter = open_scatter(transform.raw.public)
+    said = None if rule is None else from_names(rule, groups, scatter)
     guesses = [] if said is None else [said]
     if examples is not None:
         transform = replace(transform, within_class=scatter_within(examples, scatter))

@@ -12,6 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from embed.encoding import refuse_other
+from embed.store import EmbeddingSet
+
 SMALLEST = 2.0**-6  # guard: a row's largest entry; smaller ones are scaled before float16
 BITS = 64  # size: of a hash
 
@@ -63,6 +66,35 @@ def found(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
         return np.zeros(len(hashes), bool)
     place = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return known[place] == hashes
+
+
+def in_both(rows: EmbeddingSet, others: EmbeddingSet) -> np.ndarray:
+    """(n,) bool: whether each of the rows is among the others."""
+    known = known_rows(others.blocks())
+    return np.concatenate([found(row_hashes(block), known) for block in rows.blocks()])
+
+
+def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
+    """Checks that public and private rows have one encoder and no row in common.
+
+    Raises:
+        ValueError: another encoder or preprocessing, or some row is in both.
+    """
+    refuse_other(public.encoding, private.encoding)
+    shared = 0 if public.dim != private.dim else int(in_both(public, private).sum())
+    if shared:
+        raise ValueError(
+            "public must be another set than the one it is applied to, without any of its rows "
+            "(`embed exclude` takes them out of the private set), "
+            f"got {shared} of {len(public)} rows in both"
+        )
+
+
+def refuse_seen(seen: np.ndarray, private: EmbeddingSet) -> None:
+    """Raises ValueError if a private row is among examples, of which `seen` has the hashes."""
+    shared = sum(int(found(row_hashes(block), seen).sum()) for block in private.blocks())
+    if shared:
+        raise ValueError(f"examples must hold no private rows, got {shared} of {len(private)}")
 
 
 def false_positives(rows: int, known: int) -> float:

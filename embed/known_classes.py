@@ -68,9 +68,11 @@ class KnownClasses:
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors for a file, by name."""
-        named = {f"guess.{number}": guess for number, guess in enumerate(self.guesses)}
-        means = {f"{name}.means": guess.means for name, guess in named.items()}
-        return means | {f"{name}.covariance": guess.covariance for name, guess in named.items()}
+        return {
+            f"guess.{number}.{name}": getattr(guess, name)
+            for number, guess in enumerate(self.guesses)
+            for name in ("means", "covariance")
+        }
 
     def metadata(self) -> dict[str, str]:
         """Names for the file's metadata."""

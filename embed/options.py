@@ -1,7 +1,8 @@
-"""Options of commands that read images and embed them."""
+"""Options of commands: images, their extraction, and public knowledge of their classes."""
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pretrain import check
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 Dtype = Literal["float32", "float16"]
 EngineName = Literal["auto", "openvino", "torch"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+NONE = Path("none")
 BY_DESIGN = "fed-emnist:"  # its published split is within every writer
 
 
@@ -113,8 +115,6 @@ class ExtractOptions(UnreadableOption):
     the share of this process)."""
     device: str | None = None
     """Device to compute on: cpu, cuda or cuda:N (default: cuda if there is one, else cpu)."""
-    compiled: bool | None = None
-    """Use torch.compile (default: on a GPU for 100,000 images or more)."""
     overwrite: bool = False
     """Replace a finished directory of another extraction."""
 
@@ -135,3 +135,24 @@ class ExtractOptions(UnreadableOption):
         if not (slash and index.isdigit() and count.isdigit()):
             raise ValueError(f"shard must be i/n, got {self.shard}")
         return int(index), int(count)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Public knowledge of the private classes; a model of few users starts from it."""
+
+    names: tuple[str, ...] | None = None
+    """Words for the classes, in the order of their numbers, for --text-encoder (default: as the
+    private set declares)."""
+    text_encoder: str | None = None
+    """Guess class means from names, by those of public classes: `package` (extra `names`), or
+    a directory that transformers can load. The ImageNet classes that a timm encoder was trained
+    with join the public ones (default: names are not used)."""
+    examples: Path | None = None
+    """Public embedding set with labels named as the private classes (default: the public set where
+    its class names contain the private ones; none: no examples)."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether something is known of the classes beside public ones of the same names."""
+        return bool(self.text_encoder or self.examples not in (None, NONE))

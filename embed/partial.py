@@ -12,13 +12,13 @@ from typing import IO, Any
 import numpy as np
 
 from embed import store
-from embed.draws import greatest, random_keys
-from pretrain.cli.output import new_file
+from embed.hold_out import greatest, random_keys
+from pretrain.cli.output import new_file, sync_tree
 from pretrain.datasets import TEST, TRAIN, ImageSet
 from pretrain.intake.splits import count_of_tests
 
 
-class Partial:
+class ResumableExtraction:
     """The directory `<out>.partial` of one extraction: `set/`, `finished/`, `meta.json`, and locks.
 
     A finished shard has a file in `finished/`, with the images of it that were skipped. A process
@@ -97,7 +97,7 @@ class Partial:
             if self.rows.exists():
                 if not all(self._marker(s).exists() for s in range(self.shards)):
                     return None
-                whole = self._readable(self._unreadable())
+                whole = self._whole(self._unreadable())
                 if self.out.exists():  # --overwrite: the old set stays until the new one is whole
                     self.out.rename(self.partial / "replaced")
                 whole.rename(self.out)
@@ -147,44 +147,41 @@ class Partial:
         for directory in (self.rows.parent, self.finished):
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
+        row = self.dim * self.dtype.itemsize
         try:
-            store.write_companions(self.rows.parent, **store.columns(self.images), meta=self.meta)
             with self.rows.open("wb") as file:
                 store.write_header(file, (len(self.images), self.dim), self.dtype)
-                row = self.dim * self.dtype.itemsize
                 os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
         except OSError as error:
             self._remove()
-            needed = len(self.images) * self.dim * self.dtype.itemsize
+            needed = len(self.images) * row
             reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
             raise OSError(error.errno, reason) from error
         with new_file(plan) as partial:
             partial.write_text(json.dumps(self.meta))
 
-    def _readable(self, unreadable: dict[int, str]) -> Path:
-        """Directory of the finished set: all rows, or a copy without the skipped ones."""
-        if not unreadable:
-            if "test_share" in self.meta:
-                split = self._split(self.images.split)
-                with new_file(self.rows.parent / "split.npy") as part, part.open("wb") as file:
-                    np.save(file, split)
-            self._describe(self.rows.parent, {})
-            return self.rows.parent
-        first = next(iter(unreadable.values()))
-        self.images.refuse_lost(list(unreadable), f"the first unreadable image: {first}")
-        kept = np.ones(len(self.images), bool)
-        kept[list(unreadable)] = False
-        copy, count = self.partial / "readable", int(kept.sum())
-        shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
-        rows = store.select_rows(store.read_blocks(self.rows), kept)
-        store.write_rows(copy / "embeddings.npy", rows, (count, self.dim))
-        split = {"split": self._split(self.images.split[kept])}
-        store.write_companions(copy, **store.columns(self.images, kept) | split, meta=self.meta)
-        lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
-        (copy / "unreadable.txt").write_text("".join(lines), "utf-8", "surrogateescape")
-        self._describe(copy, {"rows": count, "unreadable": len(unreadable)})
-        return copy
+    def _whole(self, unreadable: dict[int, str]) -> Path:
+        """Directory of the finished set: all rows in place, or a copy without the skipped ones."""
+        whole, kept = self.rows.parent, np.ones(len(self.images), bool)
+        found: dict[str, Any] = {}
+        if unreadable:
+            first = next(iter(unreadable.values()))
+            self.images.refuse_lost(list(unreadable), f"the first unreadable image: {first}")
+            kept[list(unreadable)] = False
+            found = {"rows": int(kept.sum()), "unreadable": len(unreadable)}
+            whole = self.partial / "readable"
+            shutil.rmtree(whole, ignore_errors=True)
+            whole.mkdir()
+            rows = store.select_rows(store.read_blocks(self.rows), kept)
+            store.write_rows(whole / "embeddings.npy", rows, (found["rows"], self.dim))
+            lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
+            (whole / "unreadable.txt").write_text("".join(lines), "utf-8", "surrogateescape")
+        found["content_hash"] = store.hash_rows(store.read_blocks(whole / "embeddings.npy"))
+        columns = store.columns(self.images, kept)
+        columns["split"] = self._split(columns["split"])
+        store.write_companions(whole, **columns, meta=self.meta | found)
+        sync_tree(whole)
+        return whole
 
     def _split(self, split: np.ndarray) -> np.ndarray:
         """(N,) the split, with `test_share` of the training records moved to test.
@@ -198,12 +195,6 @@ class Partial:
         count = np.array([count_of_tests(len(train), share, "records")])
         drawn = greatest(random_keys(len(train)), np.zeros(len(train), np.int64), count)
         return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
-
-    def _describe(self, directory: Path, found: dict[str, Any]) -> None:
-        content = {"content_hash": store.hash_rows(store.read_blocks(directory / "embeddings.npy"))}
-        with new_file(directory / "meta.json") as partial:
-            meta = self.meta | found | content
-            partial.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
 
 
 def plan_of(out: Path) -> dict[str, Any] | None:

@@ -86,11 +86,6 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     return made
 
 
-def within(rows: Tensor, exponent: int) -> Tensor:
-    """(n, q) float64 rows; one with an entry of 2^exponent or more is divided by a power of two."""
-    return rows * _power((exponent - _exponents(rows)).clip(max=0))
-
-
 def _exponents(rows: Tensor) -> np.ndarray:
     """(n,) e with max|row| < 2^e."""
     return np.frexp(rows.abs().amax(1).numpy())[1]

@@ -29,6 +29,13 @@ class PublicScatter:
         """(D, D) T = W + B, of all rows where classes are equally frequent."""
         return self.within if self.between is None else self.within + self.between
 
+    @property
+    def of_means(self) -> Tensor:
+        """(D, D) B; raises ValueError if the public rows had no labels of two classes."""
+        if self.between is None:
+            raise ValueError("public must have labels of two classes for guesses of class means")
+        return self.between
+
     @classmethod
     def of(cls, blocks: Iterable[Tensor], labels: Tensor | None = None) -> "PublicScatter":
         """Scatter of rows in blocks (b, D), in one pass; (n,) labels >= 0, any number of them."""

@@ -2,12 +2,22 @@
 
 import json
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
-from embed.knowledge import Knowledge
-from embed.options import ExtractOptions, ImageOptions
+import numpy as np
+
+from embed.encoding import refuse_other
+from embed.options import ExtractOptions, ImageOptions, Knowledge
+from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from pretrain.cli.device import usual_device
-from pretrain.cli.output import default_directory, output_directory, refuse_inputs
+from pretrain.cli.output import (
+    default_directory,
+    new_directory,
+    output_directory,
+    refuse_inputs,
+    write_json,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +54,8 @@ class Run(ExtractOptions, ImageOptions):
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
-        from embed.extract import extract
-        from embed.fast import choose_batch_size
-        from embed.summary import described
+        from embed.engines.forward import choose_batch_size
+        from embed.extract import extract, summary
         from pretrain.encoder import build_encoder, origin, without_directory
         from pretrain.intake.decode import UnreadableImage
         from pretrain.preprocess import Preprocess, refuse_too_large
@@ -83,7 +92,7 @@ class Run(ExtractOptions, ImageOptions):
             print(f"this share is done; other shards are missing in {partial}")
             return partial
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
-        print("\n".join(described(done, images, out)))
+        print("\n".join(summary(done, images, out)))
         return out
 
 
@@ -114,23 +123,55 @@ class FitTransform:
 
     def run(self) -> Path:
         """Fits, checks that public and private differ, writes."""
-        from embed.fit import fit_and_apply
+        from embed.guesses import added_to
+        from embed.identity import refuse_leak, refuse_seen
+        from embed.transform import PublicTransform
 
-        inputs = (self.public, self.apply_to, self.knowledge.examples)
+        inputs, leak = (self.public, self.apply_to, self.knowledge.examples), self.i_know_this_leaks
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
-        report = fit_and_apply(
-            self.public,
-            self.apply_to,
-            out,
-            {
-                "components": self.components,
-                "clip_quantile": self.clip_quantile,
-                "constant": self.constant,
-            },
-            knowledge=self.knowledge,
-            leak=self.i_know_this_leaks,
-            overwrite=self.overwrite,
-        )
+        public = EmbeddingSet.open(self.public)
+        private = None if self.apply_to is None else EmbeddingSet.open(self.apply_to)
+        if private is not None:
+            refuse_other(public.encoding, private.encoding)
+            if not leak:
+                refuse_leak(public, private)
+        options = {
+            "components": self.components,
+            "clip_quantile": self.clip_quantile,
+            "constant": self.constant,
+        }
+        transform = PublicTransform.fit(public, **options)
+        declared = () if private is None else private.declared_classes
+        transform = added_to(self.knowledge, transform, public, declared)
+        if private is not None and transform.seen is not None and not leak:
+            refuse_seen(transform.seen, private)
+        report = {
+            "public": public.meta.get("data"),
+            "public_rows": len(public),
+            "public_hash": transform.fitted_on,
+            "options": options,
+            "dim": transform.dim,
+            "leaks": leak,
+            "known_before": transform.known.words if transform.known else [],
+            "versions": {name: version(name) for name in ("torch", "numpy")},
+        }
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            transform.save(partial / "transform.safetensors")
+            if private is not None:
+                report["applied_to"] = private.meta.get("data")
+                rows = (transform(block).numpy() for block in private.blocks())
+                path = partial / "embeddings"
+                path.mkdir()
+                write_rows(path / "embeddings.npy", rows, (len(private), transform.dim))
+                made_by = {
+                    "clip_norm": transform.clip_norm,
+                    "constant": transform.constant,
+                    "fitted_on": transform.fitted_on,
+                    "compared": not leak,  # such rows cannot be compared with raw ones any more
+                }
+                meta = private.meta_of_rows | {"transform": made_by}
+                write_companions(path, **columns(private), meta=meta)
+            write_json(partial / "report.json", report)
         print(json.dumps(report, indent=2))
         return out
 
@@ -155,11 +196,36 @@ class Exclude:
     """Replace an existing directory."""
 
     def run(self) -> Path:
-        """Writes the remaining rows; prints the number of rows in both sets."""
-        from embed.fit import exclude
+        """Writes the remaining rows, streamed; prints the number of rows in both sets.
+
+        Whether a row stays depends on that row and on public rows alone. The public sets stay
+        whole: if private rows removed some of theirs, each record would change the transform fitted
+        on them.
+
+        Raises:
+            ValueError: sets of another encoder, preprocessing or width, or no row is left.
+        """
+        from embed.identity import in_both
 
         inputs = (self.embeddings, *self.public)
         out = output_directory(self.out, "exclude", *inputs, overwrite=self.overwrite)
-        kept, dropped = exclude(self.embeddings, self.public, out, overwrite=self.overwrite)
-        print(f"{len(kept)} rows in {out}, {dropped} left out")
+        private = EmbeddingSet.open(self.embeddings)
+        kept = np.ones(len(private), bool)
+        for place in self.public:
+            other = EmbeddingSet.open(place)
+            refuse_other(private.encoding, other.encoding, ("embeddings", "public"))
+            if other.dim != private.dim:
+                raise ValueError(
+                    f"public must have {private.dim} columns as embeddings, got {other.dim} in "
+                    f"{place}"
+                )
+            kept &= ~in_both(private, other)
+        count = int(kept.sum())
+        if not count:
+            raise ValueError("embeddings must hold rows that are not public, got 0 such rows")
+        with new_directory(out, overwrite=self.overwrite) as partial:
+            rows = select_rows(private.blocks(), kept)
+            write_rows(partial / "embeddings.npy", rows, (count, private.dim))
+            write_companions(partial, **columns(private, kept), meta=private.meta_of_rows)
+        print(f"{count} rows in {out}, {len(private) - count} left out")
         return out

@@ -14,6 +14,7 @@ from pretrain.intake.decode import UnreadableImage
 from pretrain.intake.formats import suffix_of, unreadable_suffixes
 
 AHEAD = 3  # size: batches decoded while one is computed
+SINGLE = np.dtype(np.float32)
 Span = tuple[int, int]  # rows [start, stop) of one batch
 Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8; row -> reason if unreadable
 
@@ -28,8 +29,8 @@ def embedded(
     batches: Iterable[Span],
     forward: Callable[[Tensor], Tensor],
     *,
-    shape: tuple[int, ...] | None = None,
-    dtype: np.dtype | None = None,
+    shape: tuple[int, ...],
+    dtype: np.dtype = SINGLE,
     skipped: dict[int, str] | None = None,
 ) -> Iterator[tuple[Span, np.ndarray]]:
     """Every batch with the (b, p) embeddings of its images, in order.
@@ -38,19 +39,17 @@ def embedded(
         images: the images.
         batches: rows of each batch.
         forward: (b, 3, h, w) uint8 to (b, p) float32.
-        shape: (3, h, w) that all images must have; None: the shape of the first batch.
-        dtype: precision of the embeddings; None: float32.
-        skipped: receives row -> reason of unreadable images, whose embeddings are zeros; needs
-            `shape`. None: an unreadable image is an error.
+        shape: (3, h, w) that all images must have.
+        dtype: precision of the embeddings.
+        skipped: receives row -> reason of unreadable images, whose embeddings are zeros; None: an
+            unreadable image is an error.
 
     Raises:
         ValueError: an image that cannot be read or is of another shape, or an embedding that is
             not finite in `dtype`.
     """
-    dtype = np.dtype(np.float32) if dtype is None else dtype
     skipping = None if skipped is None else shape
     for (start, stop), (pixels, unreadable) in decoded_ahead(images, batches, skipping):
-        shape = pixels.shape[1:] if shape is None else shape
         _check_shape(images, pixels, shape, start, stop)
         with np.errstate(over="ignore"):  # reported below, with its row
             rows = forward(torch.from_numpy(pixels)).numpy().astype(dtype)

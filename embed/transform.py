@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +17,13 @@ from embed.clip import add_constant_and_clip, check_bounds, check_finite
 from embed.encoding import Encoding
 from embed.identity import known_rows
 from embed.known_classes import ClassGuess, KnownClasses
-from embed.project import in_blocks, product, project
-from embed.public_rows import checked_blocks, content_hash
+from embed.project import as_tensor, in_blocks, product, project
 from embed.public_scatter import PublicScatter, principal_directions
 from embed.store import EmbeddingSet
 from embed.transform_file import fields_of, read_transform_file, write_transform_file
 from embed.water_filling import FAINT, Channel
 from pretrain import check
+from pretrain.datasets import UNLABELLED
 
 COMPONENTS = 512  # size: D at most; water-filling chooses among them
 CLIP_QUANTILE = 0.1  # prior: of public norms; .02 to .3 are within half a point of each other
@@ -251,8 +252,6 @@ class PublicTransform:
         components: int | None = None,
         clip_quantile: float = CLIP_QUANTILE,
         constant: float = CONSTANT,
-        clip_norm: float | None = None,
-        remember: bool = True,
     ) -> "PublicTransform":
         """Estimates the transform to raw coordinates from public embeddings.
 
@@ -262,9 +261,7 @@ class PublicTransform:
                 the rows have.
             clip_quantile: features are divided by this quantile of the public norms; a low quantile
                 clips nearly every row, and only directions remain.
-            constant: a.
-            clip_norm: c; None: √(1 + a²), with which features are clipped to length 1.
-            remember: keep the hashes of the rows, which a release requires.
+            constant: a; c = √(1 + a²), with which features are clipped to length 1.
 
         Raises:
             ValueError: an option out of range, rows that are not finite, or all alike.
@@ -277,16 +274,21 @@ class PublicTransform:
                     [0.5000, 0.5000, 0.0000],
                     [0.5000, 0.0000, 0.5000]])
         """
-        blocks = checked_blocks(public)
-        p = next(iter(blocks())).shape[1]
-        q = min(COMPONENTS, p, len(public) - 1) if components is None else components
+        if len(public) < 2:
+            raise ValueError(f"public must hold at least 2 rows, got {len(public)}")
+        known = public if isinstance(public, EmbeddingSet) else _as_set(public)
+        known.check_finite("public")
+
+        def blocks() -> Iterator[Tensor]:
+            return map(as_tensor, known.blocks())
+
+        p = known.dim
+        q = min(COMPONENTS, p, len(known) - 1) if components is None else components
         check.within(f"[1, {p}]", components=q)
         check.within("[0, 1]", clip_quantile=clip_quantile)
         check.within("[0, 16]", constant=constant)  # √(c² − a²) is exact to a few 2⁻⁴⁶ up to there
-        clip_norm = math.sqrt(1 + constant**2) if clip_norm is None else clip_norm
-        check_bounds(clip_norm, constant)
-        known = public if isinstance(public, EmbeddingSet) else None
-        mean, basis = principal_directions(blocks(), q, known.parts if known else ())
+        clip_norm = math.sqrt(1 + constant**2)
+        mean, basis = principal_directions(blocks(), q, known.parts)
         norms = [((b.double() - mean) @ basis).norm(dim=1).numpy() for b in blocks()]
         scale = float(np.quantile(np.concatenate(norms), clip_quantile))
         if not scale > 0:
@@ -299,16 +301,18 @@ class PublicTransform:
             constant=constant,
             row_mean=torch.zeros(q, dtype=torch.float64),
             within_class=torch.eye(q, dtype=torch.float64),
-            fitted_on=content_hash(public),
-            seen=known_rows(b.numpy() for b in blocks()) if remember else None,
-            dropped=known.dropped_rows if known else 0,
-            encoding=known.encoding if known else None,
+            fitted_on=known.content_hash(),
+            seen=known_rows(known.blocks()),
+            dropped=known.dropped_rows,
+            encoding=known.encoding,
             options={
-                **{"components": q, "clip_quantile": clip_quantile},
-                **{"clip_norm": clip_norm, "constant": constant},
+                "components": q,
+                "clip_quantile": clip_quantile,
+                "clip_norm": clip_norm,
+                "constant": constant,
             },
         )
-        labels = torch.from_numpy(np.array(known.labels)) if known and known.labelled else None
+        labels = torch.from_numpy(np.array(known.labels)) if known.labelled else None
         found = PublicScatter.of((fitted(block)[:, 1:] for block in blocks()), labels)
         return replace(
             fitted,
@@ -369,6 +373,11 @@ class PublicTransform:
             return cls.from_tensors(tensors, **provenance)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _as_set(rows: "Tensor | np.ndarray") -> EmbeddingSet:
+    values = rows.cpu().numpy() if isinstance(rows, Tensor) else rows
+    return EmbeddingSet(embeddings=values, labels=np.full(len(values), UNLABELLED))
 
 
 def _trace(public: PublicScatter, directions: Tensor) -> float:

@@ -33,21 +33,17 @@ def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     dropped = metadata.get("dropped", "0")
     if not dropped.isdecimal():
         raise ValueError(f"{path}: dropped must be a whole number, got {dropped!r}")
+    options = read_field(metadata, "options", path)
+    if not isinstance(options, dict | None):
+        raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
     return tensors, {
         "fitted_on": metadata.get("fitted_on", ""),
         "seen": None if seen is None else seen.numpy().view(np.uint64),
         "dropped": int(dropped),
         "encoding": Encoding.in_metadata(metadata, path),
         "known": KnownClasses.taken_from(tensors, metadata, path),
-        "options": _options(metadata, path),
+        "options": options,
     }
-
-
-def _options(metadata: dict[str, str], path: Path) -> dict[str, Any] | None:
-    options = read_field(metadata, "options", path)
-    if not isinstance(options, dict | None):
-        raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
-    return options
 
 
 def write_transform_file(

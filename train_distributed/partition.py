@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed.draws import random_keys
+from embed.hold_out import random_keys
 from pretrain import check
 
 SCHEMES = ("iid", "one-class", "dirichlet", "by-writer")

@@ -1,4 +1,8 @@
-"""Choice of the fastest installed engine whose embeddings agree with torch's."""
+"""Choice between OpenVINO and torch: the faster one, if its embeddings agree with torch's.
+
+They are compared on generated pictures: a choice made by looking at a private picture would change
+the rows of all others with it.
+"""
 
 import itertools
 import sys
@@ -9,10 +13,19 @@ from importlib.metadata import version
 import torch
 from torch import Tensor, nn
 
-from embed.engines.compiled import COMPILERS, Check, Forward, compiled_forward, refusal
-from embed.fast import DTYPES, choose_dtype, fast_forward, filled_up
+from embed.engines.forward import (
+    COMPILE_FROM,
+    DTYPES,
+    OPENVINO,
+    Forward,
+    choose_dtype,
+    compiled_forward,
+    fast_forward,
+    filled_up,
+    refusal,
+)
 
-ENGINES = (*COMPILERS, "torch")  # fastest first
+ENGINES = ("openvino", "torch")  # the faster first
 FEW = 1_000  # size: for fewer images torch finishes before a network is converted
 # guard: distance from torch's row, over its length; and in a precision that the user names
 NEAR, ROUGHLY = 0.01, 0.1
@@ -24,7 +37,7 @@ class Engine:
 
     name: str
     compute: str
-    forward: Forward  # (n, 3, h, w) float32 pixels to (n, p) float32 embeddings
+    forward: Forward
 
 
 def choose(
@@ -36,7 +49,6 @@ def choose(
     batch_size: int,
     engine: str = "auto",
     compute: str = "auto",
-    compiled: bool = False,
     digest: str | None = None,
 ) -> Engine:
     """Builds the named engine, or the fastest one that is installed.
@@ -54,7 +66,6 @@ def choose(
         batch_size: images per forward pass; fewer are filled up with black ones.
         engine: "auto", or one of `ENGINES`.
         compute: "auto", "float32", "bfloat16" or "float16".
-        compiled: use torch.compile.
         digest: `encoder_hash(encoder)`, if the caller knows it.
 
     Raises:
@@ -65,31 +76,34 @@ def choose(
         raise ValueError(
             f"engine must be one of {known} (remove what {engine} began), got {engine}"
         )
-    engines, precisions = _candidates(device, rows, engine, compute, compiled=compiled)
+    engines, precisions = _candidates(device, rows, engine, compute)
 
     def in_torch(precision: str) -> Forward:
+        compiled = compiles(device, rows)
         return fast_forward(encoder, device, DTYPES[precision], compiled=compiled)
 
-    pixels, agrees, last_precision = trial(), None, precisions[-1]
+    pixels, wanted, last_precision = trial(), None, precisions[-1]
     if engines != ("torch",) or len(precisions) > 1:
-        within = NEAR if compute == "auto" else ROUGHLY
-        agrees = _agreement(pixels, in_torch("float32")(pixels), within)
-    shape = (batch_size, *pixels.shape[1:])
+        wanted = in_torch("float32")(pixels)
+    within = NEAR if compute == "auto" else ROUGHLY
     refused: dict[str, str] = {}  # an engine, or one in a precision, and why
     for precision, name in itertools.product(precisions, engines):
-        lacks = name in COMPILERS and precision not in COMPILERS[name].computes
-        if name in refused or lacks:
+        if name in refused or (name == "openvino" and precision not in OPENVINO):
             continue
         last = name == "torch" and precision == last_precision
-        check = _checks(pixels, None if last else agrees)
+
+        def check(forward: Forward, expected: Tensor | None = None if last else wanted) -> None:
+            refuse_other_rows(forward, pixels, expected, within)
+
         try:
             if name == "torch":
                 forward = in_torch(precision)
                 check(forward)
             else:
-                if why := refusal(name, precision):
+                if why := refusal(precision):
                     raise ValueError(why)
-                forward = compiled_forward(name, encoder, precision, shape, check, digest)
+                shape = (batch_size, *pixels.shape[1:])
+                forward = compiled_forward(encoder, precision, shape, check, digest)
         except Exception as error:  # converters of foreign networks raise anything
             rough = isinstance(error, Disagreement) and precision != "float32"
             what = f"{name} in {precision}" if rough else name
@@ -104,66 +118,59 @@ def choose(
     raise ValueError(f"engine {engine} must run this encoder, got: {'; '.join(refused.values())}")
 
 
+def compiles(device: torch.device, rows: int) -> bool:
+    """Whether torch compiles a network for so many images."""
+    return device.type == "cuda" and rows >= COMPILE_FROM
+
+
 def one_by_one(forward: Forward) -> Forward:
     """Function that embeds one picture at a time, so that no other picture affects it."""
     return lambda images: torch.cat([forward(image[None]) for image in images])
 
 
 class Disagreement(ValueError):
-    """Embeddings that differ from torch's."""
+    """Embeddings that differ from torch's, or by the other pictures of a batch."""
 
 
 def _candidates(
-    device: torch.device, rows: int, engine: str, compute: str, *, compiled: bool
+    device: torch.device, rows: int, engine: str, compute: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Engines and precisions to try, fastest first; refuses impossible combinations."""
-    if engine in COMPILERS:
-        if device.type != "cpu" or compiled:
-            where = "with torch.compile" if compiled else f"on {device}"
-            raise ValueError(f"engine must be torch {where}, got {engine}")
-        if why := refusal(engine, compute):
+    cpu = device.type == "cpu"
+    if engine == "openvino":
+        if not cpu:
+            raise ValueError(f"engine must be torch on {device}, got {engine}")
+        if why := refusal(compute):
             raise ValueError(why)
-    few = device.type == "cpu" and rows < FEW
+    few = cpu and rows < FEW
+    engines = (engine,)
     if engine == "auto":
-        engines = ("torch",) if few or compiled or device.type != "cpu" else ENGINES
-    else:
-        engines = (engine,)
+        engines = ("torch",) if few or not cpu else ENGINES
     if compute != "auto":
         return engines, (compute,)
     native = str(choose_dtype(device)).removeprefix("torch.")
-    if device.type != "cpu":
+    if not cpu:
         return engines, (native,)
     return engines, ("float32",) if few or native == "float32" else (native, "float32")
 
 
-def _checks(pixels: Tensor, agrees: Check | None) -> Check:
-    """Function that raises if embeddings disagree, or depend on the other pictures."""
+def refuse_other_rows(
+    forward: Forward, pixels: Tensor, wanted: Tensor | None, within: float
+) -> None:
+    """Raises Disagreement if embeddings are not as they should be.
 
-    def check(forward: Forward) -> None:
-        if agrees is not None:
-            agrees(forward)
-        moved = pixels.roll(1, 0)
-        moved[0] = 1 - moved[0]
-        if not torch.equal(forward(pixels)[:-1], forward(moved)[1:]):
-            raise Disagreement(
-                "embeddings must not depend on a picture's place in its batch nor on the others, "
-                "got others elsewhere"
-            )
-
-    return check
-
-
-def _agreement(pixels: Tensor, expected: Tensor, within: float) -> Check:
-    """Function that raises if the embeddings of the pixels differ from the expected (b, p).
-
-    Lengths by a share of `within`, directions by a cosine of 1 − `within`².
+    Args:
+        forward: the engine.
+        pixels: (b, 3, h, w).
+        wanted: (b, p) their embeddings; None: any.
+        within: share by which lengths may differ; directions may by a cosine of 1 − `within`².
     """
-
-    def check(forward: Forward) -> None:
-        found, wanted = forward(pixels).double(), expected.double()
-        lengths = found.norm(dim=1), wanted.norm(dim=1)
+    found = forward(pixels)
+    if wanted is not None:
+        ours, theirs = found.double(), wanted.double()
+        lengths = ours.norm(dim=1), theirs.norm(dim=1)
         blank = (lengths[0] == 0) & (lengths[1] == 0)
-        cosine = ((found * wanted).sum(1) / (lengths[0] * lengths[1])).where(~blank, 1.0).min()
+        cosine = ((ours * theirs).sum(1) / (lengths[0] * lengths[1])).where(~blank, 1.0).min()
         ratio = (lengths[0] / lengths[1] - 1).abs().where(~blank, 0.0).max()
         least = 1 - within**2
         if not (cosine >= least and ratio <= within):  # so that NaN is refused
@@ -171,5 +178,27 @@ def _agreement(pixels: Tensor, expected: Tensor, within: float) -> Check:
                 f"cosines with torch in float32 must be >= {least:g}, lengths within {within:.0%}, "
                 f"got {cosine:.5f} and {ratio:.1%}"
             )
+    moved = pixels.roll(1, 0)
+    moved[0] = 1 - moved[0]
+    if not torch.equal(found[:-1], forward(moved)[1:]):
+        raise Disagreement(
+            "embeddings must not depend on a picture's place in its batch nor on the others, "
+            "got others elsewhere"
+        )
 
-    return check
+
+def trial_pictures(count: int, height: int, width: int) -> Tensor:
+    """(count, 3, height, width) uint8 pictures, always the same.
+
+    They are clouds: the spectrum falls as 1/frequency, like that of natural images, and channels
+    are correlated.
+    """
+    draw = torch.Generator().manual_seed(7)
+    rows = torch.fft.fftfreq(height)[:, None] * height
+    columns = torch.fft.rfftfreq(width) * width
+    amplitude = 1 / torch.hypot(rows, columns).clamp(min=1)
+    noise = torch.randn(count, 4, height, width, generator=draw)
+    clouds = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(height, width))
+    clouds = clouds[:, :3] / 2 + clouds[:, 3:]
+    spread = clouds.square().mean((1, 2, 3), keepdim=True).sqrt()
+    return (128 + 55 * clouds / spread.clamp(min=1e-6)).clamp(0, 255).to(torch.uint8)

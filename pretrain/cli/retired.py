@@ -34,6 +34,7 @@ METHODS = ("run", "audit", "federation init")  # commands that take a method and
 FITTED = ("run", "embed fit-transform")  # commands that fit a transform to public rows
 BY_RULE = "leave it out, as a public rule decides"
 MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
+COMPILED = "leave it out, as a GPU compiles for 100,000 images or more"
 RAW = "leave it out, as a transform has raw coordinates and run maps them"
 RETIRED = (
     Retired(
@@ -65,6 +66,8 @@ RETIRED = (
     Retired(FITTED, "--discriminants", MAPPED),
     Retired(FITTED, "--whiten", RAW),
     Retired(FITTED, "--no-whiten", RAW),
+    Retired(("embed run",), "--compiled", COMPILED),
+    Retired(("embed run",), "--no-compiled", COMPILED),
     Retired(("embed fit-transform",), "--shrinkage", RAW),
     Retired(("embed fit-transform",), "--clip-norm", "leave it out, as features have length 1"),
     Retired(("run",), "--clip-quantile", "give it to embed fit-transform, then run --transform"),

@@ -31,7 +31,7 @@ from PIL import Image
 from torch import nn
 
 from embed.engines.choice import ENGINES, Engine, choose
-from embed.fast import CPU_BATCH
+from embed.engines.forward import CPU_BATCH
 from embed.stream import embedded, spans
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
@@ -67,7 +67,8 @@ def plain_loop(encoder: nn.Module, preprocess: Preprocess) -> Way:
 def streamed(engine: Engine, preprocess: Preprocess) -> Way:
     def run(images: ImageSet) -> np.ndarray:
         batches = spans(0, len(images), CPU_BATCH)
-        rows = embedded(images, batches, lambda x: engine.forward(preprocess(x)))
+        shape = images.images(slice(0, 1)).shape[1:]
+        rows = embedded(images, batches, lambda x: engine.forward(preprocess(x)), shape=shape)
         return np.concatenate([block for _, block in rows])
 
     return run

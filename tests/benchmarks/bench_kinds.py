@@ -59,7 +59,7 @@ class Kind:
         rng = np.random.default_rng(0)
         shown = EmbeddingSet.open(public)
         shown = shown.subset(np.sort(rng.permutation(len(shown))[:PUBLIC_ROWS]))
-        self.transform = PublicTransform.fit(shown, remember=False)
+        self.transform = PublicTransform.fit(shown)
         rows = EmbeddingSet.open(private)
         if classes:
             rows = rows.subset(np.isin(rows.labels, classes))

@@ -25,7 +25,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.class_sources import ClassMeans, NameRule
 from embed.guesses import Sources, knowing, means_by_name
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
@@ -68,8 +68,8 @@ class Stage:
         return self.transform(self.private.embeddings[self.private.split == TEST])
 
     @cached_property
-    def rule(self) -> tuple[NameRule | None, str]:
-        """From names to class means, and in words."""
+    def rule(self) -> NameRule | None:
+        """From names to class means."""
         means = ClassMeans.of(self.public, self.transform, self.sources.classes)
         return self.sources.rule(self.transform, means)
 
@@ -87,17 +87,17 @@ class Stage:
         """The transform with this source's guesses; without, where it says nothing."""
         parts = set(source.split("+"))
         examples = None if shown is None else means_by_name(shown, self.transform, self.names)
-        rule, words, groups = None, "", []
+        rule, groups = None, []
         odd = {"numbers": "class_{}", "digits": "{}"}
         if {"names", "shuffled", *odd} & parts:
-            rule, words = self.rule
+            rule = self.rule
             form = next((odd[part] for part in parts if part in odd), "")
             said = [form.format(k) if form else name for k, name in enumerate(self.names)]
             groups = self.sources.vectors(said)
             groups = [*groups[1:], groups[0]] if "shuffled" in parts else groups
         if source == "none":
             return self.transform
-        return knowing(self.transform, self.names, rule, words, groups, examples)
+        return knowing(self.transform, self.names, rule, groups, examples)
 
     def cell(self, source: str, seed: int, users: Sequence[int]) -> list[dict[str, Any]]:
         """Accuracies of one source and seed, of all users and ε."""

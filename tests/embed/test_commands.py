@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet, PublicTransform
-from embed.fit import refuse_leak, shared_rows
+from embed.identity import in_both, refuse_leak
 from embed.plot import Plot
 from embed.reference import ImportReference
 from embed.run import Exclude, FitTransform, Run
@@ -65,12 +65,12 @@ def test_the_private_set_may_not_pass_for_public(tmp_path: Path, private: Path) 
 def test_neither_may_a_part_or_another_precision_of_it() -> None:
     private = random_set(1)
     part = private.subset(slice(0, 50))
-    assert shared_rows(part, private) == 50
+    assert in_both(part, private).sum() == 50
     with pytest.raises(ValueError, match="public must be another set"):
         refuse_leak(part, private)
     for dtype in (np.float64, np.float16):  # the latter rounds every value
         other = EmbeddingSet(embeddings=private.embeddings.astype(dtype), labels=private.labels)
-        assert shared_rows(other, private) > 0.9 * len(private)
+        assert in_both(other, private).sum() > 0.9 * len(private)
         with pytest.raises(ValueError, match="public must be another set"):
             refuse_leak(other, private)
     refuse_leak(random_set(0), private)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.concat import concatenated
+from embed.concat import Concat
 from embed.encoding import Encoding
 from embed.run import Run
 from pretrain.encoder import build_encoder, encoder_hash
@@ -31,10 +31,14 @@ def both(data: Path, folder: Path) -> list[Path]:
     return [folder / "0", folder / "1"]
 
 
+def joined(sets: list[Path], out: Path) -> EmbeddingSet:
+    return EmbeddingSet.open(Concat(sets=tuple(sets), out=out).run())
+
+
 def test_sets_joined_later_are_those_made_at_once(tmp_path: Path, archive: Path) -> None:
     """Bit for bit, with the same encoding, by which both serve one model."""
     once = embedded(archive, tmp_path / "once", NAME)
-    later = concatenated(both(archive, tmp_path), tmp_path / "later")
+    later = joined(both(archive, tmp_path), tmp_path / "later")
     assert np.array_equal(once.embeddings, later.embeddings)
     for name in ("labels", "users", "split"):
         assert np.array_equal(getattr(once, name), getattr(later, name))
@@ -61,7 +65,7 @@ def test_one_picture_changes_its_own_row_alone(tmp_path: Path, archive: Path, wa
         if way == "once":
             made = embedded(place, folder / "set", NAME)
         else:
-            made = concatenated(both(place, folder), folder / "set")
+            made = joined(both(place, folder), folder / "set")
         rows.append(np.asarray(made.embeddings))
     changed = (rows[0] != rows[1]).any(1)
     assert changed.nonzero()[0].tolist() == [7]
@@ -102,24 +106,23 @@ def test_a_transform_gives_each_encoder_the_same_public_variance(
 def test_what_cannot_be_joined_is_named(tmp_path: Path, archive: Path) -> None:
     first, second = both(archive, tmp_path)
     halves = embedded(archive, tmp_path / "half", "simclr-small", limit=50)
-    joined = tmp_path / "joined"
-    concatenated([first, second], joined)
+    joined([first, second], tmp_path / "joined")
     unknown = tmp_path / "unknown"
     replace(EmbeddingSet.open(second), meta={}).save(unknown)
     for given, rule in (
         ([first], "two of one encoder each"),
         ([first, tmp_path / "half"], "the same pictures in the same order"),
-        ([first, joined], "two of one encoder each"),
+        ([first, tmp_path / "joined"], "two of one encoder each"),
         ([second, unknown], "the same pictures"),
     ):
         with pytest.raises(ValueError, match=rule):
-            concatenated(given, tmp_path / "out")
+            joined(given, tmp_path / "out")
     assert len(halves) < 100
     bare = [tmp_path / "bare0", tmp_path / "bare1"]
     for place in bare:
         replace(EmbeddingSet.open(second), meta={}).save(place)
     with pytest.raises(ValueError, match=r"must say which encoder made them, got none in .*bare0"):
-        concatenated(bare, tmp_path / "out")
+        joined(bare, tmp_path / "out")
     with pytest.raises(ValueError, match="parts must be whole and come to 1280 columns"):
         _ = replace(EmbeddingSet.open(second), meta={"parts": [500, 13]}).parts
 

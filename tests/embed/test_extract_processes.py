@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embed.engines.compiled import COMPILERS, refusal
+from embed.engines.forward import refusal
 from pretrain.intake.archive import open_npz
 from tests.embed.conftest import Slow, embed
 
@@ -21,7 +21,7 @@ START = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.partial import Partial
+from embed.partial import ResumableExtraction
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
@@ -70,12 +70,12 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
 BY_ENGINE = (
     START
     + """
-write = Partial.write
+write = ResumableExtraction.write
 def slowly(*arguments):
     write(*arguments)
     time.sleep(0.2)
 
-Partial.write = slowly
+ResumableExtraction.write = slowly
 embed(images, build_encoder(sys.argv[3]), out, preprocess=Preprocess(image_size=16), batch_size=3,
       shard_rows=4, engine=sys.argv[4])
 """
@@ -87,7 +87,7 @@ embed(images, build_encoder(sys.argv[3]), out, preprocess=Preprocess(image_size=
 def test_kills_change_nothing_with_any_engine(
     tmp_path: Path, archive: Path, checkpoint: Path, engine: str
 ) -> None:
-    if engine in COMPILERS and (why := refusal(engine, "auto")):
+    if engine == "openvino" and (why := refusal("auto")):
         pytest.skip(why)
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     out, moments, kept = tmp_path / "out", random.Random(1), 0

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from embed.draws import random_keys
-from embed.hold_out import HoldOut, hold_out
+from embed.hold_out import HoldOut, hold_out, random_keys
 
 
 def rows(sizes: list[int], *, tests: int = 4, seed: int = 0) -> EmbeddingSet:

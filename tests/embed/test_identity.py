@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.fit import exclude, shared_rows
-from embed.identity import false_positives, found, known_rows, row_hashes
+from embed.identity import false_positives, found, in_both, known_rows, row_hashes
+from embed.run import Exclude
 from embed.store import hash_rows
 
 
@@ -111,12 +111,14 @@ def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None
     for name, x in (("private", private), ("public", rows(1)), ("blank", rows(0)[:4])):
         held(x).save(tmp_path / name)
     out = tmp_path / "out"
-    kept, dropped = exclude(tmp_path / "private", [tmp_path / "public", tmp_path / "blank"], out)
-    assert (len(kept), dropped) == (46, 21)
+    public = (tmp_path / "public", tmp_path / "blank")
+    Exclude(embeddings=tmp_path / "private", public=public, out=out).run()
+    kept = EmbeddingSet.open(out)
+    assert len(kept) == 46
     assert np.array_equal(kept.embeddings, rows(0)[4:])
-    assert shared_rows(kept, held(rows(1))) == 0
+    assert not in_both(kept, held(rows(1))).any()
     with pytest.raises(ValueError, match="embeddings must hold rows that are not public, got 0"):
-        exclude(tmp_path / "public", [tmp_path / "public"], tmp_path / "none")
+        Exclude(embeddings=public[0], public=public, out=tmp_path / "none").run()
     assert not (tmp_path / "none").exists()
 
 

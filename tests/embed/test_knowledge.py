@@ -13,15 +13,15 @@ from embed.class_sources import (
     ELSEWHERE,
     ClassMeans,
     NameRule,
-    PublicScatter,
     from_examples,
     from_names,
     of_classifier,
+    open_scatter,
     scatter_within,
 )
 from embed.guesses import Sources, added_to, covariance_with, knowing, means_by_name
-from embed.knowledge import NONE, Knowledge
 from embed.known_classes import KnownClasses
+from embed.options import NONE, Knowledge
 from embed.run import FitTransform
 from embed.water_filling import LEAST_SHARE
 from train_distributed import Privacy, release
@@ -60,19 +60,19 @@ def unit(*shape: int, seed: int) -> Tensor:
 
 
 def test_examples_give_the_posterior_of_the_class_means(transform: PublicTransform) -> None:
-    scatter = PublicScatter.of(transform)
+    scatter = open_scatter(transform.public)
     draw = torch.Generator().manual_seed(1)
     means = torch.randn(3, 4, generator=draw, dtype=torch.float64)
     counts = torch.tensor([2.0, 7.0, 0.0], dtype=torch.float64)
     found = from_examples(ClassMeans(means, counts), scatter)
     left = []
     for k, count in enumerate(counts.tolist()):
-        precision = torch.linalg.inv(scatter.between) + count * torch.linalg.inv(scatter.within)
-        pulled = torch.linalg.inv(scatter.between) @ scatter.centre
+        precision = torch.linalg.inv(scatter.of_means) + count * torch.linalg.inv(scatter.within)
+        pulled = torch.linalg.inv(scatter.of_means) @ scatter.mean
         pulled = pulled + count * torch.linalg.inv(scatter.within) @ means[k]
         assert torch.allclose(found.means[:, k], torch.linalg.solve(precision, pulled))
         left.append(torch.linalg.inv(precision))
-    expected = torch.stack(left).mean(0) + ELSEWHERE * scatter.between
+    expected = torch.stack(left).mean(0) + ELSEWHERE * scatter.of_means
     assert torch.allclose(found.covariance, expected)
     again = from_examples(ClassMeans(means, counts), scatter, replace(found, source="names"))
     assert (found.trust, again.trust) == (2, 4)
@@ -83,14 +83,14 @@ def test_guesses_leave_open_what_public_classes_cannot_show(transform: PublicTra
     """Two public classes differ along a line, few public rows within fewer directions than q."""
     line, thin = torch.diag_embed(torch.tensor([[1.0, 0, 0, 0], [0, 2, 2, 0]]).double())
     poor = replace(transform, between_class=line, within_class=thin)
-    scatter = PublicScatter.of(poor)
-    assert torch.allclose(scatter.between, line + LEAST_SHARE * (line + thin))
+    scatter = open_scatter(poor.public)
+    assert torch.allclose(scatter.of_means, line + LEAST_SHARE * (line + thin))
     assert torch.allclose(scatter.within, thin, atol=1e-5)
     means = torch.ones(3, 4, dtype=torch.float64)
     counts = torch.tensor([1.0, 1000, 0], dtype=torch.float64)
     found = from_examples(ClassMeans(means, counts), scatter)
     kept = LEAST_SHARE * 2 * counts / (LEAST_SHARE * 2 * counts + 2)  # v/(v + W/n)
-    expected = scatter.centre[1] + kept * (1 - scatter.centre[1])
+    expected = scatter.mean[1] + kept * (1 - scatter.mean[1])
     assert torch.allclose(found.means[1], expected, atol=1e-5)
     assert found.covariance.isfinite().all()
     assert scatter_within(ClassMeans(means, counts, thin), scatter).isfinite().all()
@@ -98,7 +98,7 @@ def test_guesses_leave_open_what_public_classes_cannot_show(transform: PublicTra
 
 def test_examples_show_how_rows_scatter_within_classes(transform: PublicTransform) -> None:
     """ν of largest density of S by brute force; the more rows say otherwise, the less is public."""
-    scatter = PublicScatter.of(transform)
+    scatter = open_scatter(transform.public)
     draw = torch.Generator().manual_seed(5)
     narrow = torch.diag(torch.tensor([4.0, 1.0, 0.2, 1.0], dtype=torch.float64))
     shares = []
@@ -137,8 +137,8 @@ def test_only_examples_of_the_classes_count(transform: PublicTransform) -> None:
     apart = (own - own.mean(1, keepdim=True)).flatten(0, 1)
     assert found.scatter is not None
     assert torch.allclose(found.scatter, apart.mT @ apart)
-    scatter = PublicScatter.of(transform)
-    moved = knowing(transform, ["ship", "cat", "bird"], None, "", [], found)
+    scatter = open_scatter(transform.public)
+    moved = knowing(transform, ["ship", "cat", "bird"], None, [], found)
     assert moved.within_class is not None
     assert torch.equal(moved.within_class, scatter_within(found, scatter))
     assert not torch.allclose(moved.within_class, scatter.within)
@@ -166,10 +166,10 @@ def test_the_leave_one_out_error_is_that_of_rules_without_the_class() -> None:
 def test_names_that_say_nothing_are_left_out(transform: PublicTransform) -> None:
     rule = NameRule.learned(unit(30, 200, seed=4), unit(30, 4, seed=5), 30)
     assert rule.explained <= 0
-    scatter = PublicScatter.of(transform)
+    scatter = open_scatter(transform.public)
     groups = [unit(1, 200, seed=6)]
-    assert from_names(rule, groups, scatter, "names") is None
-    assert knowing(transform, ["cat"], rule, "names", groups, None).known is None
+    assert from_names(rule, groups, scatter) is None
+    assert knowing(transform, ["cat"], rule, groups, None).known is None
 
 
 def test_a_classifier_shows_the_means_of_its_classes() -> None:
@@ -208,38 +208,22 @@ def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
     weights, vectors = classifier_of_all(public)
     directions = covariance_with(public, weights)
     matched = tuple((c, c) for c in range(30))
-    alone, words = Sources(30, "package", vectors[:30]).rule(transform, means)
-    assert words == "names of 30 public classes, and none of a classifier of the encoder"
+    alone = Sources(30, "package", vectors[:30]).rule(transform, means)
     joined = Sources(30, "package", vectors[:30], vectors, directions, matched)
-    wider, words = joined.rule(transform, means)
-    assert words == "names of 30 public classes and 30 of the encoder's classifier"
+    wider = joined.rule(transform, means)
     assert alone is not None
+    assert alone.source == "names of 30 public classes, and none of a classifier of the encoder"
     assert wider is not None
+    assert wider.source == "names of 30 public classes and 30 of the encoder's classifier"
     assert wider.explained > alone.explained
     wrong = replace(joined, directions=directions.flip(0), own=vectors.flip(1))
-    kept, words = wrong.rule(transform, means)
-    assert words.endswith("public classes, as those of the encoder's classifier add nothing")
+    kept = wrong.rule(transform, means)
     assert kept is not None
+    assert kept.source.endswith("as those of the encoder's classifier add nothing")
     assert torch.equal(kept.coefficients, alone.coefficients)
-    few = replace(joined, matched=matched[:9])
-    assert few.rule(transform, means)[1].endswith("none of a classifier of the encoder")
-
-
-def test_a_rule_without_classes_knows_nothing_of_them(
-    public: EmbeddingSet, transform: PublicTransform
-) -> None:
-    weights, vectors = classifier_of_all(public)
-    directions, matched = covariance_with(public, weights), tuple((c, c) for c in range(30))
-    sources = Sources(30, "package", vectors[:30], vectors, directions, matched)
-    means = ClassMeans.of(public, transform, 30)
-    one, _ = sources.rule(transform, means, without=[3, 4])
-    moved = replace(means, means=means.means.clone())
-    moved.means[3:5] += 100
-    other, words = sources.rule(transform, moved, without=[3, 4])
-    assert one is not None
-    assert other is not None
-    assert torch.equal(one.coefficients, other.coefficients)
-    assert words == "names of 28 public classes and 30 of the encoder's classifier"
+    few = replace(joined, matched=matched[:9]).rule(transform, means)
+    assert few is not None
+    assert few.source.endswith("none of a classifier of the encoder")
 
 
 def test_a_file_keeps_the_guesses_under_its_hash(

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from embed import EmbeddingSet, PublicTransform
 from embed.engines import choice
-from embed.engines.choice import choose
-from embed.engines.compiled import COMPILERS, refusal
-from embed.engines.trial import trial_pictures
-from embed.fast import fast_forward, filled_up
+from embed.engines.choice import choose, trial_pictures
+from embed.engines.forward import fast_forward, filled_up, refusal
 from embed.project import ROWS, in_blocks
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
@@ -109,7 +107,7 @@ def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(
     engine: str, batch: int
 ) -> None:
     """Moved by one, shuffled, among others, and in a batch that is not full."""
-    if engine in COMPILERS and (why := refusal(engine, "float32")):
+    if engine == "openvino" and (why := refusal("float32")):
         pytest.skip(why)
     encoder = build_encoder("simclr-small").eval()
     given = [
@@ -131,7 +129,7 @@ def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(
 def test_torch_alone_would_make_other_bits_of_a_last_picture() -> None:
     """Why batches are filled up: the fault is real, on this processor or another."""
     pixels = torch.rand(9, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    forward = fast_forward(build_encoder("simclr-small").eval(), CPU, torch.float32, compiled=False)
+    forward = fast_forward(build_encoder("simclr-small").eval(), CPU, torch.float32)
     full = filled_up(forward, 9)
     assert torch.equal(full(pixels[8:]), forward(pixels.roll(1, 0))[:1])
 

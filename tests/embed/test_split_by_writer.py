@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from embed.split_by_writer import SplitByWriter
+from tests.benchmarks.split_by_writer import SplitByWriter
 
 
 def test_every_other_test_writer_donates_all_of_their_rows(tmp_path: Path) -> None:

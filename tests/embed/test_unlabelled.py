@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.fit import exclude, fit_and_apply
 from embed.plot import Plot
+from embed.run import Exclude, FitTransform
 from pretrain.datasets import concatenate, decode_name
 from pretrain.intake.archive import open_npz
 from pretrain.sources import open_images
@@ -56,14 +56,17 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
     unlabelled().save(tmp_path / "public")
     private = unlabelled(embeddings=np.eye(8, 3, dtype=np.float32))
     private.save(tmp_path / "private")
-    fit_and_apply(tmp_path / "public", tmp_path / "private", tmp_path / "fitted", {})
+    out = tmp_path / "fitted"
+    FitTransform(public=tmp_path / "public", apply_to=tmp_path / "private", out=out).run()
     applied = EmbeddingSet.open(tmp_path / "fitted" / "embeddings")
     assert not applied.labelled
     assert applied.name(7) == "ward/7 ü.png"
     mixed = np.concatenate([private.embeddings[:2], unlabelled().embeddings[2:]])
     unlabelled(embeddings=mixed).save(tmp_path / "mixed")
-    kept, dropped = exclude(tmp_path / "mixed", [tmp_path / "private"], tmp_path / "kept")
-    assert (dropped, kept.name(0)) == (2, "ward/2 ü.png")
+    public = (tmp_path / "private",)
+    Exclude(embeddings=tmp_path / "mixed", public=public, out=tmp_path / "kept").run()
+    kept = EmbeddingSet.open(tmp_path / "kept")
+    assert (len(kept), kept.name(0)) == (6, "ward/2 ü.png")
     Plot(embeddings=tmp_path / "public", out=tmp_path / "plot", method="pca", rows=8).run()
     assert (tmp_path / "plot" / "projection.png").exists()
 

@@ -142,7 +142,7 @@ class Protect:
 
     def _federation(self) -> "FederatedTraining":
         from embed import EmbeddingSet, PublicTransform
-        from embed.fit import refuse_leak
+        from embed.identity import refuse_leak
         from pretrain.sources import open_images
         from train_distributed.research.protection.training import (
             FederationOptions,

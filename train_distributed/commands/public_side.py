@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from pretrain import check
 from train_distributed.commands.configuration import RunConfig
 
@@ -61,12 +61,12 @@ class PublicSide:
     ) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform
         from embed.encoding import refuse_other
-        from embed.fit import refuse_leak
         from embed.guesses import added_to, examples_of
+        from embed.identity import refuse_leak
 
         check.exactly_one(public=self.public, transform=self.transform)
         if self.transform is not None:
-            check.left_out("with transform", **self.knowledge.given())
+            check.left_out("with transform", **vars(self.knowledge))
             return PublicTransform.load(self.transform)
         assert self.public is not None
         public = EmbeddingSet.open(self.public)

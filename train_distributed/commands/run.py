@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from pretrain import check
 from pretrain.cli.command import after
 from pretrain.cli.output import new_directory, output_directory, reserved

@@ -92,7 +92,7 @@ class Sweep:
 
     def _sets(self) -> tuple["EmbeddingSet | None", "EmbeddingSet | None"]:
         from embed import EmbeddingSet
-        from embed.fit import refuse_leak
+        from embed.identity import refuse_leak
         from pretrain.datasets import TEST
 
         needed = self.experiment != "convergence"

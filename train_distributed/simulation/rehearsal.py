@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.guesses import Sources, added_to, examples_of
-from embed.knowledge import NONE, Knowledge
+from embed.options import NONE, Knowledge
 from pretrain import check
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts

@@ -1,7 +1,6 @@
-"""Which engine is taken: with engines that only pretend, and what they make of a batch."""
+"""Which engine is taken: with one that only pretends, and what it makes of a batch."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from embed.engines import choice
+from embed.engines import choice, forward
 from embed.engines.choice import Engine, choose
-from embed.engines.compiled import COMPILERS, Compiler
 
 CPU = torch.device("cpu")
 Change = Callable[[np.ndarray, str], np.ndarray]  # embeddings and precision to others
@@ -28,43 +26,36 @@ class Mean(nn.Module):
         return images.mean((2, 3)) * self.weight
 
 
-def pretend(change: Change, *computes: str, package: str = "numpy") -> Compiler:
-    """An engine that computes what `Mean` does, and then changes it."""
-
-    def load(directory: Path, compute: str, threads: int) -> Callable[[np.ndarray], np.ndarray]:
-        weight = np.load(directory / "weight.npy")
-        return lambda pixels: change(pixels.mean((2, 3)) * weight, compute)
-
-    return Compiler(
-        packages=(package,),
-        install="pretence",
-        write=lambda program, directory: np.save(
-            directory / "weight.npy", next(iter(program.state_dict.values())).detach().numpy()
-        ),
-        load=load,
-        computes=computes or ("float32",),
-    )
-
-
 def same(rows: np.ndarray, compute: str) -> np.ndarray:
     return rows
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Sets the engines there are, on a machine with or without bfloat16."""
+def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """OpenVINO computes what `Mean` does, and then changes it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def there_are(native: torch.dtype = torch.float32, **found: Compiler) -> None:
-        monkeypatch.setattr(choice, "choose_dtype", lambda device: native)
-        monkeypatch.setattr(choice, "ENGINES", (*found, "torch"))
-        monkeypatch.setattr(choice, "version", lambda name: "1.0")
-        for name in tuple(COMPILERS):
-            monkeypatch.delitem(COMPILERS, name)
-        for name, compiler in found.items():
-            monkeypatch.setitem(COMPILERS, name, compiler)
+    def write(encoder: Mean, shape: tuple[int, ...], directory: Path) -> None:
+        np.save(directory / "weight.npy", encoder.weight.detach().numpy())
 
-    return there_are
+    def set_up(
+        change: Change, *computes: str, native: torch.dtype = torch.float32, there: bool = True
+    ) -> None:
+        def load(directory: Path, compute: str, threads: int) -> forward.Forward:
+            weight = np.load(directory / "weight.npy")
+            return lambda pixels: torch.from_numpy(
+                change(pixels.numpy().mean((2, 3)) * weight, compute)
+            )
+
+        monkeypatch.setattr(choice, "choose_dtype", lambda device: native)
+        monkeypatch.setattr(choice, "version", lambda name: "1.0")
+        monkeypatch.setattr(forward, "installed", lambda name: "1.0" if there else None)
+        monkeypatch.setattr(forward, "write_openvino", write)
+        monkeypatch.setattr(forward, "load_openvino", load)
+        for module in (choice, forward):
+            monkeypatch.setattr(module, "OPENVINO", dict.fromkeys(computes or ("float32",), ""))
+
+    return set_up
 
 
 def chosen(rows: int = 5_000, pixels: torch.Tensor | None = None, **asked: str) -> Engine:
@@ -73,12 +64,12 @@ def chosen(rows: int = 5_000, pixels: torch.Tensor | None = None, **asked: str) 
     return choose(Mean().eval(), CPU, lambda: pixels, rows=rows, batch_size=4, **asked)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_first_that_agrees_is_taken_and_named(
-    engines: Callable[..., None], capsys: pytest.CaptureFixture[str]
+def test_the_faster_that_agrees_is_taken_and_named(
+    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engines(one=pretend(same), two=pretend(same))
-    assert chosen().name == "one"
-    assert capsys.readouterr().err == "engine: one 1.0, float32\n"
+    pretend(same)
+    assert chosen().name == "openvino"
+    assert capsys.readouterr().err == "engine: openvino 1.0, float32\n"
 
 
 WRONG: dict[str, Change] = {
@@ -94,34 +85,29 @@ WRONG: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_one_that_does_not_agree_is_not_taken(
-    engines: Callable[..., None], capsys: pytest.CaptureFixture[str], name: str
+    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    change = WRONG[name]
-    engines(one=pretend(change), two=pretend(same))
-    assert chosen().name == "two"
-    assert "; not one: cosines with torch in float32" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"engine one must run this encoder, got: cosines"):
-        chosen(engine="one")
-    engines(one=pretend(change))
+    pretend(WRONG[name])
     assert chosen().name == "torch"
+    assert "; not openvino: cosines with torch in float32" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"engine openvino must run this encoder, got: cosines"):
+        chosen(engine="openvino")
 
 
-def test_what_differs_less_than_the_bounds_agrees(engines: Callable[..., None]) -> None:
-    engines(
-        one=pretend(lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32))
-    )
-    assert chosen().name == "one"
+def test_what_differs_less_than_the_bounds_agrees(pretend: Callable[..., None]) -> None:
+    pretend(lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32))
+    assert chosen().name == "openvino"
 
 
-def test_blank_embeddings_agree_with_blank_ones(engines: Callable[..., None]) -> None:
-    engines(one=pretend(same))
+def test_blank_embeddings_agree_with_blank_ones(pretend: Callable[..., None]) -> None:
+    pretend(same)
     pixels = torch.rand(4, 3, 2, 2)
     pixels[2] = 0
-    assert chosen(pixels=pixels).name == "one"
+    assert chosen(pixels=pixels).name == "openvino"
 
 
 def test_a_precision_that_does_not_agree_is_not_taken(
-    engines: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = []
 
@@ -130,73 +116,80 @@ def test_a_precision_that_does_not_agree_is_not_taken(
         return WRONG["turned"](rows, compute) if compute == "bfloat16" else rows
 
     both = ("float32", "bfloat16")
-    engines(torch.bfloat16, one=pretend(rough, *both))
+    pretend(rough, *both, native=torch.bfloat16)
     found = chosen()
     assert (found.name, found.compute) == ("torch", "bfloat16")
-    assert "; not one in bfloat16: cosines" in capsys.readouterr().err
-    found = chosen(engine="one")
-    assert (found.name, found.compute) == ("one", "float32")
-    assert tried == ["bfloat16", "bfloat16", *["float32"] * 3]  # at two places of a batch too
-    assert chosen(compute="bfloat16").name == "one"  # whoever asks for it may have it rougher
-    engines(torch.bfloat16, one=pretend(WRONG["one row off"], *both))
-    with pytest.raises(ValueError, match="engine one must run this encoder"):
-        chosen(compute="bfloat16", engine="one")
+    assert "; not openvino in bfloat16: cosines" in capsys.readouterr().err
+    found = chosen(engine="openvino")
+    assert (found.name, found.compute) == ("openvino", "float32")
+    assert tried == ["bfloat16", "bfloat16", *["float32"] * 2]  # at two places of a batch too
+    assert chosen(compute="bfloat16").name == "openvino"  # whoever asks for it may have it rougher
+    pretend(WRONG["one row off"], *both, native=torch.bfloat16)
+    with pytest.raises(ValueError, match="engine openvino must run this encoder"):
+        chosen(compute="bfloat16", engine="openvino")
 
 
-def test_an_engine_without_a_precision_is_passed_over(engines: Callable[..., None]) -> None:
-    engines(torch.bfloat16, one=pretend(same))
+def test_an_engine_without_a_precision_is_passed_over(pretend: Callable[..., None]) -> None:
+    pretend(same, native=torch.bfloat16)
     assert (chosen().name, chosen().compute) == ("torch", "bfloat16")
-    assert (chosen(engine="one").name, chosen(engine="one").compute) == ("one", "float32")
-    with pytest.raises(ValueError, match="one must compute in float32, got bfloat16"):
-        chosen(engine="one", compute="bfloat16")
+    found = chosen(engine="openvino")
+    assert (found.name, found.compute) == ("openvino", "float32")
+    with pytest.raises(ValueError, match="openvino must compute in float32, got bfloat16"):
+        chosen(engine="openvino", compute="bfloat16")
 
 
 def test_one_that_is_not_installed(
-    engines: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engines(one=pretend(same, package="no-such-package"), two=pretend(same))
-    assert chosen().name == "two"
-    assert "; not one: engine one must have no-such-package" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="installed: pip install pretence"):
-        chosen(engine="one")
+    pretend(same, there=False)
+    assert chosen().name == "torch"
+    assert "; not openvino: engine openvino must have openvino" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="installed: pip install openvino"):
+        chosen(engine="openvino")
 
 
-def test_few_images_and_gpus_are_left_to_torch(engines: Callable[..., None]) -> None:
-    engines(torch.bfloat16, one=pretend(same, "float32", "bfloat16"))
+def test_few_images_and_gpus_are_left_to_torch(pretend: Callable[..., None]) -> None:
+    pretend(same, "float32", "bfloat16", native=torch.bfloat16)
     few = chosen(rows=999)
     assert (few.name, few.compute) == ("torch", "float32")
-    assert chosen(rows=999, engine="one").name == "one"
-    with pytest.raises(ValueError, match="engine must be torch on meta, got one"):
-        choose(Mean(), torch.device("meta"), torch.empty, rows=5_000, batch_size=4, engine="one")
-    with pytest.raises(ValueError, match=r"engine must be torch with torch\.compile, got one"):
-        choose(Mean(), CPU, torch.empty, rows=5_000, batch_size=4, engine="one", compiled=True)
+    assert chosen(rows=999, engine="openvino").name == "openvino"
+    meta = torch.device("meta")
+    with pytest.raises(ValueError, match="engine must be torch on meta, got openvino"):
+        choose(Mean(), meta, torch.empty, rows=5_000, batch_size=4, engine="openvino")
+
+
+def test_torch_compiles_for_many_images_on_a_gpu() -> None:
+    assert choice.compiles(torch.device("cuda"), 100_000)
+    assert not choice.compiles(torch.device("cuda"), 99_999)
+    assert not choice.compiles(CPU, 10**9)
 
 
 def test_it_gets_as_many_threads_as_torch(
-    engines: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
-    compiler = pretend(same)
+    pretend(same)
+    load = forward.load_openvino
 
-    def load(directory: Path, compute: str, threads: int) -> Callable[[np.ndarray], np.ndarray]:
+    def watched(directory: Path, compute: str, threads: int) -> forward.Forward:
         given.append(threads)
-        return compiler.load(directory, compute, threads)
+        return load(directory, compute, threads)
 
-    engines(one=replace(compiler, load=load))
+    monkeypatch.setattr(forward, "load_openvino", watched)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert chosen().name == "one"
+    assert chosen().name == "openvino"
     assert given == [3]
 
 
-def test_a_smaller_batch_is_filled_up(engines: Callable[..., None]) -> None:
+def test_a_smaller_batch_is_filled_up(pretend: Callable[..., None]) -> None:
     shapes = []
 
     def watched(rows: np.ndarray, compute: str) -> np.ndarray:
         shapes.append(rows.shape)
         return rows
 
-    engines(one=pretend(watched))
-    forward = chosen().forward
+    pretend(watched)
+    found = chosen().forward
     pixels = torch.rand(3, 3, 2, 2)
-    assert torch.allclose(forward(pixels), Mean()(pixels))
+    assert torch.allclose(found(pixels), Mean()(pixels))
     assert set(shapes) == {(4, 3)}

@@ -1,4 +1,4 @@
-"""The engines themselves, on small encoders: the same embeddings as torch's, and the same files."""
+"""The engine itself, on small encoders: the same embeddings as torch's, and the same files."""
 
 import json
 from importlib.metadata import version
@@ -11,7 +11,7 @@ import torch
 
 from embed import EmbeddingSet
 from embed.encoding import Encoding
-from embed.engines import choice, compiled
+from embed.engines import choice, forward
 from embed.engines.cache import networks
 from embed.extract import extract
 from embed.options import ExtractOptions
@@ -25,11 +25,11 @@ from pretrain.resnet import ResNetConfig, SmallResNet
 from tests.embed import conftest
 
 
-@pytest.fixture(params=compiled.COMPILERS)
-def engine(request: pytest.FixtureRequest) -> str:
-    if why := compiled.refusal(request.param, "float32"):
+@pytest.fixture
+def engine() -> str:
+    if why := forward.refusal("float32"):
         pytest.skip(why)
-    return request.param
+    return "openvino"
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_what_was_begun_goes_on_with_its_engine(
     with pytest.raises(ValueError, match=r"same extraction .* got another engine"):
         embed(images, name, out, engine="torch")
     with monkeypatch.context() as without:
-        without.setattr(compiled, "_version", lambda package: None)
+        without.setattr(forward, "installed", lambda package: None)
         with pytest.raises(ValueError, match=f"engine {engine} must have {engine}.* installed"):
             embed(images, name, out)
     found = embed(images, name, out)  # auto: would be torch, for so few images
@@ -182,7 +182,6 @@ def test_an_encoder_that_does_not_convert(
     assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == [archive]
     monkeypatch.setattr(choice, "FEW", 0)
-    monkeypatch.setattr(choice, "ENGINES", (engine, "torch"))
     done = run(tmp_path / "out")
     assert done is not None
     assert done.meta["engine"] == "torch"

@@ -19,7 +19,10 @@ def run_as(monkeypatch: pytest.MonkeyPatch, module: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("module", "told"),
-    [("train_distributed.__main__", "train_distributed"), ("embed.split_by_writer",) * 2],
+    [
+        ("train_distributed.__main__", "train_distributed"),
+        ("tests.benchmarks.split_by_writer",) * 2,
+    ],
 )
 @pytest.mark.parametrize("place", ["", ".venv/lib/", "/site-packages/"])
 def test_a_module_is_named_as_it_was_typed(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding, refuse_other
-from embed.fit import fit_and_apply, refuse_leak
+from embed.identity import refuse_leak
+from embed.run import FitTransform
 from pretrain.preprocess import Preprocess, Size, pair
 from train_distributed import Privacy, release
 from train_distributed.one_shot.validation import validate
@@ -201,18 +203,12 @@ def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
     validate(private, PublicTransform.fit(public), None, discrete=True)
 
 
-def _saved(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> tuple[Path, Path]:
+def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path, *, leak: bool = False) -> None:
     public.save(at / "public")
     private.save(at / "private")
-    return at / "public", at / "private"
-
-
-def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    fit_and_apply(*_saved(public, private, at), at / "out", {})
-
-
-def _leaked(public: EmbeddingSet, private: EmbeddingSet, at: Path) -> None:
-    fit_and_apply(*_saved(public, private, at), at / "out", {}, leak=True)
+    FitTransform(
+        public=at / "public", apply_to=at / "private", out=at / "out", i_know_this_leaks=leak
+    ).run()
 
 
 DOORS: dict[str, Door] = {
@@ -220,7 +216,7 @@ DOORS: dict[str, Door] = {
     "admit": _admitted,
     "refuse_leak": lambda public, private, _: refuse_leak(public, private),
     "fit-transform": _fitted,
-    "fit-transform --i-know-this-leaks": _leaked,
+    "fit-transform --i-know-this-leaks": partial(_fitted, leak=True),
 }
 
 
@@ -243,7 +239,7 @@ def test_equal_and_unknown_ones_pass(
 
 
 def test_rows_written_by_fit_transform_have_no_encoding_of_their_own(tmp_path: Path) -> None:
-    fit_and_apply(*_saved(rows(0, OURS), rows(1, OURS), tmp_path), tmp_path / "out", {})
+    _fitted(rows(0, OURS), rows(1, OURS), tmp_path)
     assert EmbeddingSet.open(tmp_path / "out" / "embeddings").encoding is None
     written = json.loads((tmp_path / "out" / "embeddings" / "meta.json").read_text())
     assert written["encoder"] == OURS.encoder

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.draws import random_keys
-from embed.hold_out import hold_out
+from embed.hold_out import hold_out, random_keys
 from train_distributed.one_shot.model import Release
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")

@@ -11,7 +11,7 @@ import torch
 
 import train_distributed
 from embed import EmbeddingSet
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from train_distributed import Privacy
 
 P, NAMES = 40, ("cat", "dog", "ship")

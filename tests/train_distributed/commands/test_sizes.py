@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.concat import concatenated
+from embed.concat import Concat
 from embed.hold_out import hold_out
 from embed.run import Run
 from pretrain.encoder import load_encoder
@@ -179,9 +179,9 @@ def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) ->
             Run(data=data, encoder=name, out=out, engine="torch", **sizes).run()
     sets = [tmp_path / "bare" / size for size in ("24", "32")]
     with pytest.raises(ValueError, match=r"one size \(with one --resize.* 24 x 24 px.* 32 x 32 px"):
-        concatenated(sets, tmp_path / "joined")
+        Concat(sets=tuple(sets), out=tmp_path / "joined").run()
     sets = [tmp_path / "sized" / size for size in ("24", "32")]
-    joined = concatenated(sets, tmp_path / "joined")
+    joined = EmbeddingSet.open(Concat(sets=tuple(sets), out=tmp_path / "joined").run())
     Run(
         data=data,
         encoder="concat:simclr-small@24+mirrored:simclr-small@32",

@@ -45,7 +45,6 @@ def transform() -> PublicTransform:
     return PublicTransform.fit(
         rows_of(4000, [0.1] * 10, 1, gap=2.0),
         constant=CONSTANT,
-        clip_norm=CLIP,
         clip_quantile=0.9,
     )
 

@@ -35,9 +35,7 @@ def rows_of(n: int, classes: int, seed: int, shares: list[float] | None = None) 
 
 @pytest.fixture(scope="module")
 def transform() -> PublicTransform:
-    return PublicTransform.fit(
-        rows_of(4000, 30, 1), components=Q, constant=CONSTANT, clip_norm=math.sqrt(1.25)
-    )
+    return PublicTransform.fit(rows_of(4000, 30, 1), components=Q, constant=CONSTANT)
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])

@@ -27,7 +27,7 @@ def rows(seed: int = 0) -> EmbeddingSet:
 
 
 def fitted(on: EmbeddingSet) -> PublicTransform:
-    return PublicTransform.fit(on, clip_norm=math.sqrt(1.25), constant=0.5)
+    return PublicTransform.fit(on)
 
 
 def methods_of(transform: PublicTransform) -> list[Method]:

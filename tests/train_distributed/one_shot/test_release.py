@@ -34,7 +34,7 @@ def embedding_set(rows: int = ROWS, seed: int = 0, test_rows: int = 30) -> Embed
 
 def public_transform() -> PublicTransform:
     public = embedding_set(200, seed=9).embeddings
-    return PublicTransform.fit(public, clip_norm=math.sqrt(1.25), constant=0.5)
+    return PublicTransform.fit(public)
 
 
 def partition(users: int = 6, scheme: str = "iid"):

@@ -105,7 +105,7 @@ def test_users_come_once_with_the_rows_they_said(twice: bool, message: str) -> N
 
 def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
     public = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)).numpy()
-    transform = PublicTransform.fit(public, clip_norm=math.sqrt(1.25), constant=0.5)
+    transform = PublicTransform.fit(public)
     held, promise = Stream(transform(public[:4]).unflatten(0, (2, 2))), Privacy(1.0, 1e-5, 1.0)
     given: dict[str, Any] = {"transform": transform, "num_classes": 2}
     with pytest.raises(ValueError, match="vouch_for_transform must be set for users that stream"):

@@ -37,7 +37,7 @@ def rows(seed: int = 0, **changes: Any) -> EmbeddingSet:
 
 
 def fitted(on: EmbeddingSet) -> PublicTransform:
-    return PublicTransform.fit(on, clip_norm=math.sqrt(1.25), constant=0.5)
+    return PublicTransform.fit(on)
 
 
 def test_users_that_carry_a_transform_are_looked_at_as_the_set_they_are() -> None:

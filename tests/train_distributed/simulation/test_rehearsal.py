@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.knowledge import Knowledge
+from embed.options import Knowledge
 from embed.public_scatter import PublicScatter
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.rehearse import Rehearse

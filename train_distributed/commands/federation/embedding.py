@@ -81,9 +81,8 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         ValueError: no classes or encoder, or another encoder or size than the transform's.
     """
     from embed import EmbeddingSet
-    from embed.extract import extract
+    from embed.extract import extract, summary
     from embed.options import ExtractOptions, ImageOptions
-    from embed.summary import described
     from pretrain.encoder import build_encoder, origin, without_directory
     from train_distributed.flower.documents.terms import read_transform
     from train_distributed.released.encoder import named_encoder
@@ -128,5 +127,5 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     )
     assert done is not None
     print(f"{len(done)} pictures embedded in {out}")
-    print("\n".join(described(done, images, out)))
+    print("\n".join(summary(done, images, out)))
     return done

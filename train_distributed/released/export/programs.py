@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from embed.engines.program import quiet, short, traced
-from embed.fast import fast_forward
+from embed.engines.forward import fast_forward, quiet, short, traced
 from pretrain import check
 from pretrain.intake.decode import squared
 from pretrain.preprocess import pair
@@ -124,7 +123,7 @@ def largest_difference(
         pixels: (n, 3, h, w) uint8.
     """
     preprocess = encoding_of(released).preprocess
-    forward = fast_forward(encoder, torch.device("cpu"), torch.float32, compiled=False)
+    forward = fast_forward(encoder, torch.device("cpu"), torch.float32)
     size = preprocess.pictures
     stored = pixels.transpose(0, 2, 3, 1)
     if size is not None and stored.shape[1:3] != pair(size):

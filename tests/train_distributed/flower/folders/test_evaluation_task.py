@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from embed.draws import random_keys
-from embed.hold_out import hold_out
+from embed.hold_out import hold_out, random_keys
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.federation import Init, Join, Start
 from train_distributed.flower.documents.federation import Federation

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embed.engines.compiled import refusal
+from embed.engines.forward import refusal
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 
@@ -17,7 +17,7 @@ WORK = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.engines.program import traced
+from embed.engines.forward import traced
 from embed.run import Run
 from train_distributed.released.export.programs import run_onnx, save_onnx
 
@@ -56,7 +56,7 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    if why := refusal("openvino", "float32"):
+    if why := refusal("float32"):
         pytest.skip(why)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8), np.uint8)
     np.savez(tmp_path / "images.npz", x_train=pixels, y_train=np.arange(9) % 3)

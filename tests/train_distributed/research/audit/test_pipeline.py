@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet
 from embed.engines import choice
-from embed.engines.compiled import Forward
-from embed.engines.trial import trial_pictures
+from embed.engines.choice import trial_pictures
+from embed.engines.forward import Forward
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet

@@ -46,7 +46,7 @@ def arguments(rows) -> dict:
     public = rows.embeddings[::2] + np.float32(0.01)
     draw = torch.Generator().manual_seed(1)
     return {
-        "transform": PublicTransform.fit(public, clip_norm=math.sqrt(1.25), constant=0.5),
+        "transform": PublicTransform.fit(public),
         "partition": split(torch.from_numpy(rows.labels[:ROWS]), 6, generator=draw),
     }
 

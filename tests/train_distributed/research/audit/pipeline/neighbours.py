@@ -15,11 +15,9 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.centre import Centre
-from embed.draws import random_keys
-from embed.engines.trial import trial_pictures
-from embed.fit import exclude
-from embed.hold_out import By, hold_out
-from embed.run import Run
+from embed.engines.choice import trial_pictures
+from embed.hold_out import By, hold_out, random_keys
+from embed.run import Exclude, Run
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,
     aligned,
@@ -175,7 +173,9 @@ def of_exclusion(first: EmbeddingSet, second: EmbeddingSet, kind: str, folder: P
     pair = []
     for name, each in (("first", first), ("second", second)):
         each.subset(slice(None)).save(folder / name)
-        pair.append(exclude(folder / name, [folder / "public"], folder / f"{name} rest")[0])
+        out = folder / f"{name} rest"
+        Exclude(embeddings=folder / name, public=(folder / "public",), out=out).run()
+        pair.append(EmbeddingSet.open(out))
     return _rows_check("embed exclude", "", kind, *pair)
 
 

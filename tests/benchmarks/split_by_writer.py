@@ -1,6 +1,6 @@
 """Splits an embedding set with writers into a private and a public one without common writers.
 
-    python -m embed.split_by_writer --source DIR --private DIR --public DIR
+    python -m tests.benchmarks.split_by_writer --source DIR --private DIR --public DIR
 
 Training writers stay private users. Of the test writers every other one counts as public: people
 who donated their labelled digits. The rest test.
@@ -45,7 +45,7 @@ class SplitByWriter:
 
 
 def _parse() -> SplitByWriter:
-    return tyro.cli(SplitByWriter, prog="python -m embed.split_by_writer")
+    return tyro.cli(SplitByWriter, prog="python -m tests.benchmarks.split_by_writer")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from train_distributed.research.audit.multi_round import MultiRoundAudit
+from tests.benchmarks.audit_rounds import MultiRoundAudit
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
 from train_distributed.research.experiments.charter_rates.sampling import Sampling

@@ -344,7 +344,7 @@ def compare_accounts(plan: CharterPlan) -> dict[str, float]:
 def summarise(risks: pd.DataFrame) -> dict[str, Any]:
     """Measured slopes, the theorem's, and in how many runs the payload is the formula's."""
     equal = {
-        name: int((risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"]).sum())
+        name: int(np.count_nonzero(risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"]))
         for name in CHARTERS
     }
     return {

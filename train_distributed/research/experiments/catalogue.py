@@ -1,6 +1,6 @@
-"""The experiments by name: which lines they consist of, and how their results are shown."""
+"""The experiments by name: what they compare, and how their results are shown."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -13,12 +13,11 @@ from train_distributed.research.experiments.checkpoint import Work
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.summary import table
-from train_distributed.research.experiments.trials import Line, trials
-from train_distributed.simulation.plan import Result
+from train_distributed.research.experiments.trials import OURS, PUBLISHED, trials
+from train_distributed.simulation.plan import MethodConfig, Result
 from train_distributed.simulation.scenario import Scenario, held_out
 
 MORE_DATA = 67  # Table 2 of the paper
-OURS = {"ours": "discriminant", "ours, softmax heads": "softmax"}
 PAPER_L2_REGS = {"softmax": (0.003, 0.01, 0.03, 0.1, 0.3), "svm": (0.01, 0.03, 0.1, 0.3)}
 PAPER_RADII = (0.5, 1.0, 2.0, 3.0, 10.0)
 
@@ -52,10 +51,9 @@ class Comparison:
     def work(self, conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
         """Ours and the paper's on each partition."""
         partitions = self.partitions(conditions, private)
-        lines = [line for where in partitions for make in (ours, published) for line in make(where)]
-        if self.federated:
-            lines += [Line(label="DP-FL", method="dp-fl", partition=where) for where in partitions]
-        return trials(lines, conditions, private, public)
+        dp_fl = [MethodConfig("DP-FL", "dp-fl", OURS)] if self.federated else []
+        settings = [*ours(), *published(), *dp_fl]
+        return trials(settings, partitions, conditions, private, public)
 
     def tell(self, result: Mapping[str, Any]) -> str:
         """Accuracy by panel and line, a column per value of x."""
@@ -79,13 +77,13 @@ class Comparison:
         )
 
 
-def ours(partition: Scenario) -> Iterator[Line]:
+def ours() -> list[MethodConfig]:
     """The default of `run`, and blind averaging as `run` does it."""
-    for label, method in OURS.items():
-        yield Line(label=label, method=method, partition=partition)
+    labels = {"ours": "discriminant", "ours, softmax heads": "softmax"}
+    return [MethodConfig(label, method, OURS) for label, method in labels.items()]
 
 
-def published(partition: Scenario) -> Iterator[Line]:
+def published() -> list[MethodConfig]:
     """The paper's two methods on raw embeddings, their hyper-parameters searched per cell.
 
     Λ and R are in units of the clipped rows, whose norm is about 1: the published softmax Λ 1 … 30
@@ -93,15 +91,16 @@ def published(partition: Scenario) -> Iterator[Line]:
     .08 are .008 … .16 and 1.4 … 2.8; the search covers what is good on our embeddings. Every user
     finds the minimiser and projects it, in place of 150 or 500 epochs of projected SGD.
     """
-    for method, name in (("softmax", "softmax"), ("svm", "SVM")):
-        for l2_reg, radius in product(PAPER_L2_REGS[method], PAPER_RADII):
-            yield Line(
-                label=f"{name} as published",
-                method=method,
-                partition=partition,
-                options={"l2_reg": l2_reg, "radius": radius, "bound": "paper"},
-                published=True,
-            )
+    return [
+        MethodConfig(
+            f"{name} as published",
+            method,
+            PUBLISHED,
+            {"l2_reg": l2_reg, "radius": radius, "bound": "paper"},
+        )
+        for method, name in (("softmax", "softmax"), ("svm", "SVM"))
+        for l2_reg, radius in product(PAPER_L2_REGS[method], PAPER_RADII)
+    ]
 
 
 def as_asked(conditions: Conditions, private: EmbeddingSet) -> list[Scenario]:

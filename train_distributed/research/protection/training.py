@@ -42,7 +42,8 @@ class FederationOptions:
 
     def __post_init__(self) -> None:
         check.positive(step=self.step)
-        check.at_least(1, rows=self.rows, batch=self.batch, rounds=self.rounds)
+        check.at_least(1, rows=self.rows, batch=self.batch)
+        check.at_least(0, rounds=self.rounds)
 
     def first(self, groups: Sequence[Tensor]) -> list[Tensor]:
         """The first records of the first clients."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command imports what it needs when it runs
     from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
-LEAST = {"models": 1, "attacks": 1, "steps": 0}
+LEAST = {"models": 1, "attacks": 1, "steps": 0, "rounds": 1}
 HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
 IMAGE_DEFAULTS = {"step": 0.1, "rounds": 500, "models": 3, "attacks": 4, "steps": 0}
 

@@ -61,13 +61,12 @@ class Sweep:
         return out
 
     def _into(self, partial: Path, out: Path) -> tuple[str, "Checkpoint"]:
-        from train_distributed.research.experiments.catalogue import EXPERIMENTS
+        from train_distributed.research.experiments.catalogue import EXPERIMENTS, draw, tell
         from train_distributed.research.experiments.checkpoint import Checkpoint
-        from train_distributed.research.experiments.figures import draw, tell
 
         self.conditions.validate()
         private, public = self._sets()
-        work = EXPERIMENTS[self.experiment](self.conditions, private, public)
+        work = EXPERIMENTS[self.experiment].work(self.conditions, private, public)
         identity = self._identity(private, public)
         journal = Checkpoint.beside(out, identity)
         # A hash of private rows stays in the journal: who knows all but one could try that one.
@@ -148,8 +147,7 @@ class Plot:
         Raises:
             ValueError: not the result of a sweep.
         """
-        from train_distributed.research.experiments.catalogue import EXPERIMENTS
-        from train_distributed.research.experiments.figures import draw, tell
+        from train_distributed.research.experiments.catalogue import EXPERIMENTS, draw, tell
 
         path = self.results / "results.json" if self.results.is_dir() else self.results
         if not path.exists():

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import tyro
 
-from train_distributed.research.audit.multi_round import MultiRoundAudit
+from tests.benchmarks.audit_rounds import MultiRoundAudit
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
-from train_distributed.research.experiments.charter_rates.sampling import Sampling
 from train_distributed.research.protection.exact_cost import ExactCost
 from train_distributed.research.protection.rates import Rates
 
@@ -20,7 +19,6 @@ from train_distributed.research.protection.rates import Rates
     [
         (Figures, "--data a.gz --eta-primal 2 --overwrite", {"eta_primal": 2.0, "overwrite": True}),
         (Slopes, "--output o --seeds 2", {"output": Path("o"), "seeds": 2}),
-        (Sampling, "", {"output": Path("results/rivals/charter/amplification.json")}),
         (MultiRoundAudit, "--epsilons 0.3 1 --replicas 5", {"epsilons": (0.3, 1.0), "replicas": 5}),
         (ExactCost, "--key-bits 4096", {"key_bits": 4096, "clients": 10, "parameters": 7690}),
         (Rates, "--images a --out o", {"images": "a", "threshold": 0.9, "clients": 20}),
@@ -39,7 +37,7 @@ def test_rates_need_images_or_embeddings(tmp_path):
 
 
 def test_an_earlier_result_is_not_written_over(tmp_path):
-    for program in (Sampling, ExactCost, MultiRoundAudit):
+    for program in (Slopes, ExactCost, MultiRoundAudit):
         field = "out" if program is ExactCost else "output"
         with pytest.raises(FileExistsError, match="must not exist"):
             program(**{field: tmp_path}).run()

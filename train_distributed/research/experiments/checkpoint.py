@@ -3,7 +3,7 @@
 import glob
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,15 +33,6 @@ class Work:
         return cls(
             tuple(jobs),
             lambda done: ((key, make()) for key, make in jobs.items() if key not in done),
-        )
-
-    @classmethod
-    def joined(cls, works: "Iterable[Work]") -> "Work":
-        """Works one after another."""
-        parts = list(works)
-        return cls(
-            tuple(key for part in parts for key in part.keys),
-            lambda done: (job for part in parts for job in part.jobs(done)),
         )
 
 

@@ -3,7 +3,7 @@
 Both of Kirschte et al. 2024, without noise: what is looked at is averaging itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from embed import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
+from train_distributed.research.baselines.dual_svm import fit_dual
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
@@ -38,7 +39,7 @@ STYLES: dict[str, dict[str, Any]] = {
 Matrix = NDArray[np.float64]
 
 
-def convergence_work(conditions: Conditions, private: None, public: None) -> Work:
+def work(conditions: Conditions, private: None, public: None) -> Work:
     """Averaged and global models: two clouds (Fig. 4), and many users (Thm 6.2)."""
     found: dict[str, Callable[[], Rows]] = {"clouds": two_clouds}
     for l2_reg in L2_REGS:
@@ -92,27 +93,16 @@ class Hinge:
         losses = np.maximum(0.0, 1.0 - w @ self.z.T).mean(-1)
         return self.l2_reg / 2 * (w**2).sum(-1) + losses
 
-    def minimum(self, gap: float = 1e-11, epochs: int = 20_000) -> tuple[Matrix, float]:
-        """w and J(w) by dual coordinate ascent, J(w) − J* certified by the duality gap.
+    def minimum(self) -> tuple[Matrix, float]:
+        """w and J(w), to liblinear's last bits.
 
         Raises:
-            ArithmeticError: the gap is not closed.
+            ArithmeticError: not converged.
         """
-        n = len(self.z)
-        norms = (self.z**2).sum(1)
-        dual, w = np.zeros(n), np.zeros(self.z.shape[1])
-        for epoch in range(epochs):
-            for i in range(n):
-                step = (1.0 - self.z[i] @ w) * self.l2_reg * n / norms[i]
-                new = min(1.0, max(0.0, dual[i] + step))
-                w += (new - dual[i]) * self.z[i] / (self.l2_reg * n)
-                dual[i] = new
-            if epoch % 10 == 9 or epoch == 0:
-                w = dual @ self.z / (self.l2_reg * n)
-                value = float(self.objective(w))
-                if value - (dual.mean() - self.l2_reg / 2 * (w @ w)) <= gap * value:
-                    return w, value
-        raise ArithmeticError(f"the duality gap must fall below {gap} within {epochs} epochs")
+        weights, converged = fit_dual(self.z, np.ones(len(self.z), np.int64), 2, self.l2_reg)
+        if not converged:
+            raise ArithmeticError("liblinear must converge to the least objective")
+        return weights[:, 1], float(self.objective(weights[:, 1]))
 
 
 def averaged_subgradient(
@@ -175,24 +165,39 @@ def rate(l2_reg: float, seed: int) -> Rows:
     ]
 
 
-def slopes(cells: Rows) -> dict[float, tuple[float, float, bool]]:
-    """Λ -> (slope of log excess against log M over the last five M, excess at the last, inside).
+@dataclass(frozen=True)
+class Rate:
+    """Excess of the average against local steps, of all seeds of one Λ."""
 
-    The mean over seeds is fitted by least squares.
-    """
-    found: dict[float, tuple[float, float, bool]] = {}
-    rates = [row for row in cells if row["kind"] == "rate"]
-    for l2_reg in sorted({row["l2_reg"] for row in rates}, reverse=True):
-        mine = [row for row in rates if row["l2_reg"] == l2_reg]
-        steps = sorted({row["iterations"] for row in mine})[-5:]
-        mean = [np.mean([r["excess"] for r in mine if r["iterations"] == m]) for m in steps]
-        slope = np.polyfit(np.log(steps), np.log(mean), 1)[0]
-        found[l2_reg] = (float(slope), float(mean[-1]), all(r["all_inside_margin"] for r in mine))
+    steps: list[int]  # M, rising
+    excess: Matrix  # (steps, seeds)
+    floor: float  # of exact heads, mean over seeds
+    inside: bool  # whether all rows lie inside the margin, with every seed
+
+    @property
+    def slope(self) -> float:
+        """Of the log of the mean excess against log M, over the last five M, by least squares."""
+        mean = self.excess[-5:].mean(1)
+        return float(np.polyfit(np.log(self.steps[-5:]), np.log(mean), 1)[0])
+
+
+def rates(cells: Sequence[dict[str, Any]]) -> dict[float, Rate]:
+    """Λ, the largest first -> what was found."""
+    found = {}
+    measured = [row for row in cells if row["kind"] == "rate"]
+    for l2_reg in sorted({row["l2_reg"] for row in measured}, reverse=True):
+        mine = [row for row in measured if row["l2_reg"] == l2_reg]
+        steps = sorted({row["iterations"] for row in mine})
+        excess = [[row["excess"] for row in mine if row["iterations"] == m] for m in steps]
+        floor = float(np.mean([row["floor"] for row in mine]))
+        inside = all(row["all_inside_margin"] for row in mine)
+        found[l2_reg] = Rate(steps, np.array(excess), floor, inside)
     return found
 
 
-def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
+def draw(result: Mapping[str, Any], file: IO[bytes]) -> None:
     """Left the clouds, in the middle the normal vectors, right the rates."""
+    rows = result["cells"]
     figure = Figure(figsize=(16, 4.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     _clouds(rows, left)
@@ -227,17 +232,12 @@ def _normals(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
 
 
 def _rates(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
-    rates = [row for row in rows if row["kind"] == "rate"]
-    for l2_reg, (slope, _, inside) in slopes(list(rows)).items():
-        mine = [row for row in rates if row["l2_reg"] == l2_reg]
-        steps = sorted({row["iterations"] for row in mine})
-        values = np.array(
-            [[row["excess"] for row in mine if row["iterations"] == m] for m in steps]
-        )
-        where = "all rows inside the margin" if inside else "rows outside the margin"
-        label = f"Λ = {l2_reg:g}, {where}: slope {slope:.2f}"
-        (line,) = axis.plot(steps, values.mean(1), "o-", markersize=3, label=label)
-        axis.fill_between(steps, values.min(1), values.max(1), alpha=0.2, color=line.get_color())
+    for l2_reg, each in rates(rows).items():
+        where = "all rows inside the margin" if each.inside else "rows outside the margin"
+        label = f"Λ = {l2_reg:g}, {where}: slope {each.slope:.2f}"
+        low, mean, high = each.excess.min(1), each.excess.mean(1), each.excess.max(1)
+        (line,) = axis.plot(each.steps, mean, "o-", markersize=3, label=label)
+        axis.fill_between(each.steps, low, high, alpha=0.2, color=line.get_color())
     axis.set(xscale="log", yscale="log", xlabel="local steps M of every user")
     axis.set_ylabel("J(average) − min J on the union (band: seeds)")
     axis.set_title("20 users, one class each, hinge loss (Thm 6.2)")
@@ -245,16 +245,16 @@ def _rates(rows: Sequence[dict[str, Any]], axis: Axes) -> None:
     axis.grid(alpha=0.3)
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> str:
+def tell(result: Mapping[str, Any]) -> str:
     """Distance of the two-cloud models, then slope and last excess by Λ."""
+    rows = result["cells"]
     distance = next(row["distance"] for row in rows if row["kind"] == "model")
-    shown = []
-    for l2_reg, (slope, last, inside) in slopes(list(rows)).items():
-        mine = [r["floor"] for r in rows if r["kind"] == "rate" and r["l2_reg"] == l2_reg]
-        shown.append(
-            {"Λ": f"{l2_reg:g}", "slope": f"{slope:.2f}", "excess at last M": f"{last:.2e}"}
-            | {"of exact heads": f"{float(np.mean(mine)):.2e}"}
-            | {"margin": "all rows inside" if inside else "rows outside"}
-        )
+    shown = [
+        {"Λ": f"{l2_reg:g}", "slope": f"{each.slope:.2f}"}
+        | {"excess at last M": f"{each.excess[-1].mean():.2e}"}
+        | {"of exact heads": f"{each.floor:.2e}"}
+        | {"margin": "all rows inside" if each.inside else "rows outside"}
+        for l2_reg, each in rates(rows).items()
+    ]
     head = f"two clouds: ‖average − global‖ / ‖global‖ = {distance:.2e}"
     return f"{head}\n\n{text_table(shown)}"

@@ -1,7 +1,7 @@
 """Figures of accuracy against ε or users, readable without their text.
 
-Lines that coincide are drawn once, with both names; so are panels most of whose lines do. Dashed is
-balanced accuracy, where it is another one, and grey what needs no model.
+Lines that coincide are drawn once, with both names. Dashed is balanced accuracy, where it is
+another one, and grey what needs no model.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from typing import IO, Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.optimize import isotonic_regression
 
 from train_distributed.research.experiments.summary import Summary, mean_of, summarise
 from train_distributed.simulation.plan import Result
@@ -24,8 +23,6 @@ SCHEMES = {
     "by-writer": "users are writers",
 }
 SAME = 0.005  # of accuracy: lines that are never further apart are one
-GAP = 0.045  # of an axis's height, between two labels
-MOST_LABELS = 9  # lines with a label at their end; more have a legend
 
 Line = dict[float | None, Summary]
 
@@ -54,15 +51,14 @@ def draw_frontier(
     panels = _panels(rows, panel, lines, x)
     places = sorted({getattr(row, x) for row in rows} - {None})
     high, wide = -(-len(panels) // 3), min(3, len(panels))
-    figure = Figure(figsize=(5.0 * wide + 2.6, 4.6 * high), layout="constrained")
+    figure = Figure(figsize=(5.0 * wide, 4.6 * high), layout="constrained")
     axes = figure.subplots(high, wide, sharey=True, squeeze=False).flatten()
-    colours = {
-        name: f"C{k % 10}" for k, name in enumerate({n: 0 for p in panels.values() for n in p})
-    }
+    names = dict.fromkeys(name for drawn in panels.values() for name in drawn)
+    colours = {name: f"C{k % 10}" for k, name in enumerate(names)}
+    levels = _levels(rows, chance)
     for axis, (words, drawn) in zip(axes, panels.items(), strict=False):
         for name, line in drawn.items():
             _draw_line(axis, line, colours[name], name)
-        levels = _levels(rows, chance)
         for words_of, level in levels.items():
             axis.axhline(100 * level, color="grey", linewidth=1)
             side = "bottom" if level == max(levels.values()) else "top"  # two may lie close by
@@ -72,6 +68,7 @@ def draw_frontier(
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     summaries = [(x, s) for p in panels.values() for line in p.values() for x, s in line.items()]
@@ -80,7 +77,6 @@ def draw_frontier(
     said += ["dashed: balanced accuracy"] * any(_uneven(each) for _, each in summaries)
     said += ["balanced accuracy: unknown"] * any(s.balanced is None for _, s in summaries)
     axes[0].set_ylabel("\n".join(said))
-    _label(axes[len(panels) - 1], list(panels.values())[-1], colours)
     figure.suptitle(title, wrap=True)
     figure.savefig(path, dpi=150)
 
@@ -103,30 +99,18 @@ def _uneven(each: Summary) -> bool:
 def _panels(
     rows: Sequence[Result], panel: str, lines: Sequence[str], x: str
 ) -> dict[str, dict[str, Line]]:
-    """Title -> name -> accuracies by place, what coincides put together."""
-    summary = summarise(rows, (*lines, panel, x))
+    """Title -> name -> accuracies by place; lines that coincide are under one name."""
     varied = [each for each in lines if len({getattr(row, each) for row in rows}) > 1]
     found: dict[str, dict[str, Line]] = {}
-    for (*fields, value, place), accuracy in summary.items():
+    for (*fields, value, place), accuracy in summarise(rows, (*lines, panel, x)).items():
         words = [_word(n, v) for n, v in zip(lines, fields, strict=True) if n in varied]
         name = ", ".join(words or [_word(lines[0], fields[0])])
         of_panel = found.setdefault(_word(panel, value), {})
         of_panel.setdefault(name, {})[place] = accuracy
-    alike = {words.partition(", ")[2] for words in found}
-    if len(alike) == 1:  # what all panels say is said by none
-        found = {words.partition(", ")[0]: drawn for words, drawn in found.items()}
-    whole = list(found.values())
-    shared = [n for n in whole[0] if all(n in p and _same(p[n], whole[0][n]) for p in whole)]
-    if len(found) == 1 or 2 * len(shared) < len(whole[0]):
-        return {title: _joined(drawn) for title, drawn in found.items()}
-    merged: dict[str, Line] = {name: whole[0][name] for name in shared}
-    for title, drawn in found.items():
-        merged |= {f"{n}:\n{title}": line for n, line in drawn.items() if n not in shared}
-    return {"": _joined(merged)}
+    return {title: _joined(drawn) for title, drawn in found.items()}
 
 
 def _joined(drawn: dict[str, Line]) -> dict[str, Line]:
-    """Lines with those that coincide under one name."""
     kept: list[tuple[list[str], Line]] = []
     for name, line in drawn.items():
         twins = next((names for names, other in kept if _same(line, other)), None)
@@ -157,36 +141,6 @@ def _draw_line(axis: Axes, line: Line, colour: str, label: str) -> None:
         axis.plot(places, balanced, color=colour, linestyle="--", linewidth=1)
     if None in line:
         axis.axhline(100 * line[None].mean, color=colour, linestyle=":", linewidth=1)
-
-
-def _label(axis: Axes, drawn: dict[str, Line], colours: dict[str, str]) -> None:
-    """Names at the ends of lines, apart from each other, or a legend for many."""
-    ends: list[tuple[float, float, str]] = []
-    for name, line in drawn.items():
-        last = max((place for place in line if place is not None), default=None)
-        place = axis.get_xlim()[1] if last is None else last
-        ends.append((100 * line[last].mean, place, name))
-    if len(ends) > MOST_LABELS:
-        axis.legend(fontsize=7)
-        return
-    low, high = axis.get_ylim()
-    ends.sort()
-    heights = np.array([GAP * (high - low) * (1.2 + name.count("\n")) for *_, name in ends])
-    apart = np.cumsum(heights) - heights / 2
-    values = np.array([value for value, *_ in ends])
-    middles = apart + isotonic_regression(values - apart).x  # the nearest that do not overlap
-    middles -= max(0.0, middles[-1] + heights[-1] / 2 - high)
-    for (value, place, name), middle in zip(ends, middles, strict=True):
-        axis.annotate(
-            name,
-            (place, value),
-            (axis.get_xlim()[1] * 1.15, middle),
-            color=colours[name],
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[name], "relpos": (0, 0.5)},
-        )
 
 
 def _word(field: str, value: Any) -> str:

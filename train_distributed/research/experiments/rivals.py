@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -101,7 +101,7 @@ def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_ro
     return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))
 
 
-def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
+def work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """One sum against ADMM and Charter, for each number of features and of users."""
     bare = [replace(conditions.promises[0], epsilon=math.inf)]
     labels, train, test = (
@@ -138,8 +138,9 @@ def rival_work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingS
     return Work.of(jobs)
 
 
-def tell(rows: Sequence[dict[str, Any]]) -> str:
+def tell(result: Mapping[str, Any]) -> str:
     """A line per learner and setting, mean and sample deviation over seeds."""
+    rows = result["cells"]
     shown = []
     for group in _settings(rows):
         first, (mean, std) = group[0], _accuracy(group)
@@ -162,10 +163,10 @@ def tell(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, *(f"{name}: not possible, {why}" for name, why in failed.items())])
 
 
-def draw(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
+def draw(result: Mapping[str, Any], file: IO[bytes]) -> None:
     """A panel per numbers of features and users, a bar per learner."""
     panels: dict[tuple[int, int], list[list[dict[str, Any]]]] = {}
-    for group in _settings(rows):
+    for group in _settings(result["cells"]):
         panels.setdefault((group[0]["features"], group[0]["users"]), []).append(group)
     figure = Figure(figsize=(3.4 * len(panels) + 2, 4.5), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]

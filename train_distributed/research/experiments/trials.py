@@ -1,10 +1,9 @@
-"""Experiments as a table: lines, each a method on a partition, that `run_trials` plays."""
+"""Experiments as a table: methods on partitions, that `run_trials` plays."""
 
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,19 +21,9 @@ from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory
 
+OURS, PUBLISHED = "ours", "published"  # transforms
 PAPER_QUANTILE = 0.955
 PAPER_CONSTANT = 1 / 32  # the published 1 at c = 34.854, in units of c
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Line of an experiment; of lines with one label the best is shown."""
-
-    label: str
-    method: str
-    partition: Scenario
-    options: Mapping[str, Any] = field(default_factory=dict)  # what is left out is as in `run`
-    published: bool = False  # on raw embeddings with these options alone, as in the paper
 
 
 def raw_transform(public: EmbeddingSet) -> PublicTransform:
@@ -53,40 +42,33 @@ def raw_transform(public: EmbeddingSet) -> PublicTransform:
 
 
 def trials(
-    lines: Sequence[Line], conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet
+    settings: Sequence[MethodConfig],
+    partitions: Sequence[Scenario],
+    conditions: Conditions,
+    private: EmbeddingSet,
+    public: EmbeddingSet,
 ) -> Work:
-    """Every line at every ε and seed; rows are those of `Result`.
+    """Every setting on every partition at every ε and seed; rows are those of `Result`.
 
-    A line of ours is what `run` makes where nothing but ε is given, by its public rule; published
-    lines share their trainings at all ε.
+    Settings on the transform "ours" are what `run` makes where nothing but ε is given, by its
+    public rule; those on "published" share their trainings at all ε.
     """
-    transforms = {"ours": PublicTransform.fit(public), "published": raw_transform(public)}
-    grids = []
-    for where in dict.fromkeys(line.partition for line in lines):
-        grid = Grid(
-            settings=[
-                MethodConfig(
-                    line.label, line.method, "published" if line.published else "ours", line.options
-                )
-                for line in lines
-                if line.partition == where
-            ],
-            scenarios=[where],
-            promises=conditions.promises,
-            seeds=conditions.all_seeds,
-            folds=conditions.folds,
-            num_classes=len(private.meta["class_names"]),
-        )
-        grid.validate()
-        grids.append(grid)
+    transforms = {OURS: PublicTransform.fit(public), PUBLISHED: raw_transform(public)}
+    grid = Grid(
+        settings=settings,
+        scenarios=partitions,
+        promises=conditions.promises,
+        seeds=conditions.all_seeds,
+        folds=conditions.folds,
+        num_classes=len(private.meta["class_names"]),
+    )
+    grid.validate()
 
     def jobs(done: Mapping[str, Rows]) -> Iterator[tuple[str, Rows]]:
-        for grid in grids:
-            found = run_trials(private, transforms, grid, finished=done, rivals=rivals)
-            for key, cells in found:
-                yield key, [cell.as_dict() for cell in cells]
+        found = run_trials(private, transforms, grid, finished=done, rivals=rivals)
+        return ((key, [cell.as_dict() for cell in cells]) for key, cells in found)
 
-    return Work(tuple(trial.key for grid in grids for trial in grid.trials()), jobs)
+    return Work(tuple(trial.key for trial in grid.trials()), jobs)
 
 
 def rivals(

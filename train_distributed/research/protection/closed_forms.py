@@ -74,10 +74,8 @@ class Constants:
         """
         tau, label = self.distortion(budget), self.label(budget, mechanism)
         if label in ("unconstrained", "infeasible"):
-            return Optimum(mechanism.name, label, tau, None, None)
-        excess = mechanism.excess(tau, facts)
-        log_parameter = mechanism.log_parameter(excess, facts)
-        return Optimum(mechanism.name, label, tau, excess, log_parameter)
+            return Optimum(mechanism.name, label, tau, None)
+        return Optimum(mechanism.name, label, tau, mechanism.log_parameter(tau, facts))
 
     def require_reachable(self, budget: float, mechanisms: Sequence[type[Mechanism]]) -> None:
         """Refuses a budget that none of the mechanisms can meet by (8).
@@ -101,8 +99,7 @@ class Optimum:
     mechanism: str
     label: Label
     tau: float  # TV asked for
-    excess: float | None  # the mechanism's own scale, see `Mechanism`; None: nothing to choose
-    log_parameter: float | None  # ln g*, −inf for compression that sends nothing
+    log_parameter: float | None  # ln g*, −inf for compression that sends nothing; None: no choice
 
     @property
     def parameter(self) -> float | None:

@@ -168,34 +168,6 @@ def root_js(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float6
     return np.sqrt(np.maximum(0.0, (_kl(p, middle) + _kl(q, middle)) / 2))
 
 
-def c1_error(attack: Recoveries) -> float:
-    """The error bound of Theorem 7.1 on Ĉ1 that holds with probability 95 %; inf where vacuous.
-
-    Lemma C.1: |κ̂1 − κ1| ≤ ε κ1 for all records with probability 1 − 2 Σ_d exp(−ε² T κ1(d)/3), here
-    with the M·T attacks on a client, treated as independent as the lemma does, and κ̂1 for κ1.
-    """
-    beliefs = attack.beliefs.mean(1)
-    trials = attack.hits.shape[1] * attack.hits.shape[2]
-    low, high = 0.0, 1.0
-    for _ in range(60):  # the least ε at which the lemma says 95 % for every client
-        middle = (low + high) / 2
-        failing = 2 * np.exp(-(middle**2) * trials * beliefs / 3).sum(1).max()
-        low, high = (low, middle) if failing <= 1 - CONFIDENCE else (middle, high)
-    return math.inf if high >= 1 - 1e-9 else theorem_7_1(high)
-
-
-def theorem_7_1(relative: float) -> float:
-    """|Ĉ1 − C1| at a relative error ε of κ̂1, eq. (28).
-
-    Raises:
-        ValueError: ε outside [0, 1).
-    """
-    check.within("[0, 1)", relative=relative)
-    first = (1 + relative) * (math.log1p(relative) - math.log1p(-relative)) / 2
-    second = (relative + max(math.log1p(relative), -math.log1p(-relative))) / 2
-    return math.sqrt(first + second)
-
-
 def _concave(rate: float) -> float:
     """The least concave function above √JS of coins: a chord to rate 1 where the curve bends up."""
     start = np.append(np.linspace(0, rate, 4096, endpoint=False), rate)

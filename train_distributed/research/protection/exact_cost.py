@@ -16,7 +16,7 @@ import tyro
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
-from train_distributed.research.protection.exact_sums import ExactSum, Paillier, Shares
+from train_distributed.research.protection.exact_sums import ExactSum, Paillier, Shares, fixed_point
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing, arithmetic
 
 
@@ -58,9 +58,9 @@ class ExactCost:
         generator = torch.Generator().manual_seed(0)
         shape = (self.clients, self.parameters)
         models = torch.randn(shape, generator=generator, dtype=torch.float64)
-        exact = (Paillier(key_bits=self.key_bits), Shares())
+        exact = (Paillier(self.key_bits), Shares())
         found = [cost(mechanism, models) for mechanism in exact]
-        slots = Packing(exact[0].numbers(self.clients), self.key_bits).slots
+        slots = Packing(fixed_point(self.clients), self.key_bits).slots
         report = provenance() | {
             "clients": self.clients,
             "parameters": self.parameters,

@@ -29,22 +29,33 @@ from train_distributed.secure_sum.keys import SEAL_BYTES, PrivateKeys, open_seal
 from train_distributed.secure_sum.prg import WORD, add_stream, new_seed, subtract_stream
 
 STEP, BOUND = 2.0**-32, 64.0  # of the fixed-point numbers: float32's own precision at 1/256
+Words = NDArray[np.uint64]
+
+
+def fixed_point(clients: int) -> FixedPoint:
+    """The map to integers for that many clients."""
+    return FixedPoint(step=STEP, bound=BOUND, parties=clients)
 
 
 @dataclass(frozen=True)
 class ExactSum(Mechanism):
     """The exact sum of fixed-point numbers; nothing but the sum is opened."""
 
-    step: float = STEP
-    bound: float = BOUND
+    def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
+        """Encodes, sends, adds and decodes."""
+        clients, numbers = len(models), fixed_point(len(models))
+        encoded, encoding = timed(lambda: numbers.encode(models.double().numpy()))
+        total, size, seconds, server = self.added(encoded)
+        mean = torch.from_numpy(numbers.decode(total)) / clients
+        return Exchange(mean, size, seconds + encoding / clients, server)
 
-    def numbers(self, clients: int) -> FixedPoint:
-        """The map to integers for that many clients."""
-        return FixedPoint(step=self.step, bound=self.bound, parties=clients)
+    @abstractmethod
+    def added(self, encoded: Words) -> tuple[Words, float, float, float]:
+        """(m,) sum of (K, m) words by real messages; bytes and seconds of a client, of a server."""
 
     def mean(self, models: Tensor, generator: torch.Generator | None) -> Tensor:
         """The mean of the rounded models."""
-        numbers = self.numbers(len(models))
+        numbers = fixed_point(len(models))
         total = numbers.encode(models.double().numpy()).sum(0, dtype=np.uint64)
         return torch.from_numpy(numbers.decode(total)) / len(models)
 
@@ -52,18 +63,17 @@ class ExactSum(Mechanism):
         self, models: Tensor, generator: torch.Generator | None
     ) -> dict[str, tuple[View, ...]]:
         """The opened sum, and the words of every message read as if they were the model."""
-        everyone = tuple(range(len(models)))
-        mean = self.mean(models, generator)
+        numbers, mean = fixed_point(len(models)), self.mean(models, generator)
         known = torch.ones_like(mean, dtype=torch.bool)
-        words = self._words(self.numbers(len(models)).encode(models.double().numpy()))
-        decoded = torch.from_numpy(self.numbers(len(models)).decode(words))
+        words = self.words(numbers.encode(models.double().numpy()))
+        decoded = torch.from_numpy(numbers.decode(words))
         return {
             "message": tuple(View((k,), model, known) for k, model in enumerate(decoded)),
-            "sum": (View(everyone, mean, known),),
+            "sum": (View(tuple(range(len(models))), mean, known),),
         }
 
     @abstractmethod
-    def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def words(self, encoded: Words) -> Words:
         """(K, m) words that the server could take out of the clients' messages."""
 
 
@@ -71,36 +81,25 @@ class ExactSum(Mechanism):
 class Shares(ExactSum):
     """Additive shares among J servers: masks uniform over all 64-bit words (`secure_sum`).
 
-    Masks bounded by r, b = r: TV = 1 − (2δ/(b+r))^m, eq. (19). Excess: ln(r/δ).
+    Masks bounded by r, b = r: TV = 1 − (2δ/(b+r))^m, eq. (19).
     """
 
+    parameter: float = 2.0**63 * STEP  # r, half of all words, in units of the parameters
     servers: int = 3
     name: ClassVar[str] = "shares"
     mark: ClassVar[str] = "D"
     optimum_words: ClassVar[str] = "r* = {:.5g}"
     deployed_words: ClassVar[str] = "r {:.3g}"
 
-    @property
-    def parameter(self) -> float:
-        """r, the largest mask: half of all words, in units of the parameters."""
-        return 2.0**63 * self.step
-
-    def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
+    def added(self, encoded: Words) -> tuple[Words, float, float, float]:
         """Sealed shares: seeds, and the vector minus their streams; the sum returns as floats."""
-        numbers = self.numbers(len(models))
         keys = [PrivateKeys.generate() for _ in range(self.servers)]
-        vectors, encoding = timed(lambda: numbers.encode(models.double().numpy()))
-        sent, sealing = timed(lambda: [self._sealed(vector, keys) for vector in vectors])
+        sent, sealing = timed(lambda: [self._sealed(vector, keys) for vector in encoded])
         total, opening = timed(lambda: self._opened(sent, keys))
-        mean = torch.from_numpy(numbers.decode(total)) / len(models)
-        return Exchange(
-            mean,
-            sum(map(len, sent[0])) + FLOAT_BYTES * models.shape[1],
-            (sealing + encoding) / len(models),
-            opening,
-        )
+        size = sum(map(len, sent[0])) + FLOAT_BYTES * encoded.shape[1]
+        return total, size, sealing / len(encoded), opening
 
-    def _sealed(self, vector: NDArray[np.uint64], keys: list[PrivateKeys]) -> list[bytes]:
+    def _sealed(self, vector: Words, keys: list[PrivateKeys]) -> list[bytes]:
         masked, parts = vector.copy(), [new_seed() for _ in keys[1:]]
         for seed in parts:
             subtract_stream(masked, seed)
@@ -108,7 +107,7 @@ class Shares(ExactSum):
         pairs = zip(keys, parts, strict=True)
         return [seal(key.public.sealing, part, b"") for key, part in pairs]
 
-    def _opened(self, sent: list[list[bytes]], keys: list[PrivateKeys]) -> NDArray[np.uint64]:
+    def _opened(self, sent: list[list[bytes]], keys: list[PrivateKeys]) -> Words:
         total = np.zeros((len(sent[0][-1]) - SEAL_BYTES) // WORD.itemsize, WORD)
         for messages in sent:
             pairs = zip(keys, messages, strict=True)
@@ -118,10 +117,18 @@ class Shares(ExactSum):
                 add_stream(total, seed)
         return total
 
+    def words(self, encoded: Words) -> Words:
+        """Words that the last server opens: the vectors minus the other servers' streams."""
+        masked = encoded.copy()
+        for vector in masked:
+            for _ in range(self.servers - 1):
+                subtract_stream(vector, new_seed())
+        return masked
+
     @classmethod
-    def log_parameter(cls, excess: float, facts: Facts) -> float:
-        """ln r = ln δ + excess."""
-        return math.log(facts.half_width) + excess
+    def log_parameter(cls, tau: float, facts: Facts) -> float:
+        """ln r, with TV = 1 − (δ/r)^m."""
+        return math.log(facts.half_width) + facts.excess(tau)
 
     @classmethod
     def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:
@@ -138,66 +145,49 @@ class Shares(ExactSum):
             )
         return shares
 
-    def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Words that the last server opens: the vectors minus the other servers' streams."""
-        masked = encoded.copy()
-        for vector in masked:
-            for _ in range(self.servers - 1):
-                subtract_stream(vector, new_seed())
-        return masked
-
 
 @dataclass(frozen=True)
 class Paillier(ExactSum):
     """Packed ciphertexts under one key of all clients; the server multiplies, clients decrypt.
 
-    Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18). Excess: ln(n²/2δ).
+    Ciphertexts modulo n²: TV = 1 − (2δ/n²)^m, eq. (18).
     """
 
-    key_bits: int = DEPLOYED_BITS
+    parameter: float = DEPLOYED_BITS  # log2 of the modulus n
     name: ClassVar[str] = "paillier"
     mark: ClassVar[str] = "s"
     optimum_words: ClassVar[str] = "n* = {:.5g}"
     deployed_words: ClassVar[str] = "{:.0f} bits"
 
-    @property
-    def parameter(self) -> float:
-        """log2 of the modulus n."""
-        return float(self.key_bits)
-
-    def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
+    def added(self, encoded: Words) -> tuple[Words, float, float, float]:
         """Ciphertexts up and down; key generation is not counted."""
-        count, m = models.shape
-        numbers = self.numbers(count)
-        pair = KeyPair.generate(numbers, self.key_bits)
-        encoded = numbers.encode(models.double().numpy())
+        count, m = encoded.shape
+        pair = KeyPair.generate(fixed_point(count), int(self.parameter))
         messages, sending = timed(lambda: [pair.encrypt(words) for words in encoded])
-        answer, adding = timed(lambda: pair.public.add(messages))
+        answer, adding = timed(lambda: pair.add(messages))
         total, opening = timed(lambda: pair.decrypt(answer, m, count))
-        mean = torch.from_numpy(numbers.decode(total)) / count
-        return Exchange(mean, len(messages[0]) + len(answer), sending / count + opening, adding)
+        return total, len(messages[0]) + len(answer), sending / count + opening, adding
+
+    def words(self, encoded: Words) -> Words:
+        """The low words of every client's ciphertexts, repeated to the length of the model."""
+        pair = _simulated_pair(len(encoded), int(self.parameter))
+        first = [pair.encrypt(words[: pair.packing.slots]) for words in encoded]
+        words = [np.resize(np.frombuffer(each, "<u8"), encoded.shape[1]) for each in first]
+        return np.stack(words).astype(np.uint64)
 
     @classmethod
-    def log_parameter(cls, excess: float, facts: Facts) -> float:
-        """ln n = (ln 2δ + excess)/2."""
-        return (math.log(2 * facts.half_width) + excess) / 2
+    def log_parameter(cls, tau: float, facts: Facts) -> float:
+        """ln n."""
+        return (math.log(2 * facts.half_width) + facts.excess(tau)) / 2
 
     @classmethod
     def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:
         """A key of n* or of the settings' bits, whichever is longer, in whole 16 bits."""
         needed = 0 if log_parameter is None else math.ceil(log_parameter / math.log(2))
-        return cls(key_bits=max(settings.key_bits, 16 * math.ceil(needed / 16)))
-
-    def _words(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The low words of every client's ciphertexts, repeated to the length of the model."""
-        pair = _simulated_pair(self.numbers(len(encoded)), self.key_bits)
-        slots = pair.public.packing.slots
-        first = [pair.encrypt(words[:slots]) for words in encoded]
-        words = [np.resize(np.frombuffer(each, "<u8"), encoded.shape[1]) for each in first]
-        return np.stack(words).astype(np.uint64)
+        return cls(max(settings.key_bits, 16 * math.ceil(needed / 16)))
 
 
 @cache
-def _simulated_pair(numbers: FixedPoint, key_bits: int) -> KeyPair:
+def _simulated_pair(clients: int, key_bits: int) -> KeyPair:
     """One key for all attacks of a simulation."""
-    return KeyPair.generate(numbers, key_bits)
+    return KeyPair.generate(fixed_point(clients), key_bits)

@@ -59,8 +59,8 @@ class AttackBenchmark:
     def measure(self, mechanism: Mechanism) -> Measurement:
         """Attacks, trains and times a mechanism."""
         plain, out = self._plain, self._exchange(mechanism)
-        unprotected = isinstance(mechanism, Unprotected)
-        attack = self.unprotected if unprotected else self.attack(mechanism)
+        plainly = mechanism == Unprotected()
+        attack = self.unprotected if plainly else self.attack(mechanism)
         accuracies = self._accuracies(mechanism)
         losses = np.array(self._plain_accuracies) - np.array(accuracies)
         return Measurement(

@@ -1,7 +1,7 @@
 """Ways to protect a vector of model parameters on its way to a sum, and what they cost.
 
-A mechanism is one class: how messages are made and read, which total variation the paper's formula
-grants to a parameter, what is deployed for the formula's optimum, and its words in the report.
+A mechanism is one class: how messages are made and read, which parameter the paper's formula asks
+for, what is deployed for it, and its words in the report.
 """
 
 import math
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.privacy import float_noise
-from train_distributed.research.protection.sparse import VALUE, Sparse, read_sparse, sparsify
 
 T = TypeVar("T")
+VALUE = np.dtype("<f4")
 FLOAT_BYTES = VALUE.itemsize  # a parameter on an unprotected wire
 KEEPS = (0.9, 0.5, 0.2, 0.05)  # ρ that are measured as well as ρ*
 SPREAD = 16.0  # noise levels span the update's size over and times this
@@ -53,6 +53,13 @@ class Facts:
         check.at_least(1, parameters=self.parameters)
         check.positive(half_width=self.half_width, inverse_variances=self.inverse_variances)
 
+    def excess(self, tau: float) -> float:
+        """x with TV = 1 − e^{−m x} = τ: each of m parameters is in its box with chance e^{−x}.
+
+        With m = 10^6 neither g nor its logarithm has digits enough to give TV back; x has.
+        """
+        return math.inf if tau == 1 else -math.log1p(-tau) / self.parameters
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -78,18 +85,16 @@ class View:
     known: Tensor  # (m,) bool, the entries that say something
 
 
+@dataclass(frozen=True)
 class Mechanism(ABC):
-    """Turns clients' models into messages and messages into their mean.
+    """Turns clients' models into messages and messages into their mean, with one parameter g.
 
     `exchange` runs the real wire and measures it; `mean` is the average that comes out, without the
     wire where that is dear; `views` is all that the honest-but-curious server sees. Models have
     shape (K, m); a generator of None draws from the operating system.
-
-    The formula gives a mechanism its total variation at a parameter g. `excess` is the scale on
-    which TV is computed without loss: with m = 10^6 parameters g itself, and even its logarithm,
-    has too few digits to give TV back. By default every one of m parameters lies inside its box
-    with probability e^{−excess}: TV = 1 − e^{−m · excess}.
     """
+
+    parameter: float  # g as deployed: 0, variance, ρ, r, or bits of n
 
     name: ClassVar[str]
     mark: ClassVar[str]  # in the picture
@@ -97,11 +102,6 @@ class Mechanism(ABC):
     deployed_words: ClassVar[str] = "-"  # the parameter that ran
     reach: ClassVar[float] = 1.0  # supremum of TV
     attained: ClassVar[bool] = False  # whether some parameter has TV = reach
-
-    @property
-    @abstractmethod
-    def parameter(self) -> float:
-        """The deployed g, the paper's: 0, variance, bits of n, r, or ρ."""
 
     @abstractmethod
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
@@ -123,13 +123,8 @@ class Mechanism(ABC):
         return tau <= cls.reach if cls.attained else tau < cls.reach
 
     @classmethod
-    def excess(cls, tau: float, facts: Facts) -> float:
-        """The excess at which TV = τ in (0, reach]."""
-        return math.inf if tau == 1 else -math.log1p(-tau) / facts.parameters
-
-    @classmethod
-    def log_parameter(cls, excess: float, facts: Facts) -> float:
-        """Natural logarithm of g at an excess."""
+    def log_parameter(cls, tau: float, facts: Facts) -> float:
+        """Natural logarithm of the g at which the formula grants TV = τ in (0, reach]."""
         raise NotImplementedError
 
     @classmethod
@@ -152,59 +147,52 @@ class Mechanism(ABC):
         return []
 
 
-class Readable(Mechanism):
-    """One message per client that the server reads: 32-bit floats up, 32-bit floats down."""
+@dataclass(frozen=True)
+class Unprotected(Mechanism):
+    """The model itself, as 32-bit floats up and down: what the others are compared with."""
 
-    @abstractmethod
+    parameter: float = 0.0
+    name: ClassVar[str] = "none"
+    mark: ClassVar[str] = "X"
+    reach: ClassVar[float] = 0.0
+
     def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
         """One client's message from its model (m,)."""
+        return model.numpy().astype(VALUE).tobytes()
 
-    def read(self, message: bytes) -> Sparse:
-        """Vector that the server reads out of a message."""
+    def read(self, message: bytes, count: int) -> tuple[Tensor, Tensor]:
+        """(count,) values that the server reads out of a message, and which of them were sent."""
         values = torch.from_numpy(np.frombuffer(message, VALUE).astype(np.float64))
-        return Sparse(values, torch.ones(len(values), dtype=torch.bool), 1.0)
+        return values, torch.ones(count, dtype=torch.bool)
 
     def exchange(self, models: Tensor, generator: torch.Generator | None) -> Exchange:
         """Sends every client's real message, combines them, measures."""
+        clients, m = models.shape
         messages, sending = timed(lambda: [self.message(w, generator) for w in models])
-        mean, adding = timed(lambda: torch.stack([self.read(m).values for m in messages]).mean(0))
-        size = sum(map(len, messages)) / len(models) + FLOAT_BYTES * models.shape[1]
-        return Exchange(mean, size, sending / len(models), adding)
+        total, adding = timed(lambda: torch.stack([self.read(sent, m)[0] for sent in messages]))
+        size = sum(map(len, messages)) / clients + FLOAT_BYTES * m
+        return Exchange(self._unbiased(total.mean(0)), size, sending / clients, adding)
 
     def views(
         self, models: Tensor, generator: torch.Generator | None
     ) -> dict[str, tuple[View, ...]]:
         """Every message; their sum says nothing more."""
-        read = [self.read(self.message(model, generator)) for model in models]
-        return {"message": tuple(View((k,), s.original, s.known) for k, s in enumerate(read))}
+        sent = [self.message(model, generator) for model in models]
+        read = [self.read(message, models.shape[1]) for message in sent]
+        return {"message": tuple(View((k,), *each) for k, each in enumerate(read))}
+
+    def _unbiased(self, mean: Tensor) -> Tensor:
+        """Mean of what was read, corrected for what was left out."""
+        return mean
 
 
 @dataclass(frozen=True)
-class Unprotected(Readable):
-    """The model itself, as 32-bit floats: what the others are compared with."""
-
-    name: ClassVar[str] = "none"
-    mark: ClassVar[str] = "X"
-    reach: ClassVar[float] = 0.0
-
-    @property
-    def parameter(self) -> float:
-        """0: nothing is changed."""
-        return 0.0
-
-    def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
-        """The model's 32-bit floats."""
-        return model.numpy().astype(VALUE).tobytes()
-
-
-@dataclass(frozen=True)
-class Randomisation(Readable):
+class Randomisation(Unprotected):
     """Gaussian noise of one variance g on every parameter, added by every client.
 
-    TV = 1/100 min(1, g A), eq. (15). Excess: g A.
+    TV = 1/100 min(1, g A), eq. (15).
     """
 
-    variance: float  # σ_ε² of one client's noise
     name: ClassVar[str] = "randomisation"
     mark: ClassVar[str] = "o"
     optimum_words: ClassVar[str] = "variance* = {:.5g}"
@@ -213,27 +201,17 @@ class Randomisation(Readable):
     attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check.within("[0, inf)", variance=self.variance)
-
-    @property
-    def parameter(self) -> float:
-        """The variance of the noise."""
-        return self.variance
+        check.within("[0, inf)", variance=self.parameter)
 
     def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
         """The noisy model's 32-bit floats."""
         noise = float_noise.normal(tuple(model.shape), generator)
-        return (model.double() + self.variance**0.5 * noise).numpy().astype(VALUE).tobytes()
+        return super().message(model.double() + self.parameter**0.5 * noise, generator)
 
     @classmethod
-    def excess(cls, tau: float, facts: Facts) -> float:
-        """The excess 100 τ."""
-        return 100 * tau
-
-    @classmethod
-    def log_parameter(cls, excess: float, facts: Facts) -> float:
-        """ln g = ln(excess / A), Theorem 6.1."""
-        return math.log(excess) - math.log(facts.inverse_variances)
+    def log_parameter(cls, tau: float, facts: Facts) -> float:
+        """ln g = ln(100 τ / A), Theorem 6.1."""
+        return math.log(100 * tau) - math.log(facts.inverse_variances)
 
     @classmethod
     def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:
@@ -248,39 +226,45 @@ class Randomisation(Readable):
 
 
 @dataclass(frozen=True)
-class Sparsification(Readable):
-    """Every parameter is sent with probability ρ, as W/ρ.
+class Sparsification(Unprotected):
+    """Every parameter is sent with probability ρ; W/ρ stands for it in the mean, 0 for the others.
 
-    TV = 1 − ρ^m, eq. (21). Excess: −ln ρ; ρ = 0 is TV 1.
+    A message is a bitmap and the values that were sent. The receiver learns *which* those are, and
+    so their exact values: an attacker that reads the zeros as values fools itself, and ours does
+    not. TV = 1 − ρ^m, eq. (21); ρ = 0 is TV 1.
     """
 
-    keep: float  # ρ
     name: ClassVar[str] = "compression"
     mark: ClassVar[str] = "^"
     optimum_words: ClassVar[str] = "rho* = {:.8g}"
     deployed_words: ClassVar[str] = "rho {:.7g}"
+    reach: ClassVar[float] = 1.0
     attained: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check.within("[0, 1]", rho=self.keep)
-
-    @property
-    def parameter(self) -> float:
-        """The probability ρ of being sent."""
-        return self.keep
+        check.within("[0, 1]", rho=self.parameter)
 
     def message(self, model: Tensor, generator: torch.Generator | None) -> bytes:
         """The parameters that are sent, and which they are."""
-        return sparsify(model, self.keep, generator)
+        sent = float_noise.uniform(tuple(model.shape), generator) < self.parameter
+        return np.packbits(sent.numpy()).tobytes() + super().message(model[sent], generator)
 
-    def read(self, message: bytes) -> Sparse:
+    def read(self, message: bytes, count: int) -> tuple[Tensor, Tensor]:
         """The exact values of the parameters that were sent, and which those are."""
-        return read_sparse(message)
+        places = math.ceil(count / 8)
+        bitmap = np.frombuffer(message, np.uint8, places)
+        known = torch.from_numpy(np.unpackbits(bitmap, count=count).astype(bool))
+        values = torch.zeros(count, dtype=torch.float64)
+        values[known] = super().read(message[places:], int(known.sum()))[0]
+        return values, known
+
+    def _unbiased(self, mean: Tensor) -> Tensor:
+        return mean / (self.parameter or 1.0)
 
     @classmethod
-    def log_parameter(cls, excess: float, facts: Facts) -> float:
-        """ln ρ = −excess, Theorem 6.4."""
-        return -excess
+    def log_parameter(cls, tau: float, facts: Facts) -> float:
+        """ln ρ, Theorem 6.4."""
+        return -facts.excess(tau)
 
     @classmethod
     def deploy(cls, log_parameter: float | None, settings: StudySettings) -> Self:

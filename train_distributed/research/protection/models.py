@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from pretrain import check
 
@@ -56,11 +57,7 @@ class TargetModel(ABC):
 
     def gradient(self, parameters: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         """(m,) gradient of the loss; differentiable by x and targets where they ask for it."""
-        inside = parameters.detach().requires_grad_()
-        graph = x.requires_grad or targets.requires_grad
-        with torch.enable_grad():
-            loss = self.loss(inside, x, targets)
-            return torch.autograd.grad(loss, inside, create_graph=graph)[0]
+        return grad(self.loss)(parameters, x, targets)
 
     def accuracy(self, parameters: Tensor, x: Tensor, y: Tensor) -> float:
         """Share of rows labelled rightly."""

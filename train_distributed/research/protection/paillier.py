@@ -14,7 +14,7 @@ import math
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -103,60 +103,15 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class PublicKey:
-    """Key of the server: n, and how vectors are packed."""
-
-    key: Any  # phe's
-    packing: Packing
-
-    @property
-    def ciphertext_bytes(self) -> int:
-        """Length of one ciphertext, an integer modulo n²."""
-        return 2 * (self.packing.key_bits // 8)
-
-    def write(self, ciphertexts: Iterable[int]) -> bytes:
-        """The message of these ciphertexts."""
-        return b"".join(each.to_bytes(self.ciphertext_bytes, "big") for each in ciphertexts)
-
-    def read(self, message: bytes) -> list[int]:
-        """The ciphertexts of a message.
-
-        Raises:
-            ValueError: not whole ciphertexts, or one outside the group modulo n².
-        """
-        size = self.ciphertext_bytes
-        if len(message) % size:
-            raise ValueError(f"message must be a multiple of {size} bytes, got {len(message)}")
-        values = [
-            int.from_bytes(message[i : i + size], "big") for i in range(0, len(message), size)
-        ]
-        for value in values:
-            if not 0 < value < self.key.nsquare:
-                raise ValueError(f"ciphertext must be in (0, n^2), got {value}")
-        return values
-
-    def add(self, messages: list[bytes]) -> bytes:
-        """The server's part: the encrypted sum of all clients' vectors.
-
-        Raises:
-            ValueError: no message, messages of several lengths, or a malformed one.
-        """
-        if not messages or len({len(message) for message in messages}) != 1:
-            raise ValueError(
-                f"messages must have one length, got {sorted({len(m) for m in messages})}"
-            )
-        total, *others = map(self.read, messages)
-        for other in others:
-            total = [a * b % self.key.nsquare for a, b in zip(total, other, strict=True)]
-        return self.write(total)
-
-
-@dataclass(frozen=True)
 class KeyPair:
-    """Keys that every client holds."""
+    """Keys that every client holds; the server has `public` alone, and needs nothing else to add.
 
-    public: PublicKey
+    A message is a sequence of ciphertexts, integers modulo n².
+    """
+
+    public: Any  # phe's
     private: Any  # phe's
+    packing: Packing  # of whole vectors
 
     @classmethod
     def generate(cls, numbers: FixedPoint, key_bits: int = DEPLOYED_BITS) -> "KeyPair":
@@ -170,7 +125,23 @@ class KeyPair:
             raise ValueError(f"key_bits must be a positive multiple of 16, got {key_bits}")
         packing = Packing(numbers, key_bits)
         public, private = _phe().generate_paillier_keypair(n_length=key_bits)
-        return cls(PublicKey(public, packing), private)
+        return cls(public, private, packing)
+
+    def write(self, ciphertexts: Iterable[int]) -> bytes:
+        """The message of these ciphertexts."""
+        size = 2 * (self.packing.key_bits // 8)
+        return b"".join(each.to_bytes(size, "big") for each in ciphertexts)
+
+    def read(self, message: bytes) -> list[int]:
+        """The ciphertexts of a message."""
+        size = 2 * (self.packing.key_bits // 8)
+        return [int.from_bytes(message[i : i + size], "big") for i in range(0, len(message), size)]
+
+    def add(self, messages: list[bytes]) -> bytes:
+        """The server's part: the encrypted sum of all clients' vectors."""
+        square = self.public.nsquare
+        columns = zip(*map(self.read, messages), strict=True)
+        return self.write(reduce(lambda a, b: a * b % square, column) for column in columns)
 
     def encrypt(self, words: NDArray[np.uint64]) -> bytes:
         """The message of one client: a ciphertext for every packed plaintext.
@@ -180,9 +151,9 @@ class KeyPair:
         Args:
             words: (m,) uint64 of `FixedPoint.encode`.
         """
-        n, square = self.public.key.n, self.public.key.nsquare
-        plaintexts = self.public.packing.pack(words)
-        return self.public.write((1 + n * plain) * self.mask() % square for plain in plaintexts)
+        n, square = self.public.n, self.public.nsquare
+        plaintexts = self.packing.pack(words)
+        return self.write((1 + n * plain) * self.mask() % square for plain in plaintexts)
 
     def mask(self) -> int:
         """r^n mod n², uniform over the n-th powers.
@@ -192,7 +163,7 @@ class KeyPair:
         """
         from phe.util import powmod  # with GMP where that is installed
 
-        (p, q), square = (self.private.p, self.private.q), self.public.key.nsquare
+        (p, q), square = (self.private.p, self.private.q), self.public.nsquare
         first, second = (powmod(1 + secrets.randbelow(f - 1), f, f * f) for f in (p, q))
         return (second + self._lift * (first - second)) % square
 
@@ -208,8 +179,8 @@ class KeyPair:
         Raises:
             ValueError: a message that is not such a sum.
         """
-        plain = [self.private.raw_decrypt(each) for each in self.public.read(message)]
-        return self.public.packing.unpack(plain, numbers, added)
+        plain = [self.private.raw_decrypt(each) for each in self.read(message)]
+        return self.packing.unpack(plain, numbers, added)
 
 
 def arithmetic() -> str:

@@ -37,15 +37,14 @@ from train_distributed.research.protection.training import (
 
 
 def success(
-    federation: FederatedTraining, threshold: float, *, attacks: int, rounds: int, seed: int
+    federation: FederatedTraining, threshold: float, *, attacks: int, seed: int
 ) -> tuple[Recoveries, list[float]]:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
     Args:
-        federation: clients, batch size and model.
+        federation: clients, batch size, model, and its training rounds before an attack.
         threshold: similarity above which a record counts as recovered.
-        attacks: models per client, each trained for `rounds` rounds from its own random start.
-        rounds: training rounds before the attack.
+        attacks: models per client, each trained from its own random start.
         seed: seed of batches, models and attacks.
 
     Returns:
@@ -57,7 +56,7 @@ def success(
     hits = np.zeros((len(x), attacks, 1, batch), bool)
     pairs = list(product(range(attacks), range(len(x))))
     for m, k in tqdm(pairs, unit="attack", disable=None):
-        start = federation.train(Unprotected(), generator, rounds)
+        start = federation.train(Unprotected(), generator)
         gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
         guess = invert(target, seen, batch, generator)
@@ -88,14 +87,11 @@ class Rates:
             ValueError: neither images nor both embedding sets.
         """
         check.within("(0, 1)", threshold=self.threshold)
-        if self.images is not None:
-            found = self._of_images(self.images)
-        elif self.embeddings is not None and self.public is not None:
-            private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
-            refuse_other(public.encoding, private.encoding)
-            found = self._of_head(private, public)
-        else:
-            raise ValueError("either --images or --embeddings with --public must be given")
+        cases = self._of_images() if self.images is not None else self._of_head()
+        found = {
+            name: {"rounds": federation.options.rounds} | self._attacked(federation)
+            for name, federation in cases.items()
+        }
         shown = {k: v for k, v in asdict(self).items() if not isinstance(v, Path)}
         shown["images"] = None if self.images is None else Path(self.images).name
         with new_directory(self.out, overwrite=self.overwrite) as partial:
@@ -103,38 +99,28 @@ class Rates:
             write_json(partial / "report.json", report)
         print(json.dumps(found, indent=1))
 
-    def _of_images(self, images: str) -> dict[str, Any]:
-        federation = image_federation(
-            open_images(images),
-            FederationOptions(clients=self.clients, rows=500, step=0.1, rounds=self.rounds),
-            test_rows=1000,
-        )
-        report = {}
-        for name, rounds in (("untrained", 0), ("trained", self.rounds)):
-            found = self._attacked(federation, rounds)
-            report[name] = {"rounds": rounds} | found
-        return report
+    def _of_images(self) -> dict[str, FederatedTraining]:
+        options = FederationOptions(clients=self.clients, rows=500, step=0.1, rounds=self.rounds)
+        trained = image_federation(open_images(str(self.images)), options, test_rows=1000)
+        return {"untrained": _with(trained, rounds=0), "trained": trained}
 
-    def _of_head(self, private: EmbeddingSet, public: EmbeddingSet) -> dict[str, Any]:
-        transform = PublicTransform.fit(public, components=self.components)
+    def _of_head(self) -> dict[str, FederatedTraining]:
+        if self.embeddings is None or self.public is None:
+            raise ValueError("either --images or --embeddings with --public must be given")
+        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
+        refuse_other(public.encoding, private.encoding)
         train, test = (np.flatnonzero(private.split == part) for part in (TRAIN, TEST))
         federation = head_federation(
             private.subset(np.concatenate([train[:5000], test[:200]])),
             public,
-            transform,
-            FederationOptions(clients=self.clients, rows=50, step=2.0, rounds=self.rounds),
+            PublicTransform.fit(public, components=self.components),
+            FederationOptions(clients=self.clients, rows=50, step=2.0, rounds=0),
         )
-        report = {}
-        for batch in (1, 8):
-            of_size = replace(federation, options=replace(federation.options, batch=batch))
-            report[f"batch of {batch}"] = self._attacked(of_size, 0)
-        return report
+        return {f"batch of {batch}": _with(federation, batch=batch) for batch in (1, 8)}
 
-    def _attacked(self, federation: FederatedTraining, rounds: int) -> dict[str, Any]:
+    def _attacked(self, federation: FederatedTraining) -> dict[str, Any]:
         """Records attacked, share recovered and its interval, mean accuracy of the models."""
-        found, accuracies = success(
-            federation, self.threshold, attacks=self.attacks, rounds=rounds, seed=0
-        )
+        found, accuracies = success(federation, self.threshold, attacks=self.attacks, seed=0)
         low, high = found.interval()
         return {
             "records": found.hits.size,
@@ -143,6 +129,10 @@ class Rates:
             "high": high,
             "models_accuracy": float(np.mean(accuracies)),
         }
+
+
+def _with(federation: FederatedTraining, **options: Any) -> FederatedTraining:
+    return replace(federation, options=replace(federation.options, **options))
 
 
 if __name__ == "__main__":

@@ -40,10 +40,8 @@ SHOWN = 4
 def table(study: Study, budget: float, preference: Preference | None, cost: Cost) -> str:
     """Printed text: constants, optima with their labels, every measured point, the choice."""
     held = study.constants
-    vacuous = math.isinf(study.c1_error)
-    error = "no bound at this many attacks" if vacuous else f"± {study.c1_error:.3f}"
     lines = [
-        f"C1 = {held.c1:.4f} (Theorem 7.1, 95 %: {error}), C2 = {held.c2:.5g}, budget = "
+        f"C1 = {held.c1:.4f}, C2 = {held.c2:.5g}, budget = "
         f"{budget:g}; 2 C1 = {2 * held.c1:.4f} needs no protection, the formula is proven from "
         f"1.5 C1 = {1.5 * held.c1:.4f} on",
         "",
@@ -113,11 +111,10 @@ def as_json(
     return {
         "c1": study.constants.c1,
         "c2": study.constants.c2,
-        "c1_error_theorem_7_1": None if math.isinf(study.c1_error) else study.c1_error,
         "inverse_variances": study.inverse_variances,
         "optima": [
             asdict(each.optimum)
-            | {"parameter": each.optimum.parameter, "excess": _finite(each.optimum.excess)}
+            | {"parameter": each.optimum.parameter}
             | {"log_parameter": _finite(each.optimum.log_parameter)}
             | {"deployed": None if each.at_optimum is None else each.at_optimum.parameter}
             for each in study.candidates

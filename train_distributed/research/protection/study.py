@@ -17,7 +17,7 @@ from tqdm import tqdm
 from pretrain import check
 from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection.closed_forms import Constants, Optimum
-from train_distributed.research.protection.estimate import c1_error, constants
+from train_distributed.research.protection.estimate import constants
 from train_distributed.research.protection.measure import AttackBenchmark, Measurement
 from train_distributed.research.protection.mechanisms import (
     Facts,
@@ -80,7 +80,6 @@ class Study:
     """Estimated constants, optima and measured points."""
 
     constants: Constants
-    c1_error: float  # Theorem 7.1 at 95 %; inf where vacuous
     inverse_variances: float  # A
     unprotected: Measurement
     candidates: tuple[Candidate, ...]
@@ -103,7 +102,7 @@ def check_settings(settings: StudySettings, clients: int) -> None:
     check.within("[0, inf)", budget=settings.budget)
     check.positive(half_width=settings.half_width)
     check.at_least(DEPLOYED_BITS, key_bits=settings.key_bits)
-    Packing(exact_sums.Shares().numbers(clients), settings.key_bits)
+    Packing(exact_sums.fixed_point(clients), settings.key_bits)
     check.at_least(2, servers=settings.servers)
     check.at_least(1, noise_levels=settings.noise_levels)
     check.at_least(LEAST_MODELS, variance_models=settings.variance_models)
@@ -138,7 +137,7 @@ def run_study(benchmark: AttackBenchmark, settings: StudySettings, variance_roun
             Candidate(o, None if at is None else measure(at), tuple(map(measure, others)))
             for o, at, others in plans
         )
-    return Study(estimated, c1_error(attack), spread, unprotected, candidates)
+    return Study(estimated, spread, unprotected, candidates)
 
 
 def _deployed(

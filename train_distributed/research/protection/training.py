@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from embed import EmbeddingSet, PublicTransform
 from pretrain import check
@@ -42,7 +42,8 @@ class FederationOptions:
 
     def __post_init__(self) -> None:
         check.positive(step=self.step)
-        check.at_least(1, rows=self.rows, batch=self.batch, rounds=self.rounds)
+        check.at_least(1, rows=self.rows, batch=self.batch)
+        check.at_least(0, rounds=self.rounds)
 
     def first(self, groups: Sequence[Tensor]) -> list[Tensor]:
         """The first records of the first clients."""
@@ -83,12 +84,7 @@ class FederatedTraining:
     def updates(self, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(K, m) w' of every client from w (m,) and its batch."""
         targets = self.target.one_hot(y)
-        if isinstance(self.target, TargetHead):
-            pairs = zip(x, targets, strict=True)
-            slopes = torch.stack([self.target.gradient(parameters, *each) for each in pairs])
-        else:
-            slope = vmap(grad(self.target.loss), in_dims=(None, 0, 0))
-            slopes = slope(parameters, x, targets)
+        slopes = vmap(self.target.gradient, in_dims=(None, 0, 0))(parameters, x, targets)
         return parameters - self.options.step * slopes
 
     def train(

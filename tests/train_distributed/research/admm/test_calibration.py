@@ -6,10 +6,10 @@ import pytest
 import scipy.stats
 import torch
 
+from tests.train_distributed.research.audit.rounds import admm as audit
+from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
 from train_distributed.research import admm
 from train_distributed.research.admm import calibration
-from train_distributed.research.audit import admm as audit
-from train_distributed.research.audit.lower_bound import epsilon_below
 
 
 def test_dual_noise_when_the_curvature_suffices():

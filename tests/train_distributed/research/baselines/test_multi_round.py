@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
+from tests.benchmarks.audit_rounds import audit
+from tests.train_distributed.research.audit.rounds.charter import learning_losses
 from tests.train_distributed.research.learning import learn
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.charter import learning_losses
-from train_distributed.research.audit.multi_round import audit
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.charter import CharterTask, OneVsRestLogistic, make_plan
 from train_distributed.research.rows import as_columns, excess

@@ -8,7 +8,6 @@ import pytest
 from train_distributed import accounting
 from train_distributed.research import charter
 from train_distributed.research.charter import amplification
-from train_distributed.research.experiments.charter_rates import measures
 
 
 def plan(*, rounds, epsilon, rows=3000, delta=1e-5, constants="tight"):
@@ -98,24 +97,6 @@ def test_the_posterior_never_exceeds_the_rate_that_is_charged():
     charged = share / (1 - share * np.arange(rounds))
     for seed in range(200):
         assert (posterior_rate(rounds, share, 0.8, seed) <= charged * (1 + 1e-12)).all()
-
-
-def test_the_estimate_for_one_round_that_always_has_the_record_is_the_gaussian_curve():
-    ratios = amplification.random_round_ratios(
-        1.0, np.ones(1), draws=40_000, generator=np.random.default_rng(1)
-    )
-    delta, error = amplification.estimate_delta(ratios, 0.5)
-    assert abs(delta - accounting.delta(0.5, 1.0)) < 5 * error
-    epsilon, error = amplification.estimate_epsilon(ratios, 1e-2)
-    assert 0 < error < 0.1
-    assert abs(epsilon - accounting.epsilon(1e-2, 1.0)) < 5 * error
-    assert amplification.estimate_epsilon(ratios, 0.9) == (0, 0)
-
-
-def test_the_accounts_are_compared_where_the_estimate_says_something():
-    for row in measures.compare_accounts(draws=20_000):
-        assert 5 * row["standard_error"] < row["epsilon_estimated_once"]
-        assert row["epsilon_estimated_once"] < row["epsilon_by_composition"]
 
 
 def test_bits_follow_their_formulas():

@@ -5,7 +5,7 @@ import pytest
 import scipy.optimize
 
 from train_distributed.research.charter import vaidya
-from train_distributed.research.experiments.charter_rates.measures import (
+from train_distributed.research.experiments.charter_rates.experiment import (
     lowest_values,
     max_affine,
 )

@@ -11,7 +11,7 @@ from train_distributed.research.experiments.convergence import (
     Hinge,
     averaged_subgradient,
     rate,
-    slopes,
+    rates,
     two_clouds,
 )
 
@@ -63,13 +63,13 @@ def test_averaged_subgradient_is_the_plain_recursion(z):
 @pytest.mark.slow
 def test_the_rate_holds_inside_the_margin_and_stops_outside():
     rows = rate(LARGE, 0) + rate(LARGE / 125, 0)
-    (slope, last, inside), (flat, floor, outside) = slopes(rows).values()
-    assert inside
-    assert not outside
-    assert -1.3 < slope < -0.8
-    assert last < 1e-6
-    assert abs(flat) < 0.2
-    assert floor > 1e-2
+    falls, stops = rates(rows).values()
+    assert falls.inside
+    assert not stops.inside
+    assert -1.3 < falls.slope < -0.8
+    assert falls.excess[-1].mean() < 1e-6
+    assert abs(stops.slope) < 0.2
+    assert stops.excess[-1].mean() > 1e-2
 
 
 def test_two_users_with_a_class_each_average_to_the_global_model():

@@ -15,8 +15,9 @@ from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments.catalogue import ours, published
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.trials import Line, trials
+from train_distributed.research.experiments.trials import trials
 from train_distributed.simulation import runner
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.scenario import Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
@@ -34,10 +35,10 @@ def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
     return private, EmbeddingSet(embeddings=public.astype(np.float32), labels=known)
 
 
-@pytest.mark.parametrize("line", list(ours(Scenario(users=USERS))), ids=lambda line: line.method)
+@pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_ours_has_the_settings_of_run(
-    sets, tmp_path: Path, line: Line, epsilon: float, monkeypatch: pytest.MonkeyPatch
+    sets, tmp_path: Path, line: MethodConfig, epsilon: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rows, name in zip(sets, ("private", "public"), strict=True):
         rows.save(tmp_path / name)
@@ -61,7 +62,7 @@ def test_ours_has_the_settings_of_run(
         return build_method(name, transform, classes, options)
 
     monkeypatch.setattr(runner, "build_method", building)
-    work = trials([line], Conditions(epsilons=(epsilon,), seeds=1), *sets)
+    work = trials([line], [Scenario(users=USERS)], Conditions(epsilons=(epsilon,), seeds=1), *sets)
     dict(work.jobs({}))
     ((name, options),) = played
     assert (name, json.loads(json.dumps(options))) == (line.method, used["options"])
@@ -70,15 +71,15 @@ def test_ours_has_the_settings_of_run(
 def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
     conditions = Conditions(epsilons=(0.5, 8.0), seeds=2)
     partitions = Scenario(users=USERS), Scenario(users=4, scheme="one-class")
-    lines = [line for where in partitions for line in (*ours(where), *published(where))]
-    work = trials(lines, conditions, *sets)
+    lines = [*ours(), *published()]
+    work = trials(lines, partitions, conditions, *sets)
     done = dict(work.jobs({}))
     assert tuple(done) == work.keys
     assert len(set(work.keys)) == len(work.keys)
     rows = [row for key in work.keys for row in done[key]]
     names = ("label", "scheme", "users", "options", "epsilon", "seed")
     found = [str([row[name] for name in names]) for row in rows]
-    assert len(set(found)) == len(found) == len(lines) * 4
+    assert len(set(found)) == len(found) == len(lines) * 8
     of_paper = [row for row in rows if "published" in row["label"]]
     assert {row["transform"] for row in of_paper} == {"published"}
     assert {row["options"]["bound"] for row in of_paper} == {"paper"}

@@ -119,17 +119,6 @@ def test_root_js_against_its_definition():
     assert apart == pytest.approx(math.sqrt(math.log(2)))
 
 
-def test_theorem_7_1():
-    e = 0.1
-    expected = math.sqrt(1.1 * math.log(1.1 / 0.9) / 2 + (e + math.log(1 / 0.9)) / 2)
-    assert estimate.theorem_7_1(e) == pytest.approx(expected)
-    few = recoveries([0.5], attacks=2)
-    assert math.isinf(estimate.c1_error(few))  # 8 attacks: vacuous
-    many = recoveries([0.5], models=200, attacks=200)
-    relative = math.sqrt(3 * math.log(4 / 0.05) / (40_000 * 0.5))
-    assert estimate.c1_error(many) == pytest.approx(estimate.theorem_7_1(relative), rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -138,7 +127,6 @@ def test_theorem_7_1():
         (lambda: mean_interval(np.zeros(0), 0.95), r"values must be in \[0, 1\], at least one"),
         (lambda: mean_interval(np.array([1.1]), 0.95), r"values must be in \[0, 1\]"),
         (lambda: mean_interval(np.zeros(2), 1.0), r"confidence must be in \(0, 1\)"),
-        (lambda: estimate.theorem_7_1(1.0), r"relative must be in \[0, 1\)"),
     ],
 )
 def test_bad_input_is_named(call, message):

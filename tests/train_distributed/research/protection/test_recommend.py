@@ -79,7 +79,7 @@ def test_what_is_deployed_for_a_degenerate_optimum():
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
     for chosen, bits in ((None, 2048), (tiny.log_parameter, 2048), (2100 * math.log(2), 2112)):
-        assert exact_sums.Paillier.deploy(chosen, settings).key_bits == bits
+        assert exact_sums.Paillier.deploy(chosen, settings).parameter == bits
     with pytest.raises(ValueError, match=r"r\* must be <= .* 64-bit word"):
         exact_sums.Shares.deploy(100.0, settings)
 

@@ -1,6 +1,6 @@
 """Audit of a whole run of many rounds: the privacy loss against the promise.
 
-python -m train_distributed.research.audit.multi_round --output results/audit/rounds
+python tests/benchmarks/audit_rounds.py --output results/audit/rounds
 """
 
 import json
@@ -18,13 +18,13 @@ from pretrain import check
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
+from tests.train_distributed.research.audit.rounds import admm as admm_audit
+from tests.train_distributed.research.audit.rounds import charter as charter_audit
+from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
 from train_distributed.research.admm import calibration as admm_privacy
 from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, AdmmOptions
-from train_distributed.research.audit import admm as admm_audit
-from train_distributed.research.audit import charter as charter_audit
-from train_distributed.research.audit.lower_bound import epsilon_below
 from train_distributed.research.baselines.multi_round import METHODS
 from train_distributed.research.rows import require_records
 

@@ -17,10 +17,16 @@ import struct
 from collections.abc import Iterable
 from enum import IntEnum
 
-from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys, sign, verify
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    name_of,
+    sign,
+    verify,
+)
 
 NONCE_BYTES = 32
 PRESENT_BYTES = 2 * NONCE_BYTES + 8

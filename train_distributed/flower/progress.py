@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.flower.documents.document import safe
-from train_distributed.flower.documents.federation import name_of
+from train_distributed.secure_sum.keys import name_of
 
 MOST_REFUSED = 200  # kept
 MOST_SHOWN = 5  # names and refusals in a line

@@ -8,7 +8,7 @@ from pretrain.cli.waiting import to_terminal
 from train_distributed.flower.chain import Chain, Publish
 from train_distributed.flower.connections import Operator
 from train_distributed.flower.coordinator import coordinate
-from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import words
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record
@@ -17,7 +17,7 @@ from train_distributed.flower.round_endpoint import round_order
 from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.opening import Opened
 
 JOURNAL, HUB_LOG = "journal", "hub.log"

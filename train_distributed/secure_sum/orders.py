@@ -19,9 +19,8 @@ from train_distributed.proofs import field
 from train_distributed.proofs.field import Elements
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import ResumedJournal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import EVERYONE, PrivateKeys
 from train_distributed.secure_sum.opening import Opening
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.report_store import ADDED, REFUSED, WAITING, Line, ReportStore
 from train_distributed.secure_sum.reports import Preparer, job_bytes, report_bytes
 from train_distributed.secure_sum.session import count_in, set_bytes

@@ -16,8 +16,7 @@ import numpy as np
 
 from pretrain import check
 from train_distributed.secure_sum.errors import MalformedMessage, check_bytes
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, KEY_BYTES, PublicKeys
 
 if TYPE_CHECKING:
     from train_distributed.secure_sum.window import Window, WindowWithKeys

@@ -18,8 +18,8 @@ from train_distributed.flower.superlink import run_session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.keys import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.packets import Link
-from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, Advert
 from train_distributed.secure_sum.secagg_server import SecAggServer

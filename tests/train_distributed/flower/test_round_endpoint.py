@@ -13,7 +13,7 @@ from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import DONE, REFUSED, Request, write_order
 from train_distributed.flower.round_endpoint import RoundsEndpoint, round_order
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account
 from train_distributed.flower.documents.sessions import accepted
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.flower.evaluation_task import EvaluationTask

@@ -25,8 +25,7 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
 

@@ -32,7 +32,7 @@ from train_distributed.flower.documents.terms import (
     file_hash,
     read_transform,
 )
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init

@@ -19,13 +19,16 @@ from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import LARGE, Document, read_document
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS, NAME, NAME_RULE
 from train_distributed.secure_sum.errors import BadSeal
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
-from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    KEY_BYTES,
+    PublicKeys,
+    check_order,
+    name_of,
+)
 from train_distributed.secure_sum.roll import User
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import Session
-
-__all__ = ["Federation", "name_of"]
 
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB

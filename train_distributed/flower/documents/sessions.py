@@ -15,7 +15,7 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal, Journal
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 STATE = "state"  # in a party's folder
 SESSION = "session"  # begins the steps of a journal that each spend one

@@ -63,7 +63,7 @@ class Operator:
     record: Record  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
     seconds: float = 0.0  # to wait for parties
-    preface: bytes | None = None  # what every node is asked first: of a further round
+    preface: bytes | None = None  # what every node is asked first: of a second sum
 
 
 class Connections:

@@ -33,7 +33,6 @@ class Log:
     received: int = 0  # bytes of answers
     sent: int = 0  # bytes of requests
     bytes_of: dict[int, int] = field(default_factory=dict)  # party -> of its answers
-    sent_after: list[int] = field(default_factory=list)  # most so far, by round
 
     def __post_init__(self) -> None:
         self._start = time.monotonic()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train_distributed.flower import fake_relay as fake
-from tests.train_distributed.flower.rounds_relay import Killed
+from tests.train_distributed.flower.centre_relay import Killed
 from train_distributed.flower import coordinator, superlink
 from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import DONE, REFUSED, Request, join, split, write_order

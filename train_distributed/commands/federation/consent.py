@@ -89,9 +89,9 @@ def terms(
     privacy, limits, (before, after) = guarantee.privacy, account.limits, account.totals()
     names = class_names(task.terms.class_names, task.terms.num_classes)
     shown = [*names[:MOST_CLASSES], *(["..."] if len(names) > MOST_CLASSES else [])]
-    more = federation.rounds * federation.round_dimension
+    more = federation.second_dimension
     size = 8 * (federation.dimension + more)
-    rounds = f" and {federation.rounds} of {federation.round_dimension}" if more else ""
+    second = f", then one of {more}" if more else ""
     delta = f"delta {rounded_up(privacy.delta)}"
     known = task.transform.known if isinstance(task, ModelTask) else None
     if privacy.noise_by == "servers":
@@ -108,7 +108,7 @@ def terms(
     if known is not None:
         yield f"  known of the classes before, from public sources: {'; '.join(known.words)}"
     yield (
-        f"  sent: one vector of {federation.dimension} numbers{rounds}, {noise}: "
+        f"  sent: one vector of {federation.dimension} numbers{second}, {noise}: "
         f"{size} bytes before encryption, in each of {federation.sessions} session(s)"
     )
     yield (

@@ -30,11 +30,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from train_distributed.secure_sum import simulate_sum
+from tests.train_distributed.secure_sum.simulate import MASKED_INPUT, simulate_sum
 from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.secagg_user import SurvivorCheck
 from train_distributed.secure_sum.session import Session
-from train_distributed.secure_sum.simulate import MASKED_INPUT
 
 HEADER = "     w  dropped        d   client bytes   server bytes   client s   server s"
 RATE_SECONDS = 0.2  # of one measurement of a rate

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import check
-from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.reporting import Participant
 from train_distributed.flower.centre import CentreEndpoint
 from train_distributed.flower.documents.federation import Federation
@@ -47,7 +46,7 @@ def take_part(start: "Start") -> int:
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
     address = start.superlink or invitation.superlink
-    consent(user.task, invitation, party, user.account, start.accept, f"the operator at {address}")
+    user.consent(start.accept, f"the operator at {address}")
     state = remember(start.folder, federation, party)
     journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()

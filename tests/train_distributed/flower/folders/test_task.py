@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.conftest import embeddings
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
+from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed import accounting, release
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
@@ -26,7 +27,6 @@ from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.card.page import card
-from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
 
 

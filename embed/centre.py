@@ -11,7 +11,7 @@ from embed.public_scatter import PublicScatter
 from embed.water_filling import LEAST_NOISE, LEAST_SHARE, ONE_SUM_SHARE
 from pretrain import check
 
-SCALES = torch.logspace(-3, 4, 29, dtype=torch.float64)  # prior: g, alike in logarithm
+SCALES = torch.logspace(-3, 0, 13, dtype=torch.float64)  # prior: g tr V, alike in logarithm
 LEAST_SQUARE = 0.05  # prior: of a row's squared length; rows scatter so much about the centre
 
 
@@ -47,17 +47,19 @@ def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatt
     """(D + 1,) place m of private rows, and their mean squared length, from noised numbers.
 
     In the eigenbasis U of the public covariance, of eigenvalues v_j, the shift c = Uᵀ(ȳ − m_p) is
-    seen with noise of variance s² in each coordinate; c_j ~ N(0, g v_j), g log-uniform over
-    `SCALES` and weighed by its evidence
+    seen with noise of variance s² in each coordinate; c_j ~ N(0, g v_j). A mean of rows is no
+    longer than they are, so that the mean square of its length, g Σ v_j, is 1 at most; up to there
+    g is log-uniform (`SCALES`) and weighed by its evidence
 
         log p(c | g) = −½ Σ_j [log(g v_j + s²) + c_j²/(g v_j + s²)] + const.
 
-    The posterior mean is k_j c_j with k_j = E[g v_j/(g v_j + s²)], m = m_p + U k c. All of it is
-    post-processing of a private sum.
+    The posterior mean is k_j c_j with k_j = E[g v_j/(g v_j + s²)], m = m_p + U k c. The mean of
+    |y|² is N(e, e²) before it is seen, e that of public rows. All of it is post-processing of a
+    private sum, and where that is nothing but noise the place and the length are the public ones.
 
     Args:
         mean: (D,) ȳ.
-        square: mean of |y|², taken within [.05, 1].
+        square: mean of |y|²; what is made of it is taken within [.05, 1].
         noise: s, standard deviation in each of these numbers.
         scatter: of public rows.
     """
@@ -65,7 +67,8 @@ def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatt
     values = values.clamp(min=torch.finfo(values.dtype).tiny)
     bounded = mean.double().clamp(-LARGEST, LARGEST)  # noise knows no bounds; squares are finite
     shift = vectors.T @ (bounded - scatter.mean)
-    prior = SCALES[:, None] * values  # (G, D) g v
+    size = float(values.sum())
+    prior = SCALES[:, None] / size * values  # (G, D) g v
     total = prior + max(noise, LEAST_NOISE) ** 2
     evidence = -0.5 * (total.log() + shift.square() / total).sum(1)
     kept = torch.softmax(evidence, 0) @ (prior / total)
@@ -74,4 +77,6 @@ def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatt
     norm, most = float(place.norm()), 1 - (len(place) + 8) * torch.finfo(place.dtype).eps
     if norm > most:
         place = place * (most / norm)
-    return torch.cat([place, place.new_tensor([min(max(square, LEAST_SQUARE), 1.0)])])
+    usual = max(size + float(scatter.mean.square().sum()), LEAST_SQUARE)
+    seen = usual + (square - usual) / (1 + (noise / usual) ** 2)
+    return torch.cat([place, place.new_tensor([min(max(seen, LEAST_SQUARE), 1.0)])])

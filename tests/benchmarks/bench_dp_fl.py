@@ -14,9 +14,8 @@ import dp_accounting
 import numpy as np
 import torch
 from dp_accounting.pld import PLDAccountant
-from embed.transform_options import TransformOptions
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from tests.train_distributed.research.learning import learn, plain_opacus
@@ -39,7 +38,7 @@ def main() -> None:
     refuse_existing(arguments.output, overwrite=False)
     warnings.simplefilter("ignore")
     data, public = EmbeddingSet.open(arguments.embeddings), EmbeddingSet.open(arguments.public)
-    transform = TransformOptions(components=arguments.components).fit(public)
+    transform = PublicTransform.fit(public, components=arguments.components)
     train, test = (np.flatnonzero(data.split == part) for part in (0, 1))
     x, y = transform(data.embeddings[train]), torch.from_numpy(data.labels[train])
     x_test, y_test = transform(data.embeddings[test]), torch.from_numpy(data.labels[test])

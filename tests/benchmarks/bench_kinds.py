@@ -3,8 +3,9 @@
 python tests/benchmarks/bench_kinds.py --pairs letters:tiny_simclr shapes:tiny_simclr --write FILE
 
 Each pair names a private embedding set, with test rows, and a labelled public one. Releases are
-simulated with nothing but ε; accuracy, balanced accuracy and expected calibration error are those
-of at most 4,000 test rows, under equal classes and under the shares that the sum shows.
+simulated with nothing but ε, and tried on at most 4,000 test rows. The expected calibration error
+is that under equal classes, every class of the test rows weighing alike (`ece`), and that under the
+shares that the sum shows, of test rows as they are (`ece_private`).
 `tests/benchmarks/kinds.py` draws pictures that are no photographs.
 """
 
@@ -24,7 +25,9 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
+from train_distributed.one_shot.class_prior import prior_shift
 from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.method import Fitted
 from train_distributed.one_shot.metrics import BINS
 from train_distributed.one_shot.model import probabilities
 from train_distributed.one_shot.registry import build_method
@@ -40,7 +43,7 @@ FEDERATIONS = (
     (170, 70, (8.0, 20.0)),  # hardly any noise
 )
 Cell = tuple[int, int, float]  # w, n, ε
-MEASURES = ("accuracy", "balanced", "ece")
+MEASURES = ("accuracy", "balanced", "ece", "ece_private")
 
 
 class Kind:
@@ -84,7 +87,7 @@ class Kind:
         return facts.settings(method, self.transform, given)
 
     def measured(self, method: str, cell: Cell, given: Mapping[str, Any], seeds: int) -> np.ndarray:
-        """(seeds, 3) `MEASURES` in per cent."""
+        """(seeds, 4) `MEASURES` in per cent."""
         users, rows, epsilon = cell
         (x, y), (held, labels) = self._train, self._test
         built = build_method(
@@ -99,18 +102,30 @@ class Kind:
             (course,) = simulate(memory, built, [Privacy(epsilon, DELTA)], draw)
             fitted = course.fitted()
             scores = course.moved(held).double() @ fitted.weights
-            found.append(_measures(probabilities(scores, fitted.temperature), labels))
+            found.append(_measures(scores, fitted, labels))
         return 100 * np.array(found)
 
 
-def _measures(sure: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """Accuracy, balanced accuracy, expected calibration error."""
+def _measures(scores: Tensor, fitted: Fitted, labels: Tensor) -> tuple[float, ...]:
+    """Accuracy, balanced accuracy, and expected calibration error under both priors."""
+    counts = torch.bincount(labels).double()
+    alike = (1 / counts)[labels] / (counts > 0).sum()
+    hits = (scores.argmax(1) == labels).double()
+    errors = [_calibration(probabilities(scores, fitted.temperature), labels, alike)]
+    if fitted.class_shares is not None and fitted.prior is not None:
+        shares, temperature = fitted.class_shares, fitted.temperature
+        scores = scores + prior_shift("private", fitted.prior, shares, temperature)
+        each = torch.full_like(alike, 1 / len(labels))
+        errors.append(_calibration(probabilities(scores, temperature), labels, each))
+    return float(hits.mean()), float(alike @ hits), errors[0], errors[-1]
+
+
+def _calibration(sure: Tensor, labels: Tensor, weights: Tensor) -> float:
+    """Expected calibration error of (n, K) probabilities of rows with these (n,) weights."""
     confidence, predicted = sure.max(1)
-    hits = (predicted == labels).double()
-    balanced = torch.stack([hits[labels == k].mean() for k in labels.unique()]).mean()
+    gaps = weights * ((predicted == labels).double() - confidence)
     bins = (confidence * BINS).ceil().long() - 1
-    gaps = [(hits - confidence)[bins == b].sum().abs() for b in bins.unique()]
-    return float(hits.mean()), float(balanced), float(torch.stack(gaps).sum() / len(labels))
+    return float(torch.stack([gaps[bins == b].sum().abs() for b in bins.unique()]).sum())
 
 
 def main() -> None:

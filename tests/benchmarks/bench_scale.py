@@ -3,10 +3,11 @@
     python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--json FILE]
 
 User i of `softmax` holds 50 generated rows x_j = [1/2, s e_f] with f = (i + j) mod 63, label
-(i + j) mod 10 and sign s = ±1 by user. As its features are orthonormal and its labels balanced, a user's softmax minimiser is W = Σ_j x_j A_jᵀ
-where A_j is t for the row's label and -t/9 for the others, and g = 10 t/9 solves
-50 Λ g (e^g + 9) = 10. Of `discriminant` it holds 20 rows [1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)]
-of 128 features, so that class sums and second moments are counts.
+(i + j) mod 10 and sign s = ±1 by user. As its features are orthonormal and its labels balanced, a
+user's softmax minimiser is W = Σ_j x_j A_jᵀ where A_j is t for the row's label and -t/9 for the
+others, and g = 10 t/9 solves 50 Λ g (e^g + 9) = 10. Of `discriminant` it holds 20 rows
+[1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)] of 128 features, so that class sums and second moments are
+counts.
 
 All are released with (1, 10⁻⁵)-differential privacy; the noise is a simulation's, drawn once, and
 drawn again here to see the total before it. `discriminant-integers` is what is deployed, every

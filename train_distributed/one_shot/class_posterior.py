@@ -24,7 +24,7 @@ from train_distributed.one_shot.class_gaussians import Posterior
 
 # prior: γ, each as likely as exp(−log10 γ); the last leaves the common shift to the noised sum
 SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4)
-DOUBT = 0.3  # prior: standard deviation of η about 1
+LEAST_TRUE = 0.4  # prior: η, alike from there to 1
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Weighed:
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
     noise: Tensor  # (q, q) as of `Posterior`
+    slope: Tensor  # (q, K) of the evidence, by d
 
 
 def believed(
@@ -105,11 +106,23 @@ def believed(
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
         spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
-    noise = torch.einsum("g,gqr->qr", weights, torch.stack([each.noise for each in found]))
+    noise = torch.zeros_like(covariance)
+    for weight, each in zip(weights, found, strict=True):
+        noise += weight * (each.noise + noise_of_weights(noisy, each.slope, each.means - means))
     odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
     for guess, weight in zip(guesses, weights.tolist(), strict=True):
         odds[guess.source] += weight
     return Posterior(means, spread, noise), odds
+
+
+def noise_of_weights(noisy: NoisyMeans, slope: Tensor, apart: Tensor) -> Tensor:
+    """(…, q, q) noise in a mean of means, as of `Posterior`, by what noise makes of its weights.
+
+    They are proportional to exp(evidence), of (…, q, K) `slope` by d; `apart` are the weighed means
+    less the mean, (…, q, K).
+    """
+    between = apart - apart.mean(-1, keepdim=True)
+    return slope * noisy.noise.square() @ between.mT / max(apart.shape[-1] - 1, 1)
 
 
 def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> float:
@@ -118,7 +131,8 @@ def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> f
     Of the mean of (μ°_k − μ°_j)ᵀ Σ⁻¹ (μ_k − μ_j) over pairs, μ° the true means, the noised means d
     have an unbiased estimate: that of d in place of μ°, less the covariance that d's noise has with
     the estimates μ that were made of it (Stein 1981). Its own noise is known, too, so what is
-    returned is a posterior mean under N(1, `DOUBT`²), a half at least and 1 + `DOUBT` at most.
+    returned is a posterior mean: under the normal prior with the mean and the variance of a uniform
+    one from `LEAST_TRUE` to 1, and within these.
     """
     apart = posterior.means - posterior.means.mean(1, keepdim=True)
     solved = torch.linalg.solve(covariance, apart)
@@ -129,8 +143,9 @@ def true_share(noisy: NoisyMeans, posterior: Posterior, covariance: Tensor) -> f
     taken = 2 * float(torch.linalg.solve(covariance, posterior.noise).trace())
     found = (float((slopes * noisy.means).sum()) - taken) / size
     variance = float(noisy.noise.square() @ slopes.square().sum(0)) / size**2
-    kept = 1 + DOUBT**2 / (DOUBT**2 + variance) * (found - 1)
-    return min(max(kept, 0.5), 1 + DOUBT)
+    usual, doubt = (1 + LEAST_TRUE) / 2, (1 - LEAST_TRUE) ** 2 / 12
+    kept = usual + doubt / (doubt + variance) * (found - usual)
+    return min(max(kept, LEAST_TRUE), 1.0)
 
 
 def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
@@ -158,6 +173,7 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     inverse = 1 / s
     keep = 1 - tau.square() * inverse
     total = inverse.sum(2)  # (T, q)
+    classes, own = len(tau), inverse / total[..., None]  # own: of r_k in g^
     centre, unsure = (inverse * residual).sum(2) / total, 1 / total  # g^, a
     rest = residual - centre[..., None]
     fit = (rest.square() * inverse).sum(2)
@@ -175,11 +191,16 @@ def weighed(noisy: NoisyMeans, guess: Guess, covariance: Tensor) -> Weighed:
     weights = torch.softmax(contrasts, 0)[:, None, None]
     mean = (weights * means).sum(0)
     left = (weights * (left + (means - mean).square())).sum(0) @ noisy.shares
-    moved = (weights * keep * tau.square()).sum(0) @ noisy.shares
+    # of μ_k less the mean of all, by d_k
+    direct = keep * (1 - own) - (keep - own * keep.sum(2, keepdim=True)) / classes
+    noise = ((weights * direct).sum(0) @ tau.square() / max(classes - 1, 1)).diag()
+    slope = -rest * inverse
+    noise += (weights * noise_of_weights(noisy, slope, means - mean)).sum(0)
     evidence = torch.logsumexp(contrasts, 0)
     return Weighed(
         float(evidence),
         vectors @ (prior + mean),
         vectors * left @ vectors.mT,
-        vectors * moved @ vectors.mT,
+        vectors @ noise @ vectors.mT,
+        vectors @ (weights * slope).sum(0),
     )

@@ -75,8 +75,9 @@ class Discriminant(Estimator):
         """(d, K) weights of Bayes' rule for the estimated classes, and their temperature."""
         (posterior, _), noisy = self.posterior(noised), self._noisy(noised)
         found, scatter = self._estimated(noised, posterior)
-        ratio = 1.0 if scatter is None else scatter.ratio(found)
-        temperature = found.temperature(ratio, true_share(noisy, posterior, found.covariance))
+        true = true_share(noisy, posterior, found.covariance)
+        ratio = 1.0 if scatter is None else scatter.ratio(found, true)
+        temperature = found.temperature(ratio, true)
         return Fitted(
             self._weights(found, temperature),
             temperature=temperature,

@@ -51,12 +51,16 @@ class NoisyScatter:
         ridge = self.ridge * torch.eye(len(self.noised), dtype=torch.float64)
         return spiked_covariance(self.public, self.noised, self.noise) + self.unsure + ridge
 
-    def ratio(self, found: Gaussians) -> float:
+    def ratio(self, found: Gaussians, true: float = 1.0) -> float:
         """Variance of the scores within classes over the one that Σ claims; a posterior mean, > 0.
 
-        Its prior is N(r, `DEVIATION`²), r the ratio without the ridge; its observation the noised
-        W along the scores. These were solved with the same noise, which makes it up to a fifth too
-        small: the ridge leaves little of that.
+        Its prior is N(r, `DEVIATION`²), r the ratio without the ridge. Its observation are the
+        noised moments along the scores, less those between classes: estimated means contain noise
+        along the scores that were solved with them, and what they scatter there is η² true.
+
+        Args:
+            found: classes whose covariance is Σ.
+            true: η, as `class_posterior.true_share`.
         """
         means = found.means - (found.means @ found.shares)[:, None]
         slopes = torch.linalg.solve(found.covariance, means)
@@ -66,7 +70,8 @@ class NoisyScatter:
             return 1.0  # scores that are all alike
         squares = squares / said
         expected = 1 - self.ridge * float(squares.trace())
-        measured = float((squares * (self.noised + self.unsure)).sum())
+        between = (1 - true**2) * (means * found.shares @ means.mT)
+        measured = float((squares * (self.noised + self.unsure + between)).sum())
         variance = 2 * self.noise**2 * float(squares.square().sum())
         believed = DEVIATION**2 / (DEVIATION**2 + variance)
         return max(LEAST_VARIANCE, expected / 2, expected + believed * (measured - expected))

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from train_distributed.one_shot import class_posterior
 from train_distributed.one_shot.class_gaussians import Posterior
 from train_distributed.one_shot.class_posterior import (
+    LEAST_TRUE,
     SHIFTS,
     Guess,
     NoisyMeans,
@@ -191,31 +191,45 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
         assert sum(odds.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("noise", "rank"), [(0.02, 3), (0.2, 3), (0.02, 30), (0.2, 30), (0.5, 30)])
+@pytest.mark.parametrize(
+    ("noise", "rank", "sizes"),
+    [
+        *((noise, rank, [1.0] * 20) for noise in (0.02, 0.2) for rank in (3, 30)),
+        (0.5, 30, [1.0] * 20),
+        (0.3, 30, [1.0, 3.0]),
+        (0.1, 30, [1.0, 1.0, 2.0, 4.0]),
+    ],
+)
 def test_the_true_share_is_unbiased_where_the_prior_is_wrong(
-    noise: float, rank: int, monkeypatch: pytest.MonkeyPatch
+    noise: float, rank: int, sizes: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Classes differ in few of many directions, and the guess says in all: noise stays in them."""
-    monkeypatch.setattr(class_posterior, "DOUBT", 100.0)  # the estimate itself
+    """Classes differ in few of many directions, and the guess says in all: noise stays in them.
+
+    Small classes have the more noise, and count in the score's differences as large ones do.
+    """
+    monkeypatch.setattr(class_posterior, "LEAST_TRUE", -1e6)  # the estimate itself, up to 1
     draw = torch.Generator().manual_seed(rank)
-    q, k, found, true = 30, 20, [], []
-    one = torch.eye(q, dtype=torch.float64)
-    for _ in range(60):
+    shares = torch.tensor(sizes).double() / sum(sizes)
+    q, k = 30, len(sizes)
+    found = true = size = 0.0
+    one, tau = torch.eye(q, dtype=torch.float64), noise / (k * shares)
+    for _ in range(60 if k > 4 else 400):
         means = torch.zeros(q, k, dtype=torch.float64)
         means[:rank] = 0.3 * torch.randn(rank, k, generator=draw, dtype=torch.float64)
-        seen = means + noise * torch.randn(q, k, generator=draw, dtype=torch.float64)
-        noisy = NoisyMeans(seen, torch.full((k,), noise).double(), torch.full((k,), 1 / k).double())
+        seen = means + tau * torch.randn(q, k, generator=draw, dtype=torch.float64)
+        noisy = NoisyMeans(seen, tau, shares)
         guess = Guess("any", torch.zeros(q, 1).double(), 0.09 * one, scales_about_one())
         posterior, _ = believed(noisy, [guess], one)
-        found.append(true_share(noisy, posterior, one))
         apart = posterior.means - posterior.means.mean(1, keepdim=True)
-        true.append(float((apart * means).sum() / apart.square().sum()))
-    assert np.mean(found) == pytest.approx(np.mean(true), abs=0.08)
-    if (noise, rank) == (0.2, 3):
-        assert np.mean(true) < 0.9
+        found += true_share(noisy, posterior, one) * float(apart.square().sum())
+        true += float((apart * means).sum())
+        size += float(apart.square().sum())
+    assert found / size == pytest.approx(true / size, abs=0.08)
+    if (noise, rank, k) == (0.2, 3, 20):
+        assert true / size < 0.9
 
 
-def test_the_true_share_is_one_where_noise_says_nothing_of_it() -> None:
+def test_the_true_share_is_as_usual_where_noise_says_nothing_of_it() -> None:
     none = torch.zeros(4, 3).double()
     loud = NoisyMeans(
         1e6 * torch.eye(4, 3).double(),
@@ -224,5 +238,5 @@ def test_the_true_share_is_one_where_noise_says_nothing_of_it() -> None:
     )
     one = torch.eye(4, dtype=torch.float64)
     posterior = Posterior(torch.eye(4, 3).double(), one, one)
-    assert true_share(loud, posterior, one) == pytest.approx(1, abs=1e-3)
+    assert true_share(loud, posterior, one) == pytest.approx((1 + LEAST_TRUE) / 2, abs=1e-3)
     assert true_share(loud, replace(posterior, means=none), one) == 1

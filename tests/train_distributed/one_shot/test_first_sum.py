@@ -183,7 +183,7 @@ def test_what_the_first_sum_finds_is_of_means_and_of_their_noise() -> None:
     centre = statistic.centre(found)
     assert torch.equal(centre.place, found[:-1])
     away = float((found[:-1] - transform.public.mean).square().sum())
-    assert centre.common == pytest.approx(away / 0.6)
+    assert centre.common == pytest.approx(away / float(found[-1]))
     assert centre.share == pytest.approx(max(LEAST_SHARE, centre.common**2 / 2))
 
 

@@ -105,7 +105,7 @@ def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_r
         return np.mean(found, 0)
 
     error, balanced = measured()
-    monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found: 1.0)
+    monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found, true=1.0: 1.0)
     raw_error, raw_balanced = measured()
     if max(shares) > 0.5:
         assert raw_balanced == pytest.approx(0.25, abs=0.01)  # always the largest

@@ -1,5 +1,6 @@
 """From embeddings to rows [a, clip(y)] of norm at most c, with public statistics only."""
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -227,10 +228,20 @@ class PublicTransform:
 
     def same_knowledge(self, other: "PublicTransform") -> bool:
         """Whether both know the same of public rows, and of the classes."""
-        ours, theirs = (
-            each.tensors() | (each.known.tensors() if each.known else {}) for each in (self, other)
-        )
-        return _equal(ours, theirs)
+        return _equal(self._all_tensors, other._all_tensors)
+
+    @property
+    def identifier(self) -> str:
+        """SHA-256 of what it makes of rows, and of what it knows of public rows and of classes."""
+        found = hashlib.sha256()
+        for name, values in sorted(self._all_tensors.items()):
+            found.update(f"{name} {tuple(values.shape)} {values.dtype}".encode())
+            found.update(values.contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    @property
+    def _all_tensors(self) -> dict[str, Tensor]:
+        return self.tensors() | ({} if self.known is None else self.known.tensors())
 
     @classmethod
     def fit(

@@ -127,7 +127,8 @@ def line_of(asked: Combination, sets: Mapping[str, EmbeddingSet], seed: int) -> 
     sizes = Sizes(users=asked.users, rows_per_user=asked.rows, num_classes=asked.num_classes)
     rehearsal = Rehearsal.of(public, sizes, Privacy(asked.epsilon, 1e-5), like=like)
     cells = [cell for cells in rehearsal.played([asked.epsilon]) for cell in cells]
-    interval = Predictions(cells, overlap(rehearsal.tasks)).of("private", asked.epsilon)
+    shared, rows = overlap(rehearsal.tasks), rehearsal.drawn_from
+    interval = Predictions(cells, shared, rows).of("private", asked.epsilon)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     accuracy, balanced = measured(asked, public, private)
     mean = float(np.mean(accuracy))

@@ -101,7 +101,7 @@ class Rehearse:
             for more in rehearsal.played(self.epsilon):
                 cells += more
                 progress.update(1)
-            predictions = Predictions(cells, overlap(rehearsal.tasks))
+            predictions = Predictions(cells, overlap(rehearsal.tasks), rehearsal.drawn_from)
             for promise in promises:
                 needed[promise.epsilon] = _needed(rehearsal, predictions, promise.epsilon)
                 progress.update(1)

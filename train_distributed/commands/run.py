@@ -156,6 +156,11 @@ class Run:
             result=out,
             partition=simulated,
         )
+        noise, centre = self._noise(settings.method), None
+        if noise is None and settings.method in METHODS:  # which is no simulation
+            facts = {"options": settings.options, "privacy": asdict(self.privacy)}
+            facts |= {"transform": transform.identifier, "min_survivors": self.min_survivors}
+            centre = counted.kept_centre(jsonable(facts))
         with counted.explained():
             request = ReleaseRequest(
                 embeddings=private,
@@ -164,12 +169,14 @@ class Run:
                 transform=transform,
                 num_classes=self.num_classes,
                 partition=partition,
-                noise=self._noise(settings.method),
+                noise=noise,
                 generator=generator,
                 min_survivors=self.min_survivors,
                 vouch_for_transform=self.vouch_for_transform,
                 allow_delta=self.allow_delta,
                 reserve=counted.reserve,
+                centre=centre,
+                found=counted.keep_centre,
                 options=settings.options,
             )
             if settings.method in METHODS:

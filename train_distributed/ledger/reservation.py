@@ -1,19 +1,27 @@
 """Reserving ε before noise is drawn, and noting the result after."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.interrupts import held
-from pretrain.cli.output import sync_tree
+from pretrain.cli.json_text import read_object
+from pretrain.cli.output import new_file, sync_tree
 from train_distributed.ledger.entry import Entry, Kind, hash_of, row_fields
 from train_distributed.ledger.ledger import NONE, Ledger
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from embed import EmbeddingSet
     from train_distributed.partition import Partition
     from train_distributed.privacy.promise import Privacy
+
+
+CENTRE_SUFFIX = ".centre"
 
 
 class LedgerReservation:
@@ -43,6 +51,8 @@ class LedgerReservation:
         partition: "Partition | None" = None,
     ) -> None:
         self._ledger, self._result, self._id = ledger, result, None
+        self._release: str | None = None  # hash of what it is made of, where its centre is kept
+        self._earlier: str | None = None  # entry of the try that found the centre
         self._privacy, self._fields = privacy, dict[str, Any]()
         if ledger is None:
             return
@@ -80,6 +90,51 @@ class LedgerReservation:
                 self._ledger.give_back(self._id)
                 self._id = None
 
+    def kept_centre(self, facts: Mapping[str, Any]) -> "Tensor | None":
+        """What the first of two sums has found, in a try whose second sum failed; None: no such.
+
+        Beside the ledger, whose entry counts both sums, the centre is kept until the release is
+        written, so that the next try opens no other sum for it. Anybody may know it, and about any
+        other one the promise would be kept as well.
+
+        Args:
+            facts: all that the release is made of, beside the rows; JSON-ready.
+
+        Raises:
+            ValueError: a file that holds no centre.
+        """
+        import torch
+
+        if self._ledger is None:
+            return None
+        own = {**self._fields, **facts, "kind": "", "result": ""}
+        text = json.dumps(own, sort_keys=True, default=str)
+        self._release = hashlib.sha256(text.encode()).hexdigest()
+        if (kept := self._kept()) is None:
+            return None
+        try:
+            self._earlier = str(kept["entry"])
+            return torch.tensor(kept["centre"], dtype=torch.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self._centre} must hold an entry and a centre: {error}") from error
+
+    def keep_centre(self, centre: "Tensor") -> None:
+        """Keeps a centre, before the sum about it is begun."""
+        if self._release is not None:
+            kept = {"release": self._release, "entry": self._reserved(), "centre": centre.tolist()}
+            with new_file(self._centre) as partial:
+                partial.write_text(json.dumps(kept) + "\n")
+
+    @property
+    def _centre(self) -> Path:
+        assert self._ledger is not None
+        return self._ledger.path.with_name(self._ledger.path.name + CENTRE_SUFFIX)
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The file of this very release."""
+        kept = read_object(self._centre) if self._centre.exists() else {}
+        return kept if kept.get("release") == self._release else None
+
     @contextmanager
     def explained(self) -> Iterator[None]:
         """Adds to whatever ends the block early that what was reserved in it stays counted."""
@@ -94,7 +149,8 @@ class LedgerReservation:
         """Part of the report that names the entry; "none" without a ledger."""
         if self._ledger is None:
             return NONE
-        return self._ledger.report(self._reserved())
+        earlier = {} if self._earlier is None else {"centre_of_entry": self._earlier}
+        return self._ledger.report(self._reserved()) | earlier
 
     def summary(self) -> str:
         """One line of it, for people."""
@@ -111,6 +167,8 @@ class LedgerReservation:
             with held():
                 sync_tree(self._result)
                 self._ledger.spend(self._reserved())
+                if self._release is not None and self._kept() is not None:
+                    self._centre.unlink()
 
     def _reserved(self) -> str:
         if self._id is None:

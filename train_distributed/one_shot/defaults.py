@@ -123,20 +123,6 @@ class PublicFacts:
             found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
         return transform, found
 
-    def bytes_per_user(self, method: str, options: Mapping[str, Any], dim: int) -> int:
-        """Bytes of a user's submissions to all sums, before they are encrypted; D = `dim`.
-
-        At most: of q = `components`, those of length 0 are left out of one sum.
-        """
-        q, first = options.get("components", dim), options.get("sums", 1) == 2
-        numbers = (q + 1) * self.num_classes * (1 + options.get("rounds", 0))
-        numbers += dim + 1 if first else 0
-        if method == "discriminant" and options.get("moments", "user_clip" not in options):
-            numbers += q * (q + 1) // 2
-        if rule_of(method).l2_reg is not None and options.get("prior", "private") != "private":
-            numbers += q
-        return 8 * numbers
-
     def against_liars(self, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a method with a users' clip of c √n, unless one is given.
 

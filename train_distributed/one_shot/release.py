@@ -1,7 +1,7 @@
 """From many users' embeddings to one released model: train, add noise once, sum once."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,8 @@ class ReleaseRequest:
     allow_delta: bool = False
     faults: FaultInjection | None = None
     reserve: Reserve | None = None
+    centre: torch.Tensor | None = None  # that the first sum of an earlier try has found
+    found: Callable[[torch.Tensor], None] | None = None  # called with the centre, once it is known
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -111,7 +113,13 @@ class ReleaseRequest:
 
     def spends(self) -> Mapping[str, Any]:
         """Fields with which `reserve` will be called, before any work; raises as `release`."""
-        return _spent(self._planned(discrete=self.known_noise() == "discrete"))
+        planned = self._planned(discrete=self.known_noise() == "discrete")
+        return _spent(planned[self._done :])
+
+    @property
+    def _done(self) -> int:
+        """Sums of an earlier try, which its own entry counts."""
+        return 0 if self.centre is None else 1
 
     def release(self) -> Release:
         """The model; see the function `release`."""
@@ -130,6 +138,9 @@ class ReleaseRequest:
         )
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
         course, opened, seconds, sums = Course(method), [], [], planned
+        if self.centre is not None:
+            course = course.told(self.centre)
+            opened.append(self.centre)
         small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= CHUNK
         # a stream may use the memory of a chunk again
         held = list(source.chunks()) if small and source.embeddings is not None else None
@@ -142,10 +153,12 @@ class ReleaseRequest:
                     if source.embeddings is None and course.statistic.grid_powers is not None:
                         check_stream(chunk, transform.clip_norm, transform.constant)
                     add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
-            if not opened and self.reserve is not None:  # all that may be refused has been
-                self.reserve(_spent(planned))
+            if len(opened) == self._done and self.reserve is not None:
+                self.reserve(_spent(planned[self._done :]))  # all that may be refused has been
             opened.append(summation.total())
             course = course.after(opened[-1], rows, summation.noise_std(survivors))
+            if self.found is not None and course.centre is not None and len(opened) == 1:
+                self.found(course.centre)
             seconds.append(time.perf_counter() - began)
         fitted, method = course.fitted(), course.method
         # faults are played many times, for the sum or the weights alone

@@ -35,6 +35,7 @@ def predictive_interval(
     values: np.ndarray | Sequence[Sequence[float]],
     shared: np.ndarray,
     *,
+    sampled: float = 0.0,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Interval:
     """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
@@ -51,11 +52,13 @@ def predictive_interval(
     tr²(HRH)/tr((HRH)²). s² − w/S is taken as s²/J at least.
 
     Tasks that all have the same classes (ρ = 1) are those that are asked for. What they differ by
-    is rows, partition and noise: the J means and those of as many rows again differ by 2 s²/J.
+    is rows, partition and noise: the J means and those of as many rows again differ by 2 s²/J. But
+    all of them draw from the same rows, which are a sample themselves: `sampled` is added.
 
     Args:
         values: (J, S) results of J > 1 tasks with S seeds each.
         shared: (J, J) R.
+        sampled: variance that the choice of the public rows has.
         bounds: that the interval is clipped to.
 
     Examples:
@@ -71,7 +74,7 @@ def predictive_interval(
     variance = float(means.var(ddof=1))
     within = float(values.var(1, ddof=1).mean()) if seeds > 1 else 0.0
     if (shared == 1).all():
-        spread, degrees = variance * 2 / tasks, tasks - 1.0
+        spread, degrees = variance * 2 / tasks + sampled, tasks - 1.0
     else:
         centring = np.eye(tasks) - 1 / tasks
         apart = centring @ shared @ centring
@@ -90,16 +93,19 @@ class Predictions:
 
     cells: Sequence[Played]
     shared: np.ndarray  # (J, J) of their tasks, see `predictive_interval`
+    rows: float = math.inf  # that tasks of the same classes draw from
 
     def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
         """Interval of accuracy, or of balanced accuracy."""
-        return predictive_interval(self._values(kind, epsilon, balanced=balanced), self.shared)
+        values = self._values(kind, epsilon, balanced=balanced)
+        return predictive_interval(values, self.shared, sampled=self._sampled(values))
 
     def gain(self, epsilon: float | None) -> Interval:
         """Interval of what private rows add to balanced accuracy, beside what is public."""
         ours = self._values("private", epsilon, balanced=True)
         theirs = self._values(self.beside, None, balanced=True)
-        return predictive_interval(ours - theirs, self.shared, bounds=(-1.0, 1.0))
+        sampled = self._sampled(ours)
+        return predictive_interval(ours - theirs, self.shared, sampled=sampled, bounds=(-1.0, 1.0))
 
     @property
     def beside(self) -> Kind:
@@ -119,6 +125,10 @@ class Predictions:
         else:
             beside = "always answering with one class"
         return f"private rows are {worth}: {points} beside {beside}"
+
+    def _sampled(self, values: np.ndarray) -> float:
+        """Variance of a share of hits in so many rows."""
+        return float(values.mean() * (1 - values.mean())) / self.rows
 
     def _values(self, kind: Kind, epsilon: float | None, *, balanced: bool) -> np.ndarray:
         """(J, S) results."""

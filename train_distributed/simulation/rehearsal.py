@@ -221,6 +221,11 @@ class Rehearsal:
                 examples.save(Path(folder) / "examples")
             return added_to(knowledge, transform, public, names, self.sources)
 
+    @property
+    def drawn_from(self) -> int:
+        """Rows of the first task's classes, of which all tasks' are where these are the same."""
+        return int(np.isin(self.labels, self.tasks[0].classes).sum())
+
     @cached_property
     def known_here(self) -> bool:
         """Whether public rows have the classes of the tasks."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,60 @@ def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeyp
     assert (code, printed, error.count("\n")) == (130, "", 1)
     (record,) = ledger.state().records
     assert f"its epsilon counts: entry {record.id} in {ledger.path}" in error
+
+
+@pytest.mark.parametrize(
+    "asked", [[], ["--method", "softmax"], ["--unit", "user", "--user-clip", "9", "9"]]
+)
+def test_the_next_try_of_a_failed_second_sum_is_about_the_same_centre(
+    call, sets, ledger, tmp_path, monkeypatch, asked
+) -> None:
+    """The first sum is opened once; another release does not take its centre."""
+    honest, noised = summation.IntegerSum.total, []
+
+    def total(self):
+        opened = honest(self)
+        noised.append(len(opened))
+        if fails and len(noised) == 2:
+            raise KeyboardInterrupt
+        return opened
+
+    monkeypatch.setattr(summation.IntegerSum, "total", total)
+    run = partial(call, "run", "--embeddings", sets[0], "--public", sets[1], *asked)
+    fails, kept = True, ledger.path.with_name("private.ledger.centre")
+    assert run("--out", "made")[0] == 130
+    (failed,) = ledger.state().records
+    centre = json.loads(kept.read_text())
+    assert centre["entry"] == failed.id
+    first, second = noised
+    fails = False
+    noised.clear()
+    assert run("--epsilon", "2", "--out", "other")[0] == 0
+    assert (len(noised), noised[0]) == (2, first)
+    assert not kept.exists()
+    kept.write_text(json.dumps(centre))
+    noised.clear()
+    code, _, error = run("--out", "made")
+    assert (code, error) == (0, "")
+    assert noised == [second]
+    told = report(tmp_path / "made")
+    assert told["ledger"]["centre_of_entry"] == failed.id
+    assert told["epsilon"] == 1.0
+    assert not kept.exists()
+    _, other, again = ledger.state().records
+    assert again.entry.sigma / again.entry.sensitivity == pytest.approx(
+        failed.entry.sigma / failed.entry.sensitivity / 0.9**0.5, rel=1e-3
+    )
+    assert other.entry.epsilon == 2.0
+    noised.clear()
+    assert run("--out", "third")[0] == 0  # nothing is left of it
+    assert noised == [first, second]
+
+
+def test_a_broken_centre_is_refused_before_anything_is_counted(run, ledger, monkeypatch) -> None:
+    kept = ledger.path.with_name("private.ledger.centre")
+    kept.write_text("[]")
+    code, _, error = run()
+    assert (code, error.count("\n")) == (2, 1)
+    assert "private.ledger.centre must be a JSON object" in error
+    assert not ledger.state().records

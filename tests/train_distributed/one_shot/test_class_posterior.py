@@ -229,6 +229,27 @@ def test_the_true_share_is_unbiased_where_the_prior_is_wrong(
         assert true / size < 0.9
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # the evidence
+@pytest.mark.parametrize("sizes", [[1.0, 1.0, 1.0], [1.0, 4.0], [1.0, 2.0, 9.0, 3.0]])
+def test_noise_in_the_means_is_by_their_slopes(sizes: list[float]) -> None:
+    """Stein's lemma with all derivatives, those of the scales' weights among them."""
+    draw = torch.Generator().manual_seed(len(sizes))
+    shares, k = torch.tensor(sizes).double() / sum(sizes), len(sizes)
+    root = torch.randn(Q, Q, generator=draw, dtype=torch.float64)
+    guess = Guess("any", torch.zeros(Q, 1).double(), root @ root.T, scales_at_all(), 0, SHIFTS[-1:])
+    tau, one = 0.5 / shares, torch.eye(Q, dtype=torch.float64)
+
+    def apart(seen: Tensor) -> Tensor:
+        means = believed(NoisyMeans(seen, tau, shares), [guess], one)[0].means
+        return means - means.mean(1, keepdim=True)
+
+    seen = torch.randn(Q, k, generator=draw, dtype=torch.float64)
+    slopes = torch.autograd.functional.jacobian(apart, seen)  # (q, K, q, K)
+    expected = torch.einsum("jkik,k->ij", slopes, tau.square()) / (k - 1)
+    found = believed(NoisyMeans(seen, tau, shares), [guess], one)[0].noise
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
 def test_the_true_share_is_as_usual_where_noise_says_nothing_of_it() -> None:
     none = torch.zeros(4, 3).double()
     loud = NoisyMeans(

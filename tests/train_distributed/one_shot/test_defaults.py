@@ -26,7 +26,6 @@ from train_distributed.one_shot.defaults import (
 )
 from train_distributed.one_shot.first_sum import FIRST_SHARE
 from train_distributed.one_shot.further_rounds import OWN_SHARE
-from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, SURE, build_method, moment_weight
 from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.partition import split
@@ -306,47 +305,6 @@ def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
     assert boasting.against_liars("discriminant", {}) == honest
     modest = replace(many, sizes=torch.cat([many.sizes[:900], torch.full((100,), 1)]))
     assert modest.against_liars("discriminant", {}) == honest
-
-
-def sent(method: Method) -> int:
-    """Bytes of all numbers that a user submits."""
-    first = 0 if method.first is None else method.first.dimension
-    further = method.rounds * method.gradient.dimension if method.rounds else 0
-    return 8 * (first + method.statistic.dimension + further)
-
-
-@pytest.mark.parametrize(
-    ("method", "given"),
-    [
-        ("discriminant", {}),
-        ("discriminant", {"moments": False}),
-        ("discriminant", {"user_clip": 3.0}),
-        ("discriminant", {"user_clip": (3.0, 3.0)}),
-        ("discriminant", {"rounds": 3}),
-        ("discriminant", {"components": 9}),
-        ("softmax", {}),
-        ("softmax", {"prior": "private"}),
-        ("logistic", {"user_clip": 1.0}),
-        ("logistic", {"user_clip": 1.0, "prior": "equal"}),
-        ("svm", {"sums": 2, "user_clip": (3.0, 1.0)}),
-    ],
-)
-def test_bytes_per_user_are_those_that_all_sums_send(method: str, given: dict) -> None:
-    transform = public_transform()
-    options = known(3.0).settings(method, transform, given)
-    dim = transform.dim - 1
-    built = build_method(method, transform, 10, options)
-    found = known().bytes_per_user(method, options, dim)
-    if options["sums"] == 2:
-        assert found == sent(built)
-    else:  # about the public mean fewer directions may be of any length
-        fewer = options | {"components": built.dim - 1}
-        assert found >= known().bytes_per_user(method, fewer, dim) == sent(built)
-    if not {"components", "sums"} & given.keys() and not isinstance(given.get("user_clip"), tuple):
-        bare = known(3.0).settings(method, PLAIN, given)
-        assert known().bytes_per_user(method, bare, 5) == sent(
-            build_method(method, PLAIN, 10, bare)
-        )
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:

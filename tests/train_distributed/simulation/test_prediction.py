@@ -34,6 +34,22 @@ def test_tasks_of_the_asked_classes_differ_by_their_rows_alone():
     assert held / TRIES == pytest.approx(0.8, abs=0.03)
 
 
+def test_public_rows_are_a_sample_of_what_they_stand_for():
+    """Tasks that try parts of the same 900 rows differ less than 900 others would."""
+    rng, held, rows, right = np.random.default_rng(2), 0, 900, 0.6
+    for _ in range(TRIES):
+        hits = rng.random(rows) < right
+        values = [[rng.permutation(hits)[:300].mean() for _ in range(2)] for _ in range(12)]
+        played = [
+            Played(task, seed, "private", 1.0, 9, value, value)
+            for task, each in enumerate(values)
+            for seed, value in enumerate(each)
+        ]
+        found = Predictions(played, np.ones((12, 12)), rows).of("private", 1.0)
+        held += found.low <= right <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.05)
+
+
 def test_an_interval_is_of_shares_and_needs_two_tasks():
     found = predictive_interval([[0.0], [1.0]], np.eye(2))
     assert (found.low, found.high) == (0, 1)

@@ -33,6 +33,7 @@ from poison import Poisoned
 from embed import EmbeddingSet
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.flower.aggregator_client import Aggregators
 from train_distributed.flower.documents.party import read_private
 from train_distributed.privacy.promise import SERVERS, Privacy
@@ -40,7 +41,6 @@ from train_distributed.proofs.pine import Pine
 from train_distributed.secure_sum import reports
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.reports import make_report
-from train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.secure_sum.window import LEADER, Window
 
 TIMES = 10  # as long as allowed

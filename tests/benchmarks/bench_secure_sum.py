@@ -5,12 +5,11 @@
     python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
 
 All parties run in one process, one after the other; set-up of keys is not counted. Seconds are CPU
-time; the server adds many masks in several processes, so its time by the clock stands beside it.
-Every user submits the same vector, so that the inputs take no memory. Of many users the first few
-check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
+time. Every user submits the same vector, so that the inputs take no memory. Of many users the first
+few check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
 
-At last it says how fast one core turns seeds into masks and adds them, how fast its AES-256 in
-counter mode is by itself, and how long the masks of dropped users take one process, and several.
+At last it says how fast one core turns seeds into masks and adds them, and how fast its AES-256 in
+counter mode is by itself.
 """
 
 import argparse
@@ -31,15 +30,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from train_distributed.secure_sum import simulate_sum
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.masks import MASK, cores, sum_masks
+from tests.train_distributed.secure_sum.simulate import MASKED_INPUT, simulate_sum
 from train_distributed.secure_sum.prg import add_stream, new_seed
+from train_distributed.secure_sum.secagg_user import SurvivorCheck
 from train_distributed.secure_sum.session import Session
-from train_distributed.secure_sum.simulate import MASKED_INPUT
-from train_distributed.secure_sum.survivor_check import SurvivorCheck
 
-HEADER = "     w  dropped        d   client bytes   server bytes   client s   server s  by clock"
+HEADER = "     w  dropped        d   client bytes   server bytes   client s   server s"
 RATE_SECONDS = 0.2  # of one measurement of a rate
 
 
@@ -113,7 +109,6 @@ def measure(
         "bytes_server": result.bytes_server,
         "seconds_per_client": round(result.seconds_per_client + skipped, 5),
         "seconds_server": round(result.seconds_server, 4),
-        "elapsed_server": round(result.elapsed_server, 4),
     }
 
 
@@ -142,30 +137,6 @@ def expansion(dimension: int, repeats: int = 5) -> dict:
     return {"masks": masks, "aes_256_ctr": cipher, "ratio": masks / cipher}
 
 
-def unmasking(dimension: int, dropped: int, repeats: int = 3) -> list[dict]:
-    """Seconds for the masks of dropped users with 100 partners each; best of several, in turns."""
-    publics = [PrivateKeys.generate().public.sealing for _ in range(100)]
-    secret = {user: new_seed() for user in range(dropped)}
-
-    def masks_of(user: int) -> bytes:
-        return b"".join(
-            MASK.pack(user, dropped + i, secret[user], p) for i, p in enumerate(publics)
-        )
-
-    def seconds(processes: int) -> float:
-        start = time.perf_counter()
-        sum_masks(dimension, bytes(32), secret, masks_of, processes)
-        return time.perf_counter() - start
-
-    processes = sorted({1, cores()})
-    rows = [[seconds(count) for count in processes] for _ in range(repeats)]
-    best = [min(each) for each in zip(*rows, strict=True)]
-    return [
-        {"processes": count, "masks": dropped * len(publics), "seconds": each}
-        for count, each in zip(processes, best, strict=True)
-    ]
-
-
 def machine() -> dict:
     """Versions, hardware and load of the measurement."""
     return provenance() | {
@@ -185,7 +156,6 @@ def main() -> None:
     parser.add_argument("--dropout-fraction", type=float, default=0.2)
     parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
     parser.add_argument("--checking", type=int, default=100, help="users that check a quorum")
-    parser.add_argument("--unmask", type=int, default=400, help="dropped users, timed at last")
     parser.add_argument("--write", type=Path, help="JSON file to write the table to")
     options = parser.parse_args()
     fractions = options.corrupt_fraction, options.dropout_fraction
@@ -198,8 +168,7 @@ def main() -> None:
         print(
             f"{users:6} {row['dropped']:8} {row['dimension']:8} "
             f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
-            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f} "
-            f"{row['elapsed_server']:9.3f}",
+            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f}",
             flush=True,
         )
     masks = expansion(options.dimension)
@@ -207,12 +176,9 @@ def main() -> None:
         f"masks on one core: {masks['masks']:.2f} GB/s, AES-256-CTR {masks['aes_256_ctr']:.2f} "
         f"GB/s, ratio {masks['ratio']:.2f}"
     )
-    dropped = unmasking(options.dimension, options.unmask) if options.unmask else []
-    for each in dropped:
-        print("{masks} masks by {processes} processes: {seconds:.2f} s".format(**each))
     if options.write:
         result = {"machine": made_with, "fractions": fractions, "cost": rows}
-        result |= {"masks": masks, "unmasking": dropped}
+        result |= {"masks": masks}
         with new_file(options.write) as path:
             path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -18,11 +18,18 @@ from numpy.typing import NDArray
 
 from tests.train_distributed.secure_sum.window.conftest import window_of
 from tests.train_distributed.secure_sum.window.rolls import make_roll
-from train_distributed.secure_sum.aggregator import AGGREGATORS, Helper, Leader
+from train_distributed.secure_sum.aggregator import (
+    AGGREGATORS,
+    COMMIT,
+    OPEN,
+    Aggregator,
+    Helper,
+    Leader,
+    write_order,
+)
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, Aggregator, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import Preparer, check_acknowledgement, make_report
 from train_distributed.secure_sum.window import HELPER, LEADER, WindowWithKeys

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.simulation.federation import KILL, NOISE, USERS, Federation
-from train_distributed.secure_sum.aggregator import AGGREGATORS
+from train_distributed.secure_sum.aggregator import AGGREGATORS, COMMIT, OPEN, write_order
 from train_distributed.secure_sum.opening import combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, write_order
 from train_distributed.secure_sum.reports import check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER
 

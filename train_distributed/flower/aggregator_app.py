@@ -32,9 +32,15 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from train_distributed.flower.aggregator_limits import Asked, Body, Limits, NoRoom
 from train_distributed.flower.aggregator_watch import LOG, Watch
-from train_distributed.secure_sum.aggregator import Helper, Leader, Send
+from train_distributed.secure_sum.aggregator import (
+    Aggregator,
+    Helper,
+    Leader,
+    Send,
+    order_bytes,
+    request_bytes,
+)
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, OversizedMessage, ProtocolError
-from train_distributed.secure_sum.orders import Aggregator, order_bytes, request_bytes
 
 OCTETS, PROBLEM = "application/octet-stream", "application/problem+json"
 SUMMARY = "message-summary"  # header: base64 of `wire.summary`

@@ -18,10 +18,10 @@ from pretrain.cli.waiting import Waiting
 from train_distributed.flower.aggregator_app import OCTETS, SUMMARY
 from train_distributed.flower.documents.document import safe
 from train_distributed.flower.proxies import client
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER, Window
 from train_distributed.secure_sum.wire import summary

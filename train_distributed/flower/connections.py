@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import (
     DONE,
     NONCE_BYTES,
@@ -26,7 +26,7 @@ from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
 from train_distributed.secure_sum.wire import OVERHEAD, kind_of
@@ -63,7 +63,7 @@ class Operator:
     record: Record  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
     seconds: float = 0.0  # to wait for parties
-    preface: bytes | None = None  # what every node is asked first: of a further round
+    preface: bytes | None = None  # what every node is asked first: of a second sum
 
 
 class Connections:

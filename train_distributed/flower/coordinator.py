@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 
 from train_distributed.flower.connections import Connections, Operator
-from train_distributed.flower.documents.federation import name_of
 from train_distributed.flower.orders import DONE, Request, join, split, words
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import ResumedJournal
+from train_distributed.secure_sum.keys import name_of
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg_server import SecAggServer

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.sessions import free_session, no_session_left, spend_session
 from train_distributed.flower.orders import (
     DONE,
@@ -35,7 +35,7 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.secagg_user import SecAggUser
 
 KEPT = 8  # answers of a session, in the longest that one may be: the protocol has no more

@@ -1,7 +1,6 @@
 """Task of a federation that evaluates a released model on rows which users held out."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,8 +123,8 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         """The one sum."""
         return [(self.guarantee, self.integers)]
 
-    def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Answer:
-        """Estimates with their intervals, from the sum of the survivors; there are no rounds."""
+    def released(self, opened: Opened, facts: Facts) -> Answer:
+        """Estimates with their intervals, from the sum of the survivors."""
         sizes = self.rows_of(opened.users)
         read = estimate(
             self.method,

@@ -13,10 +13,10 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.datasets import TRAIN
+from train_distributed.flower.centre import WORD, AtCentre
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms, check_file, read_transform
 from train_distributed.flower.endpoint import Submission
-from train_distributed.flower.round_endpoint import WORD, Rounds
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.course import Course
@@ -53,7 +53,7 @@ class ModelTask(SumTask[Terms]):
     method: Method
     guarantee: Guarantee
     integers: IntegerEncoder
-    further: tuple[Round, IntegerEncoder] | None = None  # each of the other sums
+    second: tuple[Round, IntegerEncoder] | None = None  # the sum about a centre
     kind: ClassVar[Kind] = "release"
     part: ClassVar[str] = "train"  # the rows that it is about
 
@@ -88,8 +88,8 @@ class ModelTask(SumTask[Terms]):
         (submission,) = submissions(self.submission, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
-    def rounds_of(self, identity: int, embeddings: EmbeddingSet) -> Rounds:
-        """Submission of a user to a further sum, at published numbers, with its noise when drawn.
+    def at_centre(self, identity: int, embeddings: EmbeddingSet) -> AtCentre:
+        """Submission of a user to the second sum, at a published centre, with its noise when drawn.
 
         Raises:
             ValueError: as `encoded`; what is returned does for numbers out of range.
@@ -97,7 +97,7 @@ class ModelTask(SumTask[Terms]):
         chunk = self._rows(identity, embeddings)
 
         def at(published: NDArray[np.float64]) -> Submission:
-            _, integers = self._round
+            integers = self._integers_at_centre
             course = Course(self.method).told(torch.from_numpy(published))
             (sent,) = submissions(course.statistic, course.rows(chunk), integers.grid)
             words = integers.encode(sent.numpy())
@@ -129,22 +129,20 @@ class ModelTask(SumTask[Terms]):
 
     @property
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
-        """The first sum, and all others."""
-        first = (self.guarantee, self.integers)
-        if self.further is None:
-            return [first]
-        return [first, *[(self.further[0].guarantee, self.further[1])] * self.federation.rounds]
+        """The first sum, and the second."""
+        second = [] if self.second is None else [(self.second[0].guarantee, self.second[1])]
+        return [(self.guarantee, self.integers), *second]
 
-    def publish(self, opened: Sequence[Opened]) -> bytes:
-        """The numbers that the next sum is asked at, after all sums so far."""
-        centre = self._course(opened).centre
+    def publish(self, opened: Opened) -> bytes:
+        """The centre that the second sum is asked at, after the first."""
+        centre = self._course([opened]).centre
         assert centre is not None
         return centre.numpy().astype(WORD).tobytes()
 
     def _course(self, opened: Sequence[Opened]) -> Course:
         course = Course(self.method)
         for number, each in enumerate(opened):
-            decoded = self._decoded(self._round[1] if number else self.integers, each)
+            decoded = self._decoded(self._integers_at_centre if number else self.integers, each)
             course = course.after(*decoded)
         return course
 
@@ -154,14 +152,14 @@ class ModelTask(SumTask[Terms]):
         return integers.decode(opened.total), rows, std
 
     @property
-    def _round(self) -> tuple[Round, IntegerEncoder]:
-        if self.further is None:
-            raise ValueError("rounds must be agreed on, got none")
-        return self.further
+    def _integers_at_centre(self) -> IntegerEncoder:
+        if self.second is None:
+            raise ValueError("a second sum must be agreed on, is not")
+        return self.second[1]
 
-    def released(self, opened: Opened, facts: Facts, further: Sequence[Opened] = ()) -> Release:
-        """The model, from the sum of the survivors, and those of further rounds."""
-        course = self._course([opened, *further])
+    def released(self, opened: Opened, facts: Facts, second: Opened | None = None) -> Release:
+        """The model, from the sum of the survivors, or from two where so many were agreed on."""
+        course = self._course([opened] if second is None else [opened, second])
         fitted, method = course.fitted(), course.method
         names = class_names(self.terms.class_names, method.num_classes)
         _, integers = main_sum(self.sums)
@@ -169,14 +167,11 @@ class ModelTask(SumTask[Terms]):
         report = promise_report(self.sums) | course.report()
         report |= integers.report() | {"rows": rows} | rounds_report(self.sums)
         report |= method.report() | course.prior_report(names)
-        if self.further is not None:  # a round that failed was the last
-            report |= {"rounds_agreed": report["rounds"], "rounds": 1 + len(further)}
-            report |= {"bytes_per_round": list(facts.bytes_per_round)}
         report |= self._sum(opened, facts) | provenance(self.transform)
         odd = self._unreachable(opened, self.submission, self.integers)
-        for each in further:
-            part, integers = self._round
-            odd += self._unreachable(each, part.submission, integers)
+        if self.second is not None and second is not None:
+            part, integers = self.second
+            odd += self._unreachable(second, part.submission, integers)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         transform = course.transform or self.transform
         model = Release(
@@ -197,16 +192,14 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     dimension = Course(method).statistic.dimension
     if federation.dimension != dimension:
         raise ValueError(f"dimension must be the method's {dimension}, got {federation.dimension}")
-    agreed = (federation.rounds, federation.round_dimension)
-    if agreed != (found := further_sums(method)):
-        raise ValueError(f"rounds and round_dimension must be the method's {found}, got {agreed}")
+    agreed, (_, found) = federation.second_dimension, further_sums(method)
+    if agreed != found:
+        raise ValueError(f"second_dimension must be the method's {found}, got {agreed}")
     check_noise_by(federation, terms.privacy)
     sizes = sizes_of(federation, terms.sizes)
     rounds = rounds_of(method, sizes, terms.privacy, federation.certain)
     zeta = zeta_of(rounds, sizes)
     integers = [IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta) for each in rounds]
-    every = zip(integers, rounds, strict=True)
-    check_zeta((own for own, part in every for _ in range(part.times)), zeta)
-    (first, own), *further = zip(rounds, integers, strict=True)
-    of_rounds = further[0] if further else None
-    return ModelTask(federation, terms, transform, method, first.guarantee, own, of_rounds)
+    check_zeta(integers, zeta)
+    (first, own), *second = zip(rounds, integers, strict=True)
+    return ModelTask(federation, terms, transform, method, first.guarantee, own, *second)

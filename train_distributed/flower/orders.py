@@ -4,7 +4,7 @@
     DELIVER   messages for this party                  answer: its messages
     PRESENT   challenge 32 | nonce 32 | node u64       who is here, and takes part in that session?
     END       nonce 32 | opened u8                     the session is over
-    ROUND     chain 32 | number u32 | weights          a further round begins (`round_endpoint.py`)
+    CENTRE    centre, float64                          the second sum begins (`centre.py`)
 
 A request is one byte (what to do) and its body; an answer is one byte (done or refused) and a list
 of messages, or the refusal in words. All but DELIVER are orders: they end with the operator's
@@ -17,10 +17,16 @@ import struct
 from collections.abc import Iterable
 from enum import IntEnum
 
-from train_distributed.flower.documents.federation import Federation, name_of
+from train_distributed.flower.documents.federation import Federation
 from train_distributed.secure_sum.errors import BadSignature, MalformedMessage, WrongSender
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, PrivateKeys, sign, verify
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    name_of,
+    sign,
+    verify,
+)
 
 NONCE_BYTES = 32
 PRESENT_BYTES = 2 * NONCE_BYTES + 8
@@ -36,7 +42,7 @@ class Request(IntEnum):
     DELIVER = 1
     PRESENT = 5
     END = 6
-    ROUND = 10
+    CENTRE = 10
 
 
 def join(blobs: Iterable[bytes]) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train_distributed.flower.documents.document import safe
-from train_distributed.flower.documents.federation import name_of
+from train_distributed.secure_sum.keys import name_of
 
 MOST_REFUSED = 200  # kept
 MOST_SHOWN = 5  # names and refusals in a line
@@ -33,7 +33,6 @@ class Log:
     received: int = 0  # bytes of answers
     sent: int = 0  # bytes of requests
     bytes_of: dict[int, int] = field(default_factory=dict)  # party -> of its answers
-    sent_after: list[int] = field(default_factory=list)  # most so far, by round
 
     def __post_init__(self) -> None:
         self._start = time.monotonic()

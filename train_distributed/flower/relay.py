@@ -57,10 +57,6 @@ class FlowerRelay:
                 raise ConnectionError(f"hub must answer within {GRACE_SECONDS} s, did not")
         return {node: self._keys[node] for node in self._here.pop()}
 
-    def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Node -> answer, of those that answered within the time-out."""
-        return dict(self.ask_each(requests))
-
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
     ) -> Iterator[tuple[int, bytes]]:

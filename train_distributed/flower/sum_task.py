@@ -42,7 +42,6 @@ class Facts:
     session: str  # its digest, hexadecimal: the same in every party's messages
     bytes_per_user: int  # sent by the user that sent most
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
-    bytes_per_round: tuple[int, ...] = ()  # of those bytes, where there are several rounds
 
 
 def check_noise_by(federation: Federation, privacy: Privacy) -> None:

@@ -1,23 +1,23 @@
 """The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pretrain.cli.waiting import to_terminal
-from train_distributed.flower.chain import Chain, Publish
+from train_distributed.flower.centre import OpenedSums, Publish
 from train_distributed.flower.connections import Operator
 from train_distributed.flower.coordinator import coordinate
-from train_distributed.flower.documents.federation import Federation, name_of
-from train_distributed.flower.orders import words
+from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.orders import Request, words, write_order
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record
 from train_distributed.flower.relay import open_relay
-from train_distributed.flower.round_endpoint import round_order
 from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.opening import Opened
 
 JOURNAL, HUB_LOG = "journal", "hub.log"
@@ -38,20 +38,17 @@ class Operation:
     run: Path  # directory for status.json and the hub's log
     ready: Callable[[], None] = lambda: None  # called when the nodes may connect
     say: Callable[[str], None] = to_terminal  # a line per stage
-    publish: Publish | None = None  # of a federation of rounds: the weights of the next one
+    publish: Publish | None = None  # of a federation of two sums: the centre of the second one
 
 
 def operate(operation: Operation) -> tuple[list[Opened], Log]:
-    """Runs one session, with its further rounds; resumes what an earlier process did not finish.
-
-    A further round that fails is the last: what was opened until then has been paid for, and is
-    released.
+    """Runs one session, of one sum or two; resumes what an earlier process did not finish.
 
     The sum stays in `operation.state` until `record.settle` forgets it: after a crash, or where the
     model could not be saved, the same call opens the same sum again.
 
     Returns:
-        The sums, one without rounds, and what went wrong on the way.
+        The sums and what went wrong on the way.
 
     Raises:
         ValueError: no sum; the message names who is missing. Nothing is released.
@@ -75,7 +72,7 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
                 log=log,
                 seconds=operation.seconds,
             )
-            opened = run_rounds(operator, operation.state, operation.publish)
+            opened = run_sums(operator, operation.state, operation.publish)
     except (ValueError, OSError) as error:
         lost = ", ".join(f"{name_of(u)} ({step})" for u, step in sorted(log.missing.items()))
         refused = "; ".join(log.refused[:20])
@@ -86,42 +83,32 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
     return opened, log
 
 
-def run_rounds(operator: Operator, state: Path, publish: Publish | None) -> list[Opened]:
-    """The session under way or a new one, then its further rounds.
+def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[Opened]:
+    """The session under way or a new one, then the second sum where one was agreed on.
 
     Args:
         operator: who runs the first sum.
         state: its directory, see `Operation`.
-        publish: weights of the next round; None without rounds.
+        publish: the centre of the second sum; None without one.
 
     Raises:
-        ProtocolError, CannotResume, OSError: as `coordinate`, of the first sum; of a further round
-            only what can be resumed.
+        ProtocolError, CannotResume, OSError: as `coordinate`; a first sum that was opened is kept.
     """
     federation, log = operator.federation, operator.log
-    if not federation.rounds or publish is None:
+    if not federation.second_dimension or publish is None:
         return [run_session(operator)]
-    chain = Chain(state, federation)
-    for number in range(len(chain.opened), 1 + federation.rounds):
-        if not number:
-            opened = run_session(operator)
-        else:
-            log.say(f"round {number} of {federation.rounds}")
-            weights = chain.weights(number, publish)
-            preface = round_order(federation, chain.identity, number, weights, operator.keys)
-            at = federation.at(number, chain.identity, weights)
-            try:
-                with Record(chain.place(number)) as record:
-                    of_round = replace(operator, federation=at, record=record, preface=preface)
-                    opened = run_session(of_round)
-            except (ProtocolError, CannotResume) as error:
-                log.refuse("operator", f"round {number} was the last: {words(error)}")
-                log.say(f"round {number} has failed: the model is of the rounds before")
-                break
-        chain.keep(number, opened)
-        log.sent_after.append(max(log.bytes_of.values(), default=0))
-    log.session = chain.identity.hex()
-    return chain.opened
+    sums = OpenedSums(state, federation)
+    if not sums.opened:
+        sums.keep(0, run_session(operator))
+    centre = sums.centre(publish)
+    if len(sums.opened) == 1:
+        log.say("the second sum, about the centre of the first")
+        preface = write_order(federation, Request.CENTRE, centre, operator.keys)
+        with Record(sums.directory) as record:
+            at = replace(operator, federation=federation.at(centre), record=record, preface=preface)
+            sums.keep(1, run_session(at))
+    log.session = hashlib.sha256(centre).hexdigest()
+    return sums.opened
 
 
 def _relay(operation: Operation):

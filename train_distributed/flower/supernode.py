@@ -15,6 +15,7 @@ from pathlib import Path
 from pretrain.cli.waiting import to_terminal
 from train_distributed.flower.documents.document import safe
 from train_distributed.flower.documents.key_files import NODE_KEY
+from train_distributed.flower.documents.window_file import split_address
 from train_distributed.flower.endpoint import Endpoint
 from train_distributed.flower.orders import REFUSED
 from train_distributed.flower.transport import frames
@@ -51,7 +52,7 @@ def serve(node: Node) -> int:
     Raises:
         ValueError: Flower is not installed, a file is missing, or the address has no port.
     """
-    _check_address(node.superlink)
+    split_address(node.superlink)
     for path in (node.ca, node.keys / NODE_KEY):
         if not path.is_file():
             raise ValueError(f"{path} must be a file, is not")
@@ -138,9 +139,3 @@ def _delivered(carrier: Child, largest: int) -> None:
     with contextlib.suppress(ConnectionError):
         while frames.receive(carrier.line, largest, DELIVER_SECONDS) is not None:
             pass
-
-
-def _check_address(superlink: str) -> None:
-    host, _, port = superlink.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(f"superlink must be HOST:PORT, got {superlink!r}")

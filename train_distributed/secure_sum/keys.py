@@ -1,4 +1,4 @@
-"""Keys of a party: Ed25519 to sign, X25519 to agree; sealing to a pinned public key.
+"""A party's number and keys: Ed25519 to sign, X25519 to agree; sealing to a pinned public key.
 
 Signatures are libsodium's, which checks one in half the time of OpenSSL: a server of many users
 does little else. Key agreement is too, which then lets other threads run.
@@ -31,6 +31,15 @@ _SMALL_ORDER = {  # of both the curve and its twist, with their unreduced forms 
     325606250916557431795983626356110631294008115727848805560023387167927233504,
     39382357235489614581723060781553021112529911719440698176882885853963445705823,
 }
+FIRST_SERVER = 2**31  # users have smaller identities; server j has FIRST_SERVER + j
+EVERYONE = 2**32 - 1
+
+
+def name_of(party: int) -> str:
+    """A party as people say it."""
+    if party < FIRST_SERVER:
+        return f"user {party}"
+    return f"computation server {party - FIRST_SERVER}" if party > FIRST_SERVER else "operator"
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from train_distributed.secure_sum.errors import (
     check_enough,
 )
 from train_distributed.secure_sum.journal import ResumedJournal
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import EVERYONE, name_of
+from train_distributed.secure_sum.keys import EVERYONE, PrivateKeys, name_of
 from train_distributed.secure_sum.session import Agreement, count_in, set_bytes, users_in
 from train_distributed.secure_sum.wire import Kind, read, write
 

@@ -40,12 +40,18 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum.errors import MalformedMessage, check_bytes
 from train_distributed.secure_sum.graph import Degree, choose_degree, draw_list
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    KEY_BYTES,
+    PublicKeys,
+    agree,
+    check_order,
+)
 from train_distributed.secure_sum.prg import derive
 from train_distributed.secure_sum.session import Session
 
@@ -158,6 +164,14 @@ class SecAgg:
     def agreed(self, sharing: bytes, survivors: bytes) -> bytes:
         """Statement that users sign: who shared keys and who survived (bitmaps)."""
         return hashlib.sha256(b"story" + self.session.digest + sharing + survivors).digest()
+
+
+def pair_seed(
+    digest: bytes, private: X25519PrivateKey, public: bytes, user: int, peer: int
+) -> bytes:
+    """The seed of the mask that `user` and `peer` share in a session; either's key gives it."""
+    ends = struct.pack(">II", min(user, peer), max(user, peer))
+    return derive(agree(private, public), b"mask" + digest + ends)
 
 
 def pack_entries(entries: Mapping[int, bytes]) -> bytes:

@@ -1,27 +1,55 @@
 """The server of `secagg`, as a state machine: bytes in, bytes out, one vector of memory."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from train_distributed.secure_sum import errors
-from train_distributed.secure_sum.conviction import ComplaintResolver, Recall, Recovery
+from train_distributed.secure_sum.conviction import (
+    EXPOSED_BYTES,
+    ComplaintResolver,
+    Recall,
+    Recovery,
+    opened,
+)
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.prg import WORD
+from train_distributed.secure_sum.packets import HASH_BYTES, KEY, SEED, hash_shares, packet_bytes
+from train_distributed.secure_sum.prg import WORD, add_stream, subtract_stream
 from train_distributed.secure_sum.roster import Made, Mail, Roster
-from train_distributed.secure_sum.secagg import SERVER, Advert, SecAgg
-from train_distributed.secure_sum.secagg_rounds import PLACE, ROUNDS, longest_to_server
-from train_distributed.secure_sum.unmasking import Unmasking
+from train_distributed.secure_sum.secagg import (
+    ADVERTISE_BYTES,
+    AGREED_BYTES,
+    COMPLAINT_BYTES,
+    SERVER,
+    Advert,
+    SecAgg,
+    pair_seed,
+    read_entries,
+)
+from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import (
     STATEMENT_BYTES,
+    WITNESS_BYTES,
     Envelope,
     Kind,
     read,
     signature_of,
     write,
 )
+
+_ROUNDS = (
+    Kind.ADVERTISE,
+    Kind.KEY_SHARES,
+    Kind.MASKED,
+    Kind.DEFENCE,  # only if somebody complains
+    Kind.AGREED,
+    Kind.REVEAL,
+    Kind.EXPOSED,  # only if a dealer's shares are false
+)
+_PLACE = {kind: place for place, kind in enumerate(_ROUNDS)} | {Kind.COMPLAINT: 2}
 
 
 class SecAggServer:
@@ -77,7 +105,7 @@ class SecAggServer:
     @property
     def expects(self) -> Kind:
         """The kind of message that this round takes; REVEAL ends with `convict` or `finish`."""
-        return ROUNDS[self._round]
+        return _ROUNDS[self._round]
 
     @property
     def waiting_for(self) -> frozenset[int]:
@@ -92,7 +120,7 @@ class SecAggServer:
                 signed what no honest user signs is now a culprit.
         """
         envelope = read(self._session, message, SERVER, self._sizes)
-        kind, user, place = envelope.kind, envelope.sender, PLACE[envelope.kind]
+        kind, user, place = envelope.kind, envelope.sender, _PLACE[envelope.kind]
         if not self._open or place > self._round:
             raise errors.OutOfOrder(
                 f"{kind.name} does not belong to the round of {self.expects.name}"
@@ -277,3 +305,138 @@ class SecAggServer:
     def _expel(self, culprits: dict[int, str]) -> None:
         self.culprits |= culprits
         self._invited -= culprits.keys()
+
+
+class Unmasking:
+    """Collects shares, opens one secret per user, and gives the masks that are in the total.
+
+    All lists of the roster are known, the total is of the survivors' vectors, and `hashes` (w·k,)
+    is what each list's owner showed of both shares, per slot.
+    """
+
+    def __init__(self, roster: Roster, survivors: frozenset[int], hashes: NDArray[np.void]) -> None:
+        self._roster, self._setup, self.survivors = roster, roster.setup, survivors
+        owners = roster.held // roster.degree
+        self._dealers = roster.identities[owners]  # of each share that is held, by holder
+        self._which = np.where(roster.among(survivors)[owners], SEED, KEY)
+        shown = hashes.view(f"V{HASH_BYTES}").reshape(len(hashes), 2)
+        self._hashes = shown[roster.held, self._which]
+        self._shares = np.zeros(len(owners), f"V{SHARE_BYTES}")
+        self._taken = np.zeros(len(owners), bool)
+
+    def requests(
+        self, agreed: Mapping[int, bytes], told: Mapping[int, bytes]
+    ) -> Callable[[int], list[bytes]]:
+        """Payload of UNMASK for a user: both sets, and a quorum's signatures on them.
+
+        `agreed` has at least `signers` users' signatures on the story, `told` all survivors'
+        witnesses of their vectors' statements, which are shown where a dealer is no signer.
+        """
+        roster, bitmap = self._roster, self._setup.session.bitmap
+        signers = sorted(agreed)[: self._setup.graph.signers]
+        dropped = roster.sharing - self.survivors
+        story = bitmap(self.survivors) + bitmap(dropped) + bitmap(signers)
+        signed = b"".join(agreed[user] for user in signers)
+        others = sorted(self.survivors.difference(signers))
+        among, shown = roster.among(others), np.zeros(len(roster.identities), f"V{WITNESS_BYTES}")
+        shown[among] = np.frombuffer(b"".join([told[user] for user in others]), shown.dtype)
+
+        def request(user: int) -> list[bytes]:
+            dealers = roster.held[roster.holding(user)] // roster.degree
+            witnesses = dealers[among[dealers]]
+            users = bitmap(roster.identities[witnesses].tolist())
+            return [story, users, signed, shown[witnesses].tobytes()]
+
+        return request
+
+    def reveal(self, holder: int, payload: bytes) -> None:
+        """Takes one holder's shares, of all users that dealt it some, as `pack_entries` joins them.
+
+        Raises:
+            MalformedMessage: not such entries.
+            SetMismatch: other dealers than those.
+            InconsistentShares: a share that its dealer did not deal; none is taken.
+        """
+        entries, held = read_entries(payload, SHARE_BYTES), self._roster.holding(holder)
+        dealers = self._dealers[held]
+        if not np.array_equal(entries["user"], dealers):
+            wrong = np.setxor1d(entries["user"], dealers)[:10].tolist()
+            raise errors.SetMismatch(
+                f"user {holder} must reveal one share per dealer, differs in {wrong}"
+            )
+        shares, dealt = entries["value"], self._hashes[held]
+        found = hash_shares(self._setup, dealers, holder, self._which[held], shares)
+        if found != dealt.tobytes():
+            dealer = dealers[np.frombuffer(found, dealt.dtype) != dealt][0]
+            raise errors.InconsistentShares(f"share of user {dealer} must be the one that it dealt")
+        self._shares[held], self._taken[held] = shares, True
+
+    def secrets(self) -> tuple[dict[int, bytes], dict[int, dict[int, bytes]]]:
+        """A survivor's self-mask seed or a dropped user's masking key; and whose are false.
+
+        Of these, holder -> share, of those that prove it.
+
+        Raises:
+            TooFewUsers: too few shares of some secret.
+        """
+        secrets, wrong, setup = {}, {}, self._setup
+        for user, shares in self._shares_by_dealer():
+            advert, which = self._roster.adverts[user], SEED if user in self.survivors else KEY
+            try:
+                secrets[user] = opened(setup, user, advert, which, shares)
+            except errors.InconsistentShares:
+                holders = setup.list_of(user, advert.list_seed)
+                wrong[user] = {holders[x - 1]: share for x, share in shares.items()}
+            except errors.TooFewUsers as error:
+                raise errors.TooFewUsers(f"secret of user {user}: {error}") from error
+        return secrets, wrong
+
+    def masks(self, secrets: Mapping[int, bytes]) -> NDArray[np.uint64]:
+        """(d,) all masks in the sum of the survivors' vectors, by all users' `secrets`.
+
+        Of a survivor its own; of a dropped user those that survivors share with it, as they stand
+        in their vectors.
+        """
+        session, roster = self._setup.session, self._roster
+        total = np.zeros(session.dimension, np.uint64)
+        for user, secret in secrets.items():
+            if user in self.survivors:
+                add_stream(total, secret)
+                continue
+            key = exchange_key(secret)
+            for peer in roster.identities[roster.partners(user)].tolist():
+                if peer in self.survivors:
+                    seed = pair_seed(session.digest, key, roster.adverts[peer].masking, user, peer)
+                    (add_stream if peer < user else subtract_stream)(total, seed)
+        return total
+
+    def _shares_by_dealer(self) -> Iterator[tuple[int, dict[int, bytes]]]:
+        """Shares by point of each user that shared keys, no more than are needed."""
+        slots = self._roster.held[self._taken]
+        rising = np.argsort(slots)
+        octets = self._shares[self._taken][rising].tobytes()
+        owners, nth = np.divmod(slots[rising], self._roster.degree)
+        points = (nth + 1).tolist()
+        for user in sorted(self._roster.sharing):
+            place = self._setup.session.place[user]
+            start, end = np.searchsorted(owners, (place, place + 1)).tolist()
+            needed = range(start, min(end, start + self._setup.graph.threshold))
+            yield (
+                user,
+                {points[i]: octets[i * SHARE_BYTES : (i + 1) * SHARE_BYTES] for i in needed},
+            )
+
+
+def longest_to_server(setup: SecAgg) -> dict[Kind, int]:
+    """Longest payload, in bytes, of each kind of message that users send."""
+    partners = len(setup.session.order) - 1
+    return {
+        Kind.ADVERTISE: ADVERTISE_BYTES,
+        Kind.KEY_SHARES: partners * packet_bytes(True),
+        Kind.MASKED: STATEMENT_BYTES + WORD.itemsize * setup.session.dimension,
+        Kind.COMPLAINT: COMPLAINT_BYTES,
+        Kind.DEFENCE: partners * (4 + KEY_BYTES),
+        Kind.AGREED: AGREED_BYTES,
+        Kind.REVEAL: partners * (4 + SHARE_BYTES),
+        Kind.EXPOSED: EXPOSED_BYTES,
+    }

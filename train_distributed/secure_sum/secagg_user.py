@@ -2,7 +2,8 @@
 
 import hashlib
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -10,10 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum import errors, secagg
-from train_distributed.secure_sum.conviction import check_proof, proof_bytes
+from train_distributed.secure_sum.conviction import MOST_CONVICTED, check_proof, proof_bytes
 from train_distributed.secure_sum.journal import Journal
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys, exchange_key
-from train_distributed.secure_sum.masks import pair_seed
+from train_distributed.secure_sum.keys import (
+    EVERYONE,
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    exchange_key,
+)
 from train_distributed.secure_sum.packets import (
     KEY,
     SEED,
@@ -23,14 +29,14 @@ from train_distributed.secure_sum.packets import (
     packet_bytes,
     write_deal,
 )
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.prg import add_stream, derive, new_seed, subtract_stream
-from train_distributed.secure_sum.secagg_rounds import longest_to_user
 from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.shamir import split
-from train_distributed.secure_sum.survivor_check import SurvivorCheck
 from train_distributed.secure_sum.wire import (
+    OVERHEAD,
+    WITNESS_BYTES,
     Kind,
+    check_statement,
     check_vector,
     read,
     split_messages,
@@ -188,7 +194,9 @@ class SecAggUser:
                 named = struct.pack(">I", peer) + hashlib.sha256(packet).digest()
                 return self._write(Kind.COMPLAINT, named, EVERYONE)
         seeds = {
-            p: pair_seed(self._session.digest, self._masking, self._peers[p].masking, self._user, p)
+            p: secagg.pair_seed(
+                self._session.digest, self._masking, self._peers[p].masking, self._user, p
+            )
             for p in partners
         }
         self._journal.claim(self._session.digest, "submit", b"")
@@ -261,7 +269,7 @@ class SecAggUser:
         return self._write(Kind.EXPOSED, secagg.pack_entries(exposed))
 
     @property
-    def _listed(self) -> SurvivorCheck:
+    def _listed(self) -> "SurvivorCheck":
         if self._survivor_check is None:
             raise errors.OutOfOrder("MASKED must be sent first")
         return self._survivor_check
@@ -287,3 +295,102 @@ class SecAggUser:
 
     def _write(self, kind: Kind, payload: bytes, receiver: int = secagg.SERVER) -> bytes:
         return write(self._session, kind, self._user, receiver, payload, self._keys.signing)
+
+
+@dataclass
+class SurvivorCheck:
+    """Sets of users that shared keys and that survived, as the server named them to one user.
+
+    UNMASK is four sets (alive, dropped, who signs the story, whose word on its vector is shown) and
+    the signatures of the last two, by rising user.
+    """
+
+    setup: secagg.SecAgg
+    user: int
+    sharing: frozenset[int]
+    owners: Mapping[int, tuple[int, ...]]  # users that have this one on their list -> that list
+    survivors: frozenset[int] | None = None
+
+    def survive(self, survivors: frozenset[int]) -> bytes:
+        """Takes the set of survivors; returns the statement to be signed.
+
+        Raises:
+            SetMismatch: a survivor that shared no keys.
+        """
+        if not survivors <= self.sharing:
+            late = sorted(survivors - self.sharing)[:10]
+            raise errors.SetMismatch(f"survivors must have shared keys, got {late}")
+        self.survivors = survivors
+        session = self.setup.session
+        return self.setup.agreed(session.bitmap(self.sharing), session.bitmap(survivors))
+
+    def check(self, request: bytes) -> frozenset[int]:
+        """Checks UNMASK; returns the survivors.
+
+        Raises:
+            ContradictoryRequest: a user named alive and dropped.
+            SetMismatch: not the story that this user signed, or not what its users masked with.
+            TooFewUsers: fewer signatures than a quorum, or too few of an owner's list survived.
+            BadSignature: a signature that is not on this story.
+        """
+        session, size = self.setup.session, set_bytes(self.setup.session)
+        sets = [session.users_of(request[i * size : (i + 1) * size]) for i in range(4)]
+        alive, dropped, signers, witnesses = sets
+        if alive & dropped:
+            both = sorted(alive & dropped)[:10]
+            raise errors.ContradictoryRequest(
+                f"users must be alive or dropped, got both for {both}"
+            )
+        if alive != self.survivors or dropped != self.sharing - alive:
+            raise errors.SetMismatch(
+                "request must name the survivors and the dropped that were agreed on"
+            )
+        self._check_sets(alive, signers, witnesses)
+        signed, end = request[4 * size :], len(signers) * SIGNATURE_BYTES
+        errors.check_bytes(end + len(witnesses) * WITNESS_BYTES, signatures=signed)
+        self._check_signatures(_each(signed[:end], signers), _each(signed[end:], witnesses))
+        return alive
+
+    def _check_sets(
+        self, alive: frozenset[int], signers: frozenset[int], witnesses: frozenset[int]
+    ) -> None:
+        graph = self.setup.graph
+        if len(signers) != graph.signers:
+            raise errors.TooFewUsers(f"signers must be {graph.signers}, got {len(signers)}")
+        owned = alive & self.owners.keys()
+        if not signers <= alive or witnesses != owned - signers:
+            raise errors.SetMismatch(
+                "signatures must be of survivors, and of all whose shares are asked"
+            )
+        for owner in sorted(owned):
+            kept = sum(user in alive for user in self.owners[owner])
+            errors.check_enough(kept, graph.threshold, f"survivors of user {owner}'s list")
+
+    def _check_signatures(self, signed: dict[int, bytes], shown: dict[int, bytes]) -> None:
+        session, sharing = self.setup.session, self.setup.session.bitmap(self.sharing)
+        story = self.setup.agreed(sharing, session.bitmap(self.survivors or ()))
+        for user, signature in signed.items():
+            check_statement(session, Kind.AGREED, user, story, signature)
+        told = self.setup.told(sharing)
+        for user, witness in shown.items():
+            check_statement(session, Kind.MASKED, user, told, witness)
+
+
+def _each(joined: bytes, users: frozenset[int]) -> dict[int, bytes]:
+    """User -> its part of what was joined by rising user, all parts of one length."""
+    size = len(joined) // max(1, len(users))
+    return {user: joined[i * size : (i + 1) * size] for i, user in enumerate(sorted(users))}
+
+
+def longest_to_user(setup: secagg.SecAgg) -> dict[Kind, int]:
+    """Longest payload, in bytes, of each kind of message that the server sends."""
+    sets, partners = set_bytes(setup.session), len(setup.session.order) - 1
+    signatures = setup.graph.signers * SIGNATURE_BYTES
+    return {
+        Kind.NEIGHBOURS: partners * (OVERHEAD + secagg.ADVERTISE_BYTES),
+        Kind.INBOX: sets + partners * packet_bytes(True),
+        Kind.SURVIVORS: sets,
+        Kind.UNMASK: 4 * sets + signatures + partners * WITNESS_BYTES,
+        Kind.ACCUSED: partners * (OVERHEAD + secagg.COMPLAINT_BYTES),
+        Kind.CONVICTED: MOST_CONVICTED * (4 + proof_bytes(setup)),
+    }

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pretrain import check
 from train_distributed.secure_sum.errors import MalformedMessage, check_bytes
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, KEY_BYTES, PublicKeys
 
 if TYPE_CHECKING:
     from train_distributed.secure_sum.window import Window, WindowWithKeys
@@ -108,8 +108,13 @@ def users_in(order: Sequence[int], bitmap: bytes) -> frozenset[int]:
         MalformedMessage: a wrong length, or a bit beyond the last user.
     """
     count_in(order, bitmap)
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    return frozenset(order[place] for place in np.flatnonzero(bits).tolist())
+    return frozenset(order[place] for place in np.flatnonzero(bits_of(order, bitmap)).tolist())
+
+
+def bits_of(order: Sequence[int], bitmap: bytes) -> NDArray[np.bool_]:
+    """(w,) whether each user of the order is in a bitmap that `count_in` has checked."""
+    octets = np.frombuffer(bitmap, np.uint8)
+    return np.unpackbits(octets, count=len(order), bitorder="little").astype(bool)
 
 
 def count_in(order: Sequence[int], bitmap: bytes) -> int:

@@ -15,8 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from pretrain import check
-from train_distributed.secure_sum.keys import PublicKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PublicKeys
 from train_distributed.secure_sum.roll import Roll
 
 AGGREGATORS = 2

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train_distributed.secure_sum import errors
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
-from train_distributed.secure_sum.parties import EVERYONE
+from train_distributed.secure_sum.keys import EVERYONE, SIGNATURE_BYTES, sign, verify
 from train_distributed.secure_sum.prg import WORD
 from train_distributed.secure_sum.session import Agreement, Session
 

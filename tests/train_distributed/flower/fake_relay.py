@@ -16,9 +16,8 @@ from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.parties import FIRST_SERVER
 
 W, D = 5, 7
 KEYS = {n: PrivateKeys.generate() for n in [*range(W), FIRST_SERVER]}

@@ -23,8 +23,7 @@ from train_distributed.flower.aggregator_client import Aggregators, Refused
 from train_distributed.flower.aggregator_limits import Credit, Limits
 from train_distributed.flower.aggregator_server import serve
 from train_distributed.flower.aggregator_watch import Watch
-from train_distributed.secure_sum.aggregator import Send
-from train_distributed.secure_sum.orders import request_bytes
+from train_distributed.secure_sum.aggregator import Send, request_bytes
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, acknowledge
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.secure_sum.wire import summary

@@ -16,7 +16,7 @@ from train_distributed.flower.orders import DONE, Request, join, write_order
 from train_distributed.flower.progress import Log
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.secagg_server import SecAggServer
 
 

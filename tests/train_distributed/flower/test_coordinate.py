@@ -19,8 +19,7 @@ from train_distributed.secure_sum.errors import (
     TooFewUsers,
 )
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.prg import new_seed
 
 

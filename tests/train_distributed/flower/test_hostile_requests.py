@@ -12,7 +12,7 @@ from train_distributed.flower.coordinator import Log
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
 from train_distributed.flower.orders import DONE, Request, join, split, write_order
 from train_distributed.secure_sum.journal import VolatileJournal
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 NONCE = b"n" * 32
 LEFT = [0, 1, 3, 4]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.train_distributed.flower import fake_relay as fake
-from tests.train_distributed.flower.rounds_relay import Killed
+from tests.train_distributed.flower.centre_relay import Killed
 from train_distributed.flower import coordinator, superlink
 from train_distributed.flower.endpoint import UserEndpoint
 from train_distributed.flower.orders import DONE, REFUSED, Request, join, split, write_order
@@ -18,8 +18,8 @@ from train_distributed.flower.superlink import run_session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.keys import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.packets import Link
-from train_distributed.secure_sum.parties import EVERYONE, FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, Advert
 from train_distributed.secure_sum.secagg_server import SecAggServer

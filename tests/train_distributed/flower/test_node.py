@@ -164,7 +164,7 @@ def test_a_frame_that_is_too_long_ends_the_carrier(
 )
 def test_an_address_without_a_port_is_refused(keys: Path, superlink: str) -> None:
     node = Node(Parrot(), superlink, keys / "ca.pem", keys)
-    with pytest.raises(ValueError, match=f"superlink must be HOST:PORT, got '{superlink}'"):
+    with pytest.raises(ValueError, match=f"address must be HOST:PORT, got '{superlink}'"):
         serve(node)
 
 

@@ -89,11 +89,11 @@ def test_silence_and_refusals_are_told_apart() -> None:
     with _relay(reply, seconds=1) as (relay, hub):
         assert relay.nodes() == {node: f"{node:064x}" for node in NODES[:3]}
         start = time.monotonic()
-        assert relay.ask({1: b"x", 3: b"y", 4: b"z"}) == {1: b"x", 4: b"\1no"}
+        assert dict(relay.ask_each({1: b"x", 3: b"y", 4: b"z"})) == {1: b"x", 4: b"\1no"}
         assert 1 <= time.monotonic() - start < 10
-        assert relay.ask({3: b"again", 5: b"w"}) == {5: b"w"}
+        assert dict(relay.ask_each({3: b"again", 5: b"w"})) == {5: b"w"}
         with pytest.raises(ValueError, match="request must be <= 1000 bytes, got 1001"):
-            relay.ask({5: bytes(1001)})
+            dict(relay.ask_each({5: bytes(1001)}))
     assert 3 in hub.forgotten
 
 
@@ -101,7 +101,7 @@ def test_others_can_be_asked_while_answers_come() -> None:
     with _relay(lambda node, request: b"a" + request, after=1) as (relay, _):
         found = []
         for node, answer in relay.ask_each({node: b"%d" % node for node in range(1, 9)}):
-            assert relay.ask({50: b"inner"}) == {50: b"inner"}
+            assert dict(relay.ask_each({50: b"inner"})) == {50: b"inner"}
             found.append((node, answer))
     assert sorted(found) == [(node, b"%d" % node) for node in range(1, 9)]
 
@@ -120,11 +120,11 @@ def test_a_hub_that_fails_is_quoted_and_one_that_hangs_up_is_noticed() -> None:
     with _ready() as (relay, there):
         frames.send(there, b"ePort is taken")
         with pytest.raises(ConnectionError, match="SuperLink ended: Port is taken"):
-            relay.ask({1: b"x"})
+            dict(relay.ask_each({1: b"x"}))
     with _ready() as (relay, there):
         there.shutdown(frames.socket.SHUT_WR)
         with pytest.raises(ConnectionError, match="hung up"):
-            relay.ask({1: b"x"})
+            dict(relay.ask_each({1: b"x"}))
 
 
 @pytest.mark.parametrize("nonsense", [b"h{", b"h7", b"a", b"b123"])

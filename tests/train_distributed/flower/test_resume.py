@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.train_distributed.flower import fake_relay as fake
-from tests.train_distributed.flower.rounds_relay import Killed
+from tests.train_distributed.flower.centre_relay import Killed
 from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.orders import Request
 from train_distributed.flower.progress import Log

@@ -1,7 +1,5 @@
 """Whole sessions of protocol `secagg`, to be run message by message."""
 
-import os
-import subprocess
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -9,12 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum import masks
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import VolatileJournal
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
-from train_distributed.secure_sum.parties import FIRST_SERVER
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
@@ -138,14 +134,3 @@ class Drive:
 @pytest.fixture
 def drive() -> type[Drive]:
     return Drive
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
-    """All processes that are started, for however little; there are cores enough for two more."""
-    others, start = [], masks._start
-    monkeypatch.setattr(masks, "PROCESS_WORDS", 1)
-    monkeypatch.setattr(masks, "cores", lambda: 3)
-    monkeypatch.setattr(masks, "_start", lambda: others.append(start()) or others[-1])
-    monkeypatch.setattr(os, "fork", None)  # threads of the server would be torn
-    return others

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tests.train_distributed.secure_sum.randomness import Tap, Words
-from train_distributed.secure_sum import masks, prg, secagg_user
+from train_distributed.secure_sum import prg, secagg, secagg_user
 from train_distributed.secure_sum.wire import Kind
 
 W, D = 4, 5
@@ -122,6 +122,6 @@ def test_a_shared_secret_folded_to_32_bits_is_caught(make_secagg: Callable, monk
     def folded(secret: bytes, purpose: bytes) -> bytes:
         return prg.derive(secret, purpose)[:4].ljust(32, b"\0")
 
-    monkeypatch.setattr(masks, "derive", folded)
+    monkeypatch.setattr(secagg, "derive", folded)
     found = audit_secagg_masks(make_secagg, monkeypatch)
     assert "a pair's seed is not the 32 bytes of HKDF over X25519" in found

@@ -15,8 +15,8 @@ import pytest
 
 from tests.changed_bytes import changed
 from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.packets import DEAL_BYTES
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import (
     ADVERTISE_BYTES,
     COMPLAINT_BYTES,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum import errors
+from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.packets import KEY
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER, unpack_entries
 from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of, signature_of

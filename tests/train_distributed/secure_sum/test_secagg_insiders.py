@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from train_distributed.secure_sum import errors
+from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.packets import (
     DEAL_BYTES,
     KEY,
@@ -17,7 +18,6 @@ from train_distributed.secure_sum.packets import (
     hash_shares,
     write_deal,
 )
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of

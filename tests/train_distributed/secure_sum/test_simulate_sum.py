@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum import simulate_sum
+from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
 

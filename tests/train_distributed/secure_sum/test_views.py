@@ -13,8 +13,7 @@ import pytest
 from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded, Words
 from train_distributed.secure_sum import keys, prg, secagg_user
 from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.masks import pair_seed
-from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.secagg import SERVER, pair_seed
 
 D = 6
 

@@ -23,8 +23,7 @@ from train_distributed.flower.documents.window_file import (
     keep_window,
     split_address,
 )
-from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, KEY_BYTES, PrivateKeys
 from train_distributed.secure_sum.reports import report_bytes
 from train_distributed.secure_sum.window import Window
 

@@ -1,14 +1,13 @@
 """`federation start` of the operator: everything is checked first, then one session is run."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
-from train_distributed.flower.chain import forget
+from train_distributed.flower.centre import forget
 from train_distributed.flower.documents.certificates import check_server
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.federation import Federation
@@ -88,14 +87,13 @@ def run_session(start: "Start") -> int:
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
-            (opened, *further), told = operate(operation)
+            (opened, *second), told = operate(operation)
         facts = Facts(
             session=federation.session(bytes.fromhex(told.session)).digest.hex(),
             bytes_per_user=max(told.bytes_of.get(user, 0) for user in federation.users),
             missing=told.missing,
-            bytes_per_round=tuple(b - a for a, b in pairwise((0, *told.sent_after))),
         )
-        released = task.released(opened, facts, further)
+        released = task.released(opened, facts, *second)
         released = released.with_report(ledger=opening.report())
         released.write(partial)
     opening.spend()

@@ -1,8 +1,14 @@
-"""`federation report`: everything is checked first, then one report is made, kept and sent."""
+"""A user that takes part: who it is, its terms and its consent; and `federation report`.
+
+Everything is checked first. The terms are shown, compared with the user's own limits, and accepted.
+Then one report is made, kept and sent.
+"""
 
 import re
 import ssl
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -10,12 +16,12 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pretrain import check
-from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import (
+    accepted,
     check_session_left,
     remember,
     spend_session,
@@ -25,8 +31,7 @@ from train_distributed.flower.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
 
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from train_distributed.flower.sum_task import SumTask
 
 LINKED = re.compile("/invitations/[0-9a-f]{64}")  # in what is meant as a link
+MOST_CLASSES = 20  # that are shown
 KEPT = "report"  # the step of the journal that holds what is sent, as it is sent
 
 
@@ -93,7 +99,7 @@ class Report:
                 _check_time(window)
                 check_session_left(journal, federation, window.digest)
                 at = aggregators.called(FIRST_SERVER)
-                consent(task, invitation, user, me.account, self.accept, at)
+                me.consent(self.accept, at)
                 remember(self.folder, federation, user)
                 journal.check()
                 encoded = task.encoded(user, me.rows)
@@ -135,6 +141,19 @@ def _check_time(window: Window) -> None:
         )
 
 
+def authorities(ca: Path | None) -> ssl.SSLContext | None:
+    """TLS context that trusts these authorities; None without any.
+
+    Raises:
+        ValueError: no such file, or no certificates in it.
+    """
+    try:
+        return None if ca is None else ssl.create_default_context(cafile=str(ca))
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"ca must be a file of certificates in PEM, got {ca}: {why}") from error
+
+
 def invited(
     given: str | Path,
     folder: Path,
@@ -161,19 +180,6 @@ def invited(
 
         given = fetched(given, folder, keys, tls).folder
     return Invitation.read(Path(given), accept).placed(keys)
-
-
-def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """TLS context that trusts these authorities; None without any.
-
-    Raises:
-        ValueError: no such file, or no certificates in it.
-    """
-    try:
-        return None if ca is None else ssl.create_default_context(cafile=str(ca))
-    except OSError as error:
-        why = error.strerror or error
-        raise ValueError(f"ca must be a file of certificates in PEM, got {ca}: {why}") from error
 
 
 @dataclass(frozen=True)
@@ -234,3 +240,106 @@ class Participant:
         ledger = Ledger.chosen(options.ledger, embeddings)
         account = Account(folder, federation, entry, ledger, options.limits)
         return cls(folder, keys, found, party, task, rows, account)
+
+    def consent(self, accept: str, at: str) -> None:
+        """Shows what a user takes part in, and returns if it is within its limits and accepted.
+
+        Accepted are the federation whose digest was given, and the one that this folder took part
+        in before: its digest covers all that was agreed on. Otherwise the user is asked.
+
+        Args:
+            accept: how the federation's digest begins; empty: not said.
+            at: where the vector is sent, and through which proxy.
+
+        Raises:
+            ValueError: above a limit, or not accepted. Nothing was sent or counted.
+        """
+        account, task = self.account, self.task
+        federation, limits = self.invitation.federation, account.limits
+        limits.validate()
+        if federation.certain < limits.least_users:
+            raise ValueError(
+                f"least_users must be <= {federation.certain}, the fewest users of whom federation "
+                f"{federation.digest.hex()} opens a sum, got {limits.least_users}"
+            )
+        if (alone := task.epsilon_if_all_others_collude) > limits.most_epsilon_alone:
+            raise ValueError(
+                f"most_epsilon_alone must be >= {alone:g}, got {limits.most_epsilon_alone:g}"
+            )
+        account.check()
+        for line in self.terms(at):
+            print(line)
+        if accept or accepted(self.folder, federation, self.party):
+            return
+        digest = federation.digest.hex()
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise ValueError(
+                "accept must be given where nobody can be asked, got none: --accept and the digest "
+                "that the operator told you by another way"
+            )
+        print(
+            f"Is this the digest that you were told, and do you take part by {at}? yes or no: ",
+            end="",
+            flush=True,
+        )
+        if (answer := sys.stdin.readline().strip()) != "yes":
+            raise ValueError(
+                f"answer must be yes to take part in federation {digest}, got {answer!r}"
+            )
+
+    def terms(self, at: str) -> Iterator[str]:
+        """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
+        from train_distributed.flower.documents.terms import file_hash
+        from train_distributed.flower.model_task import ModelTask
+        from train_distributed.flower.sum_task import SUMS
+        from train_distributed.one_shot.report import class_names
+        from train_distributed.released.card.numbers import rounded_up
+
+        task, invitation, account = self.task, self.invitation, self.account
+        federation, guarantee = invitation.federation, task.guarantee
+        privacy, limits, (before, after) = guarantee.privacy, account.limits, account.totals()
+        names = class_names(task.terms.class_names, task.terms.num_classes)
+        shown = [*names[:MOST_CLASSES], *(["..."] if len(names) > MOST_CLASSES else [])]
+        more = federation.second_dimension
+        size = 8 * (federation.dimension + more)
+        second = f", then one of {more}" if more else ""
+        delta = f"delta {rounded_up(privacy.delta)}"
+        known = task.transform.known if isinstance(task, ModelTask) else None
+        if privacy.noise_by == "servers":
+            honest, noise = (
+                "one of the two servers must be honest; users need not be",
+                "without noise",
+            )
+        else:
+            needed = guarantee.users - guarantee.min_survivors + guarantee.honest
+            honest = f"at least {needed} of {guarantee.users} users must be honest"
+            noise = "your noise inside"
+        servers = [p for p in sorted(federation.verifying) if p >= FIRST_SERVER]
+        yield f"{federation.display_name(self.party)} of federation {federation.digest.hex()}"
+        classes = f"{len(names)} classes: {', '.join(shown)}"
+        yield f"  {task.kind} by method {task.terms.method}; {classes}"
+        if task.encoding is not None:
+            yield f"  rows: by {task.encoding}"
+        if known is not None:
+            yield f"  known of the classes before, from public sources: {'; '.join(known.words)}"
+        yield (
+            f"  sent: one vector of {federation.dimension} numbers{second}, {noise}: "
+            f"{size} bytes before encryption, in each of {federation.sessions} session(s)"
+        )
+        yield (
+            f"  epsilon {rounded_up(privacy.epsilon)} at {delta} of one session, "
+            f"{rounded_up(task.epsilon_of_all_sessions)} of all agreed ones: "
+            f"{privacy.report()['neighbouring']}"
+        )
+        yield f"  {honest}"
+        yield f"  {task.if_all_others_collude}"
+        yield (
+            f"  with all that you gave away before (epsilon {rounded_up(before.epsilon())}): "
+            f"epsilon {rounded_up(after.epsilon())} at delta {rounded_up(after.least_delta)}; "
+            f"your limits: {limits.most_epsilon:g} at {limits.most_delta:g}"
+        )
+        yield f"  sums of {federation.certain} users and more; {SUMS[federation.protocol]}"
+        yield f"  servers: {', '.join(map(federation.display_name, servers))}"
+        yield f"  sent to {at}"
+        yield f"  secret from {task.holds_against}"
+        yield f"  {invitation.agreed.name}: SHA-256 {file_hash(invitation.agreed)}"

@@ -18,7 +18,7 @@ from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
 from train_distributed.flower.documents.certificates import CA, write_certificates
 from train_distributed.flower.documents.document import LARGE, read_file
-from train_distributed.flower.documents.federation import ROUNDS, Enrolment, Federation
+from train_distributed.flower.documents.federation import Enrolment, Federation
 from train_distributed.flower.documents.invitation import FEDERATION, Invitation
 from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
@@ -32,7 +32,7 @@ from train_distributed.flower.documents.terms import (
     file_hash,
     read_transform,
 )
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Init
@@ -60,7 +60,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
     else:
         users, servers = listed(init.parties)
     sizes = {i: party.rows for i, party in enumerate(users)}
-    terms, dimension, *rounds = _agreed(folder, init, sizes, roll.sizes if roll else None)
+    terms, dimension, second = _agreed(folder, init, sizes, roll.sizes if roll else None)
     rows = sum(n * count for n, count in roll.sizes.items()) if roll else sum(sizes.values())
     init.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
     keys = write_party(folder)
@@ -85,7 +85,7 @@ def fill(folder: Path, init: "Init") -> "SumTask":
         **check.present(
             corrupt_fraction=init.corrupt_fraction, dropout_fraction=init.dropout_fraction
         ),
-        **dict(zip(ROUNDS, rounds, strict=True)),
+        second_dimension=second,
     )
     task = task_of(federation, folder / agreed_file(federation.task))  # what every party will check
     if roll:
@@ -111,8 +111,8 @@ def fill(folder: Path, init: "Init") -> "SumTask":
 
 def _agreed(
     folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None
-) -> tuple[Terms | EvaluationTerms, int, int, int]:
-    """Terms, numbers of a submission, count of further rounds and numbers of each.
+) -> tuple[Terms | EvaluationTerms, int, int]:
+    """Terms, numbers of a submission, and of one to a second sum, where there is one.
 
     Writes the file that all need for it. The sizes are those of users who are listed; a roll has
     rows and the number of users that have so many.
@@ -132,7 +132,7 @@ def _agreed(
                 "all users refuse it; got an older file"
             )
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
-        return terms, Course(method).statistic.dimension, *further_sums(method)
+        return terms, Course(method).statistic.dimension, further_sums(method)[1]
     assert init.model is not None
     check.left_out(
         "with model, which has its own",
@@ -141,7 +141,7 @@ def _agreed(
         options=tuple(init.options.given()),
         trust_users=init.trust_users,
     )
-    return *_evaluation(folder, init, sizes, init.model), 0, 0
+    return *_evaluation(folder, init, sizes, init.model), 0
 
 
 def _evaluation(

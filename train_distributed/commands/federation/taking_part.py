@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretrain import check
-from train_distributed.commands.federation.consent import consent
 from train_distributed.commands.federation.reporting import Participant
+from train_distributed.flower.centre import CentreEndpoint
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal
 from train_distributed.flower.documents.run_log import RunLog
@@ -17,7 +17,6 @@ from train_distributed.flower.documents.sessions import (
 )
 from train_distributed.flower.documents.window_file import split_address
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
-from train_distributed.flower.round_endpoint import RoundsEndpoint
 from train_distributed.flower.supernode import Node, serve
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 
@@ -47,7 +46,7 @@ def take_part(start: "Start") -> int:
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
     address = start.superlink or invitation.superlink
-    consent(user.task, invitation, party, user.account, start.accept, f"the operator at {address}")
+    user.consent(start.accept, f"the operator at {address}")
     state = remember(start.folder, federation, party)
     journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()
@@ -70,13 +69,13 @@ def take_part(start: "Start") -> int:
 def _endpoint(user: Participant, journal: Journal) -> Endpoint:
     federation, party, task = user.invitation.federation, user.party, user.task
     first = partial(task.noised, task.encoded(party, user.rows))
-    if federation.rounds:
+    if federation.second_dimension:
         from train_distributed.flower.model_task import ModelTask
 
         if not isinstance(task, ModelTask):
-            raise ValueError("rounds must be of a model, got those of an evaluation")
-        rounds = task.rounds_of(party, user.rows)
-        return RoundsEndpoint(federation, party, user.keys, journal, first, rounds)
+            raise ValueError("second_dimension must be 0 in an evaluation, is not")
+        second = task.at_centre(party, user.rows)
+        return CentreEndpoint(federation, party, user.keys, journal, first, second)
     return UserEndpoint(federation, party, user.keys, first, journal)
 
 

@@ -19,17 +19,20 @@ from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import LARGE, Document, read_document
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS, NAME, NAME_RULE
 from train_distributed.secure_sum.errors import BadSeal
-from train_distributed.secure_sum.keys import KEY_BYTES, PublicKeys, check_order
-from train_distributed.secure_sum.parties import FIRST_SERVER, name_of
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    KEY_BYTES,
+    PublicKeys,
+    check_order,
+    name_of,
+)
 from train_distributed.secure_sum.roll import User
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import Session
 
-__all__ = ["Federation", "name_of"]
-
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
-ROUNDS = ("rounds", "round_dimension")
+SECOND = "second_dimension"
 OF_SECAGG = ("users", "nodes", "corrupt_fraction", "dropout_fraction")
 _PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
 
@@ -62,8 +65,7 @@ class Federation:
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
     nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
     names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
-    rounds: int = 0  # T further sums that belong to every session
-    round_dimension: int = 0  # numbers that every user submits in one of them
+    second_dimension: int = 0  # numbers of a second sum, about the first one's centre; 0: no such
     known: Mapping[int, User] = field(default_factory=dict, compare=False, repr=False)
     """Lines of the roll that are at hand; no part of what was agreed on."""
 
@@ -76,13 +78,10 @@ class Federation:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value!r}")
-        if (self.rounds > 0) != (self.round_dimension > 0) or self.rounds < 0:
+        if self.protocol == "shares" and self.second_dimension:
             raise ValueError(
-                "rounds and round_dimension must be > 0 together, "
-                f"got {self.rounds} and {self.round_dimension}"
+                f"{SECOND} must be 0 with protocol shares, got {self.second_dimension}"
             )
-        if self.protocol == "shares" and self.rounds:
-            raise ValueError(f"rounds must be 0 with protocol shares, got {self.rounds}")
         for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
             if not KEY.fullmatch(key):
                 raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
@@ -143,12 +142,12 @@ class Federation:
         """
         document = read_document(path, LARGE)
         protocol = document.text("protocol", re.compile("|".join(SERVERS)), f"one of {[*SERVERS]}")
-        others = (*ROUNDS, "known", *(OF_SECAGG if protocol == "shares" else ("roll",)))
-        document.only([f.name for f in fields(Federation) if f.name not in others], ROUNDS)
+        others = (SECOND, "known", *(OF_SECAGG if protocol == "shares" else ("roll",)))
+        document.only([f.name for f in fields(Federation) if f.name not in others], [SECOND])
         servers = document.list("servers", SERVERS["shares"])
         given = _enrolment(document.part("roll")) if protocol == "shares" else _listed(document)
-        rounds = [name for name in ROUNDS if name in document.values]
-        given |= {name: document.whole(name, 1, MOST_NUMBERS) for name in rounds}
+        if SECOND in document.values:
+            given[SECOND] = document.whole(SECOND, 1, MOST_NUMBERS)
         try:
             federation = Federation(
                 protocol=protocol,  # pyright: ignore[reportArgumentType]
@@ -173,48 +172,27 @@ class Federation:
         with new_file(path) as partial:
             partial.write_text(json.dumps(self._stated(), indent=2) + "\n")
 
-    def at(self, number: int, chain: bytes, weights: bytes) -> "Federation":
-        """The federation of one further round: another digest, so no message is of two rounds.
-
-        Args:
-            number: of the round, from 1 to T.
-            chain: of the session that it belongs to.
-            weights: as they were published: other weights are another federation.
-        """
+    def at(self, centre: bytes) -> "Federation":
+        """The federation of the second sum at a centre, as published: each has its own digest."""
         return replace(
             self,
-            dimension=self.round_dimension,
+            dimension=self.second_dimension,
             sessions=1,
-            rounds=0,
-            round_dimension=0,
-            task={
-                "round": number,
-                "chain": chain.hex(),
-                "weights": hashlib.sha256(weights).hexdigest(),
-                "of": self.digest.hex(),
-            },
+            second_dimension=0,
+            task={"centre": hashlib.sha256(centre).hexdigest(), "of": self.digest.hex()},
         )
 
     def _stated(self) -> dict[str, Any]:
-        """All that was agreed on; without rounds as before there were any."""
-        left_out = {"known", *(() if self.rounds else ROUNDS)}
+        """All that was agreed on."""
+        left_out = {"known", *(() if self.second_dimension else (SECOND,))}
         left_out |= {*OF_SECAGG} if self.roll else {"roll"}
         stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         return stated | ({"roll": asdict(self.roll)} if self.roll else {})
 
     @property
-    def published(self) -> int:
-        """Length of the vector that the operator publishes before a further sum.
-
-        Before a sum of gradients these are weights, as many as the gradient has; before a sum of
-        rows about a centre it is the centre, as long as a submission to the first sum.
-        """
-        return min(self.dimension, self.round_dimension)
-
-    @property
     def largest_frame(self) -> int:
         """Bytes that one request or answer may have: a vector, and what names users."""
-        return 2**16 + 2**10 * len(self.users) + 16 * max(self.dimension, self.round_dimension)
+        return 2**16 + 2**10 * len(self.users) + 16 * max(self.dimension, self.second_dimension)
 
     @property
     def poll_seconds(self) -> float:

@@ -20,8 +20,7 @@ from train_distributed.flower.documents.key_files import NODE_KEY, fingerprint, 
 from train_distributed.flower.documents.party import KEY
 from train_distributed.flower.documents.place import PLACES, at_place, place_path
 from train_distributed.flower.documents.terms import agreed_file
-from train_distributed.secure_sum.keys import PrivateKeys
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 
 FEDERATION, OPERATOR = "federation.json", "operator.json"
 LEAST_TOLD = 16  # characters of a digest: nobody finds another federation that begins with 64 bits

@@ -115,8 +115,8 @@ class Account:
         """Uses up agreed sessions that the ledger counts and a journal that was lost does not.
 
         Raises:
-            ValueError: none is left. With further rounds none ever is: to which of them the lost
-                sessions have answered, only the lost journal knew.
+            ValueError: none is left. With two sums a session none ever is: whether the lost ones
+                have answered the second, only the lost journal knew.
         """
         federation, digest = self.federation, self.federation.digest
         known = {journal.detail(digest, step) for step in journal.steps(digest, ENTRY)}
@@ -124,7 +124,7 @@ class Account:
         known |= {f"{digest.hex()}/{step}".encode() for step in used}
         own = [entry.reference.encode() for entry in self._held() if self._of_this(entry)]
         lost = [reference for reference in own if reference not in known]
-        left = 0 if federation.rounds else federation.sessions - len(used) - len(lost)
+        left = 0 if federation.second_dimension else federation.sessions - len(used) - len(lost)
         if lost and self.ledger is not None and left < 1:
             raise ValueError(
                 f"sessions must be <= {federation.sessions}, got one more: {self.ledger.path.name} "

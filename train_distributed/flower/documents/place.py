@@ -8,7 +8,7 @@ from pretrain.cli.output import new_file
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS, NAME, NAME_RULE
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll, User
 
 PLACES, PLACE, ROLL = "places", "place.json", "roll"

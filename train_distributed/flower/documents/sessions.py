@@ -15,7 +15,7 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal, Journal
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 STATE = "state"  # in a party's folder
 SESSION = "session"  # begins the steps of a journal that each spend one
@@ -60,8 +60,8 @@ def check_session_left(journal: Journal, federation: Federation, detail: bytes =
 
     Args:
         journal: of the user.
-        federation: that agreed on the sessions. One of further rounds is let through: whoever has
-            paid for a chain may answer its rounds.
+        federation: that agreed on the sessions. One of two sums is let through: whoever has paid
+            for the first may answer the second.
         detail: a session that was spent on this is one that is left.
 
     Raises:
@@ -71,7 +71,7 @@ def check_session_left(journal: Journal, federation: Federation, detail: bytes =
         journal.detail(federation.digest, f"{SESSION}{place}")
         for place in range(federation.sessions)
     }
-    if not federation.rounds and not spent & {None, detail or None}:
+    if not federation.second_dimension and not spent & {None, detail or None}:
         raise no_session_left(federation)
 
 

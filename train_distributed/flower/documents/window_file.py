@@ -22,8 +22,7 @@ from train_distributed.flower.documents.document import (
 from train_distributed.flower.documents.invitation import ADDRESS
 from train_distributed.flower.documents.party import KEY, KEY_RULE, MOST_ROWS
 from train_distributed.flower.documents.place import ROLL
-from train_distributed.secure_sum.keys import PrivateKeys, PublicKeys, check_order
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys, PublicKeys, check_order
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import AGGREGATORS, LATEST, Window, WindowWithKeys
 

@@ -134,13 +134,13 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
         Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
     )
     capsys.readouterr()
-    numbers = Federation.load(home / "fed" / "federation.json").round_dimension
+    numbers = Federation.load(home / "fed" / "federation.json").second_dimension
     assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
     said = capsys.readouterr().out
     for words in (
         f"user 0 (hospital-0) of federation {digest_of(home)}",
         "release by method discriminant; 3 classes: a, b, c",
-        f"one vector of 7 numbers and 1 of {numbers}, your noise inside: ",
+        f"one vector of 7 numbers, then one of {numbers}, your noise inside: ",
         "in each of 2 session(s)",
         "epsilon 2 at delta 1e-05 of one session, 2.96 of all agreed ones: replace one record",
         "at least 3 of 3 users must be honest",

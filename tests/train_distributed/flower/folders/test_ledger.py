@@ -173,16 +173,16 @@ def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(
     assert counted.state().length == 2
 
 
-def test_rounds_whose_journal_is_lost_are_not_answered_again(
+def test_second_sums_whose_journal_is_lost_are_not_answered_again(
     two: tuple[Path, list[Federation]],
 ) -> None:
-    """To which rounds the lost session has answered nobody knows, so no session is left."""
+    """Whether the lost session has answered one nobody knows, so no session is left."""
     folder, (first, _) = two
-    rounds = replace(first, rounds=3, round_dimension=5)
-    _journal(folder, rounds).claim(rounds.digest, "session0", b"")
+    two_sums = replace(first, second_dimension=5)
+    _journal(folder, two_sums).claim(two_sums.digest, "session0", b"")
     shutil.rmtree(folder / "state")
     with pytest.raises(ValueError, match="sessions must be <= 2, got one more"):
-        _journal(folder, rounds).check()
+        _journal(folder, two_sums).check()
 
 
 def test_a_federation_of_very_many_sessions_is_counted_at_once(

@@ -101,7 +101,7 @@ def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: C
     operator = commands.operator("--timeout", "120", "--out", "model")
     assert operator.stdout is not None
     for line in operator.stdout:
-        if "round 1 of 1" in line:
+        if "the second sum" in line:
             break
     operator.kill()
     operator.wait()
@@ -109,7 +109,7 @@ def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: C
     for party in parties:
         assert "over: 1 of 1 sessions" in _ended(party, 0)
     report = json.loads((home / "model" / "report.json").read_text())
-    assert (report["rounds"], report["rounds_agreed"]) == (2, 2)
+    assert report["rounds"] == 2
     assert report["suitable_for_release"]
     for ledger in (home / "fed" / "operator.ledger", home / "user0" / "embeddings.ledger"):
         total = Ledger.open(ledger).total()

@@ -23,7 +23,7 @@ from train_distributed.flower.documents.party import Party, read_private, write_
 from train_distributed.one_shot import defaults
 from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
-from train_distributed.secure_sum.parties import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
 FILLED_IN = {"sums", "rounds", "class_noise", "components"}  # by a public rule

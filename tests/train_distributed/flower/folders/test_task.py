@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.conftest import embeddings
 from tests.train_distributed.flower.folders.tasks import FACTS, ROWS, K, W, embeddings_of
+from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed import accounting, release
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
@@ -26,7 +27,6 @@ from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.card.page import card
-from train_distributed.secure_sum import simulate_sum
 from train_distributed.secure_sum.opening import Opened
 
 
@@ -123,11 +123,11 @@ def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
     silent = [np.zeros(sum_.plan.dimension, np.uint64) for _, sum_ in task.sums]
     users = frozenset(range(W))
     honest = [Opened(words, users) for words in silent]
-    assert task.released(honest[0], FACTS, honest[1:]).report["suitable_for_release"]
+    assert task.released(honest[0], FACTS, honest[1]).report["suitable_for_release"]
     integers = task.sums[round_of_liar][1]
     far = np.int64(1e4 * integers.local_std / np.min(integers.plan.step))
     silent[round_of_liar][:] = np.uint64(far)
-    model = task.released(honest[0], FACTS, honest[1:])
+    model = task.released(honest[0], FACTS, honest[1])
     assert not model.report["suitable_for_release"]
     (why,) = model.report["unsuitable_because"]
     assert why.startswith("an entry of the sum is ")
@@ -153,23 +153,22 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     task = make("discriminant", options=options, privacy=Privacy(1e7, 1e-5, 0.75), **given)
     width = task.transform.dim
     agreed = task.federation
-    assert (agreed.dimension, agreed.rounds, agreed.published) == (width, 1, width)
-    assert agreed.round_dimension == task.method.statistic.dimension > width
-    assert agreed.largest_frame > 16 * agreed.round_dimension
-    assert task.further is not None
+    assert agreed.dimension == width
+    assert agreed.second_dimension == task.method.statistic.dimension > width
+    assert agreed.largest_frame > 16 * agreed.second_dimension
     everybody = frozenset(range(W))
     first = [task.noised(task.encoded(i, embeddings_of(tmp_path, i)), _silent) for i in range(W)]
     opened = Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)
     with pytest.raises(ValueError, match="sum of the method must be opened first"):
         task.released(opened, FACTS)
-    published = np.frombuffer(task.publish([opened]), "<f8").astype(np.float64)
-    asked = [task.rounds_of(i, embeddings_of(tmp_path, i)) for i in range(W)]
+    published = np.frombuffer(task.publish(opened), "<f8").astype(np.float64)
+    asked = [task.at_centre(i, embeddings_of(tmp_path, i)) for i in range(W)]
     for hostile in (np.full(width, np.nan), np.full(width, 1e9), published[1:]):
         with pytest.raises(ValueError, match="centre"):
             asked[0](hostile)
     sent = np.stack([at(published)() for at in asked])
-    further = Opened(sent.sum(0, dtype=np.uint64), everybody)
-    model = task.released(opened, replace(FACTS, bytes_per_round=(9, 8)), [further])
+    second = Opened(sent.sum(0, dtype=np.uint64), everybody)
+    model = task.released(opened, FACTS, second)
     sets = [embeddings_of(tmp_path, i) for i in range(W)]
     pooled = EmbeddingSet(
         embeddings=np.concatenate([each.embeddings for each in sets]),
@@ -190,8 +189,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
     torch.testing.assert_close(model.weights, alone.weights, rtol=2e-2, atol=2e-2)
     report = model.report
-    assert (report["rounds"], report["rounds_agreed"]) == (2, 2)
-    assert report["bytes_per_round"] == [9, 8]
+    assert report["rounds"] == 2
     assert report["share_per_round"] == [0.1, 0.9]
     assert report["epsilon_of_all_sessions"] == pytest.approx(1e7, rel=1e-6)
 
@@ -210,9 +208,9 @@ def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Pat
     assert len(task.plans) == 2
     assert entry.cost.at(1e-5) == pytest.approx(20.0, rel=1e-6)
     numbers = task.method.statistic.dimension
-    words = rf"rounds and round_dimension must be the method's \(1, {numbers}\), got \(3, "
-    with pytest.raises(ValueError, match=words):
-        ModelTask.of(replace(task.federation, rounds=3), tmp_path / "public.safetensors")
+    other = replace(task.federation, second_dimension=3)
+    with pytest.raises(ValueError, match=f"second_dimension must be the method's {numbers}, got 3"):
+        ModelTask.of(other, tmp_path / "public.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,18 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.train_distributed.secure_sum.window.rolls import make_roll
-from train_distributed.secure_sum.aggregator import AGGREGATORS, Helper, Leader
+from train_distributed.secure_sum.aggregator import (
+    AGGREGATORS,
+    COMMIT,
+    OPEN,
+    Aggregator,
+    Helper,
+    Leader,
+    write_order,
+)
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, Aggregator, write_order
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import check_acknowledgement, make_report
 from train_distributed.secure_sum.roll import Roll

@@ -9,6 +9,7 @@ from tests.train_distributed.secure_sum.window.conftest import BOUND, CLOSES, OP
 from train_distributed.proofs.field import InvalidShare
 from train_distributed.proofs.pine import Pine
 from train_distributed.secure_sum import reports
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import (
     AlreadyOpened,
     BadSignature,
@@ -19,10 +20,8 @@ from train_distributed.secure_sum.errors import (
     TooFewUsers,
     WrongSender,
 )
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import EVERYONE, PrivateKeys
 from train_distributed.secure_sum.opening import combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, STATUS, write_order
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.report_store import ADDED, REFUSED
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER

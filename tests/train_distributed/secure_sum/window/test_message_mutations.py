@@ -23,10 +23,10 @@ from tests.changed_bytes import changed
 from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed.flower.aggregator_app import application
 from train_distributed.flower.aggregator_limits import Credit
+from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import ProtocolError
+from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.opening import combine
-from train_distributed.secure_sum.orders import COMMIT, OPEN, STATUS, write_order
-from train_distributed.secure_sum.parties import EVERYONE
 from train_distributed.secure_sum.reports import (
     HELPER_MESSAGE_BYTES,
     acknowledge,

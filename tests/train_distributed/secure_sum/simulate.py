@@ -1,6 +1,5 @@
 """All parties of `secagg` in one process, every message made, sent, checked and measured."""
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +33,6 @@ class SumResult:
     bytes_server: int  # sent and received
     seconds_per_client: float  # CPU time, mean over users
     seconds_server: float  # CPU time
-    elapsed_server: float  # the same by the clock: it may work on several cores
 
 
 class Meter:
@@ -43,16 +41,14 @@ class Meter:
     def __init__(self) -> None:
         self._bytes: defaultdict[int, int] = defaultdict(int)
         self._seconds: defaultdict[int, float] = defaultdict(float)
-        self._elapsed: defaultdict[int, float] = defaultdict(float)
 
     def at(self, party: int, work: Callable[[], T]) -> T:
         """Does a party's work and books its time."""
-        start, begun = _cpu(), time.perf_counter()
+        start = time.process_time()
         try:
             return work()
         finally:
-            self._seconds[party] += _cpu() - start
-            self._elapsed[party] += time.perf_counter() - begun
+            self._seconds[party] += time.process_time() - start
 
     def sent(self, message: bytes, *parties: int) -> bytes:
         """Books a message at its sender and its receivers."""
@@ -69,7 +65,6 @@ class Meter:
             bytes_server=self._bytes[SERVER],
             seconds_per_client=sum(self._seconds[i] for i in range(users)) / users,
             seconds_server=self._seconds[SERVER],
-            elapsed_server=self._elapsed[SERVER],
         )
 
 
@@ -151,8 +146,3 @@ def _gone_at(drop: Drop, users: int) -> list[int]:
             check.within(f"[0, {users - 1}]", **{"user in drop": user})
             gone[user] = min(gone[user], stage)
     return gone
-
-
-def _cpu() -> float:
-    """Seconds of this process and of those that it has waited for."""
-    return time.process_time() + sum(os.times()[2:4])

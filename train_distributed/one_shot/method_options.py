@@ -15,20 +15,20 @@ class SumOptions:
     """How many sums are opened, and of what (default: by a public rule)."""
 
     sums: Literal[1, 2] | None = None
-    """Secure sums. 2: a first one, for 10 % of the budget, finds where the private
-    rows lie (default: 2; 1 with --user-clip or --unit user)."""
+    """2: a first sum, for 10 % of the budget, finds where
+    the private rows lie (default; 1 for --unit user)."""
     components: int | None = None
-    """Most directions that are summed, which bounds what a user sends (default:
-    by the noise, at most 256)."""
+    """Most directions of the rows that are summed: fewer
+    make messages shorter (default: by the noise)."""
     rounds: int | None = None
-    """Further sums of gradients where one owner holds all rows (default: 16 where
-    noise is small)."""
+    """Further sums where one owner has all rows
+    (default: 16 where noise is small)."""
     user_clip: tuple[float, ...] | None = None
-    """Norm to which a user's vector is clipped, for --unit user or against liars;
-    two numbers: of the first sum and of the second. `rehearse` proposes them."""
+    """Norm to which a user's vector is clipped, for --unit
+    user (two: of the first sum and of the other one)."""
     prior: Literal["equal", "private"] | Path | None = None
-    """Class frequencies that answers assume: equal, as in the private rows, or a
-    JSON file of class and share (default: equal)."""
+    """Class frequencies that answers assume: equal
+    (default), private ones, a JSON file of shares."""
 
 
 @dataclass(frozen=True, kw_only=True)

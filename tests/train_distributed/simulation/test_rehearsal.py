@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from train_distributed.commands.run import Run
 
 from embed import EmbeddingSet, PublicTransform
 from embed.options import Knowledge
 from embed.public_scatter import PublicScatter
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.rehearse import Rehearse
-from train_distributed.commands.run import Run
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room

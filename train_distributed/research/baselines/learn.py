@@ -65,7 +65,7 @@ def run_rival(request: ReleaseRequest) -> Release:
     many = name in multi_round.METHODS
     only = multi_round.only_noise(name, request.generator) if many else "discrete"
     given: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(request)}
-    transform, options = request.facts.of_rival(name, request.source.transform, request.options)
+    transform, options = request.settings
     given |= {"noise": request.noise or only, "transform": transform}
     released = train(Task(**given), options)
     return with_seconds(released.with_report(method=name, probabilities=reading(name)), started)

@@ -154,37 +154,33 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
     ("arguments", "message"),
     [
         (
-            ["--method", "admm-dual", "--edges", "pieces"],
+            ["admm-dual", "--edges", "pieces"],
             "graph must be connected, got 2 pieces",
         ),
         (
-            ["--method", "admm-dual", "--edges", "words"],
+            ["admm-dual", "--edges", "words"],
             "edges must be two numbers a line, got 'a b' in line 1",
         ),
-        (["--method", "admm-dual", "--edges", "nowhere"], "nowhere: No such file or directory"),
+        (["admm-dual", "--edges", "nowhere"], "nowhere: No such file or directory"),
         (
-            ["--method", "charter", "--cut-rounds", "200"],
+            ["charter", "--cut-rounds", "200"],
             "rounds must be <= rows/3 = 100, got 200 for dimension 18: they would take 600 rows "
             "and up to 230400 bits a client",
         ),
         (
-            ["--method", "charter", "--constants", "paper", "--epsilon", "2"],
+            ["charter", "--constants", "paper", "--epsilon", "2"],
             "epsilon must be < 1.5/sqrt(rounds) = 1.061 for the paper's constants, got 2.0",
         ),
         (
-            ["--method", "charter", "--unit", "user"],
+            ["charter", "--unit", "user"],
             "unit must be 'record' and group_size 1 for method 'charter', got 'user' and 1",
         ),
         (
-            ["--method", "admm-dual", "--noise", "discrete"],
+            ["admm-dual", "--noise", "discrete"],
             "noise must be 'float' for method 'admm-dual'",
         ),
         (
-            ["--method", "admm-dual", "--min-survivors", "3"],
-            "must be left out for method 'admm-dual'",
-        ),
-        (
-            ["--method", "admm-dual", "--num-classes", "2"],
+            ["admm-dual", "--num-classes", "2"],
             "num_classes must be 3, the set's class names, got 2",
         ),
     ],

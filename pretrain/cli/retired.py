@@ -101,9 +101,7 @@ RETIRED = (
     Retired(("embed run",), "--no-compiled", COMPILED),
     Retired(("embed fit-transform",), "--shrinkage", RAW),
     Retired(("embed fit-transform",), "--clip-norm", "leave it out, as features have length 1"),
-    Retired(
-        ("run",), "--clip-quantile", "give it to embed fit-transform, its file to --public"
-    ),
+    Retired(("run",), "--clip-quantile", "give it to embed fit-transform, its file to --public"),
     Retired(("run",), "--constant", "give it to embed fit-transform, its file to --public"),
     Retired(FITTED, "--alike", "take --examples, or --text-encoder for names"),
     Retired(

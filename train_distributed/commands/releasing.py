@@ -225,8 +225,8 @@ class Releasing(Output, Counting, PublicSide, Data):
         private.need_labels()
         if private.users is None:
             raise ValueError(
-                "users must be named by the embedding set, or all rows be one owner's (embed run "
-                "--one-user), or be made up (simulate --users N), "
+                "users must be named by the embedding set, or all rows be one owner's (embed "
+                "run --one-user), or be made up (simulate --users N), "
                 f"got none for {self.embeddings}"
             )
         return private, None
@@ -252,7 +252,7 @@ class Releasing(Output, Counting, PublicSide, Data):
         return ()
 
     def _typed(self) -> dict[str, Any]:
-        """Options as typed, but for those of the method, which a report has as they were settled."""
+        """Options as typed, but for those of the method: a report has the settled ones."""
         settled = {each.name for each in fields(SettledOptions)}
         return {name: value for name, value in options_of(self).items() if name not in settled}
 

@@ -33,10 +33,6 @@ from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 
-# users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
-# 4.1 ms for the 9,546 numbers of one user)
-DISCRETE_NUMBERS = 1 << 27  # size: of all submissions, a minute of exact noise
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseRequest:
@@ -48,7 +44,7 @@ class ReleaseRequest:
     transform: PublicTransform | None = None
     num_classes: int | None = None  # K as the caller declares it
     partition: Partition | None = None
-    noise: Noise | None = None  # None: discrete, unless that would take very long
+    noise: Noise | None = None  # None: discrete, or the only kind that a rival has
     generator: torch.Generator | None = None
     min_survivors: int | None = None
     vouch_for_transform: bool = False
@@ -127,17 +123,9 @@ class ReleaseRequest:
         return method
 
     def known_noise(self) -> Noise:
-        """The kind of noise; raises ValueError as `check_noise`, or if exact noise takes long."""
+        """The kind of noise; raises ValueError as `check_noise`."""
         noise = self.noise or "discrete"
         check_noise(noise, self.generator)
-        if self.noise is None:
-            users, dimension = len(self.source.users.sizes), self.built.statistic.dimension
-            if users * dimension > DISCRETE_NUMBERS:
-                raise ValueError(
-                    f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', "
-                    "for release, takes about half a microsecond each, 'float' is a simulation; "
-                    f"got {users} users x {dimension}"
-                )
         return noise
 
     def spends(self) -> Mapping[str, Any]:

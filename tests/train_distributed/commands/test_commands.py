@@ -42,9 +42,9 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     ("method", "epsilon"),
     [("gradient-perturbation", "9"), ("amp", "9"), ("dp-svm-smo", "9"), ("non-private-svm", "inf")],
 )
-def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon):
-    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "out")]
-    code, _, error = call(*common, "--method", method, "--epsilon", epsilon)
+def test_rivals_write_the_same_files(call, sets, tmp_path, method, epsilon):
+    common = ["--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "out")]
+    code, _, error = call("rival", method, *common, "--epsilon", epsilon)
     assert (code, error) == (0, "")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["configuration"]["method"] == method
@@ -91,7 +91,17 @@ def test_users_made_by_label_are_said_to_be(
 ):
     """A replaced record moves other records from user to user there: no promise covers that."""
     out = tmp_path / "out"
-    common = ["simulate", "--noise", "discrete", "--embeddings", sets[0], "--public", sets[1], "--out", str(out)]
+    common = [
+        "simulate",
+        "--noise",
+        "discrete",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--out",
+        str(out),
+    ]
     assert (
         call(
             *common,
@@ -146,13 +156,6 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path, no_pic
     assert "num_classes must be given for discrete noise" in error
     assert call(*arguments, "--num-classes", "3")[0] == 0
     assert "counted from the private labels" in call(*arguments, "--seed", "1")[1]
-
-
-def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.one_shot.release.DISCRETE_NUMBERS", 10)
-    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
-    assert code == 2
-    assert "noise must be chosen" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

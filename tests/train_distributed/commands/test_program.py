@@ -88,7 +88,7 @@ def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
 
 def test_options_offer_what_their_rooms_know() -> None:
     rivals = [name.split()[1] for name in ALL if name.startswith("rival ")]
-    assert [*get_args(choices.MethodName), *rivals] == list(learn.ALL_METHODS)
+    assert {*get_args(choices.MethodName), *rivals} == set(learn.ALL_METHODS)
     assert set(RIVALS) == set(OPTIONS) == set(rivals)
     assert get_args(choices.Noise) == get_args(report.Noise)
     assert list(get_args(ExperimentName)) == list(EXPERIMENTS)

@@ -12,9 +12,11 @@ from embed import EmbeddingSet
 from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot import summation
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.research.baselines.learn import ALL_METHODS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+COUNTED = ("--ledger", "private.ledger")  # which `simulate` must be asked for
 
 
 def report(out: Path) -> dict:

@@ -1,5 +1,6 @@
 """A set without labels, or with a broken row, at every door that learns: one line, nothing left."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np

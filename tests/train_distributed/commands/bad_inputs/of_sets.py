@@ -94,7 +94,10 @@ CASES = table(
         cut("transform.safetensors"),
     ),
     (f"{FITTED} transform.safetensors", r"transform\.safetensors", cut("transform.safetensors", 0)),
-    (f"{FITTED} transform.safetensors --examples public", r"must be left out with public a transform"),
+    (
+        f"{FITTED} transform.safetensors --examples public",
+        r"must be left out with public a transform",
+    ),
     ("run --embeddings private --public nowhere", r"embeddings must be an existing directory"),
     (f"{FITTED} nowhere.safetensors", r"nowhere\.safetensors"),
     (f"{FITTED} model/model.safetensors", r"model\.safetensors: transform must hold .* got"),
@@ -109,7 +112,7 @@ CASES = table(
     ),
     *(
         (f"{how} --embeddings unlabelled --public public", r"must have labels")
-        for how in ("rival output-perturbation", "rival admm-dual", "simulate --scheme one-class")
+        for how in ("rival amp", "rival admm-dual", "simulate --scheme one-class")
     ),
     (f"{REHEARSE} public_nan", NAN_ROW.format("public_nan")),
     (

@@ -124,12 +124,12 @@ def test_a_longer_message_of_charter_cannot_be_audited():
         learning_losses(plan, truth=0, replicas=1, generator=torch.Generator())
 
 
-RUN = ["run", "--embeddings", "private", "--public", "public", "--out", "out"]
+RIVAL, SETS = "rival", ["--embeddings", "private", "--public", "public", "--out", "out"]
 
 
 @pytest.fixture
 def sets(tmp_path):
-    """A private and a public set, where RUN looks for them."""
+    """A private and a public set, where SETS looks for them."""
     clusters(3).save(tmp_path / "private")
     clusters(3, seed=1, test=0).save(tmp_path / "public")
 
@@ -137,7 +137,7 @@ def sets(tmp_path):
 @pytest.mark.usefixtures("sets")
 def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
     method = "admm-primal"
-    code, printed, error = call(*RUN, "--method", method, "--epsilon", "3", "--seed", "0")
+    code, printed, error = call(RIVAL, method, *SETS, "--epsilon", "3", "--seed", "0")
     assert code == 0, error
     assert "epsilon_per_iteration" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -188,7 +188,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
 def test_bad_input_is_one_line_and_writes_no_model(call, tmp_path, arguments, message):
     (tmp_path / "pieces").write_text("0 1\n2 3\n")
     (tmp_path / "words").write_text("a b\n")
-    code, _, error = call(*RUN, *arguments)
+    code, _, error = call(RIVAL, *arguments, *SETS)
     assert (code, error.count("\n")) == (2, 1)
     assert error.startswith("error: ")
     assert message in error

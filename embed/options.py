@@ -142,15 +142,15 @@ class Knowledge:
     """Public knowledge of the private classes; a model of few users starts from it."""
 
     names: tuple[str, ...] | None = None
-    """Words for the classes, in the order of their numbers, for --text-encoder (default: as the
-    private set declares)."""
+    """Words for the classes, for --text-encoder
+    (default: the names that the private set has)."""
     text_encoder: str | None = None
-    """Guess class means from names, by those of public classes: `package` (extra `names`), or
-    a directory that transformers can load. The ImageNet classes that a timm encoder was trained
-    with join the public ones (default: names are not used)."""
+    """Guess the classes from their names: `package` (extra
+    `names`), or a folder that transformers can load
+    (default: names are not used)."""
     examples: Path | None = None
-    """Public embedding set with labels named as the private classes (default: the public set where
-    its class names contain the private ones; none: no examples)."""
+    """Public embedding set with labels named as the private
+    classes (default: --public, where it has them; none)."""
 
     @property
     def guesses(self) -> bool:

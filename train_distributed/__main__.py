@@ -10,6 +10,7 @@ from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
 from pretrain.cli.command import Command, replace_missing, run_command
 from pretrain.cli.menu import Menu
+from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
 
 PROGRAM = "blind-averaging"
 _FOLDER = "train_distributed.commands"
@@ -41,12 +42,19 @@ LEDGER = Menu(
         "merge": f"{_FOLDER}.ledger:Merge",
     },
 )
+RIVAL = Menu(
+    name="rival",
+    words="Methods that ours are compared with, each with options of its own.",
+    commands={name: f"{_FOLDER}.rivals:{name}" for name in (*RIVALS, *MANY_ROUNDS, *NOT_PRIVATE)},
+)
 MENU = Menu(
     name="train_distributed",
     words="All users: one private model, simulations, experiments, audits.",
     commands={
         "demo": _DEMO,
-        "run": f"{_FOLDER}.run:Run",
+        "run": f"{_FOLDER}.releasing:Run",
+        "simulate": f"{_FOLDER}.releasing:Simulate",
+        "rival": RIVAL,
         "predict": f"{_FOLDER}.predict:Predict",
         "evaluate": f"{_FOLDER}.evaluate:Evaluate",
         "export": f"{_FOLDER}.export:Export",

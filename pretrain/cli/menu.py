@@ -2,10 +2,11 @@
 
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from inspect import get_annotations
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -39,12 +40,59 @@ def _hide_empty_defaults(kind: type) -> None:
             if isinstance(group, type):
                 _hide_empty_defaults(group)
         if not groups and get_origin(types[name]) is not ClassVar:
-            hinted = Annotated[types[name], tyro.conf.arg(help_behavior_hint=_default)]
+            shown = tyro.conf.arg(help_behavior_hint=_default, metavar=_metavar(types[name]))
+            hinted = Annotated[types[name], shown]
             kind.__annotations__[name] = hinted
 
 
 def _default(label: str) -> str:
-    return "" if label in ("None", "", "''") else f"(default: {label})"
+    return "" if label in ("None", "", "''", "False") else f"(default: {label})"
+
+
+def _metavar(hint: Any) -> str | None:
+    """Words of an option that may be left out, without that None; None: as tyro says."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return "|".join(_word(kind) for kind in kinds if kind is not NoneType) or None
+
+
+def _word(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
+    if get_origin(kind) is tuple:
+        each = _word(get_args(kind)[0])
+        return f"{each} [{each} ...]"
+    return getattr(kind, "__name__", str(kind)).upper()
+
+
+def parsed(kind: type[Any], words: list[str], prog: str, markers: tuple[Any, ...]) -> Command:
+    """A command from the words after its name.
+
+    A class with `groups` has its options in boxes of those titles. Each group is a base of the
+    class, or the type of one of its fields; options of no group are left as they are.
+    """
+    if not hasattr(kind, "groups"):
+        return tyro.cli(kind, args=words, prog=prog, config=markers)
+    own, hints = {each.name: each for each in fields(kind)}, get_type_hints(kind)
+    places: dict[str, str | None] = {}  # field of the class that a group is; None: its base
+    shape: list[Any] = []
+    for title, parts in kind.groups(words).items():
+        for part in parts:
+            place = next((name for name in own if hints[name] is part), None)
+            usual = field() if place is None else field(default_factory=own[place].default_factory)
+            called = f"group{len(shape)}"
+            places[called] = place
+            about = (part.__doc__ or "").split("\n\n")[0]
+            shown = tyro.conf.arg(name=title, help=about)
+            shape.append((called, Annotated[part, shown], usual))
+    about = {"__doc__": kind.__doc__}
+    made = make_dataclass(kind.__name__, shape, kw_only=True, namespace=about)
+    markers = (*markers, tyro.conf.FlagCreatePairsOff)
+    found = tyro.cli(made, args=words, prog=prog, config=markers)
+    given: dict[str, Any] = {}
+    for called, place in places.items():
+        group = getattr(found, called)
+        given |= vars(group) if place is None else {place: group}
+    return kind(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +121,7 @@ class Menu:
             rest, called = arguments[1:], f"{prog} {arguments[0]}"
             if isinstance(found, Menu):
                 return found.parse(rest, called)
-            return tyro.cli(load(found), args=rest, prog=called, config=self.markers)
+            return parsed(load(found), rest, called, self.markers)
         started: dict[str, Any] = {"default": load(self.default)()} if own else {}
         return tyro.cli(self.union(), args=arguments, prog=prog, config=self.markers, **started)
 

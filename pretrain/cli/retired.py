@@ -36,6 +36,15 @@ BY_RULE = "leave it out, as a public rule decides"
 MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
 COMPILED = "leave it out, as a GPU compiles for 100,000 images or more"
 RAW = "leave it out, as a transform has raw coordinates and run maps them"
+RIVALS = (
+    *("dp-fl", "output-perturbation", "gradient-perturbation", "dp-svm-smo", "amp"),
+    *("centralised-softmax", "centralised-svm", "admm-dual", "admm-primal"),
+    *("charter", "charter-sum", "non-private-softmax", "non-private-svm"),
+)
+OF_RIVALS = (
+    *("learning-rate", "eps-frac", "eps-out-frac", "rho", "eta", "iterations", "graph", "edges"),
+    *("half-width", "gradient-clip", "cut-rounds", "bits", "constants"),
+)
 RETIRED = (
     Retired(
         ("embed exclude",), "--private", "give the private set as --embeddings; it alone is changed"
@@ -60,6 +69,28 @@ RETIRED = (
     Retired(
         METHODS, "--descent-above", "leave it out, as two sums are two sums whatever they show"
     ),
+    *(
+        Retired(("run",), f"--method {name}", f"type rival {name} in the place of run")
+        for name in RIVALS
+    ),
+    *(
+        Retired(METHODS, f"--{name}", "type rival NAME: it is an option of rivals alone")
+        for name in OF_RIVALS
+    ),
+    Retired(("run",), "--scheme", "type simulate --scheme, as run has the users of the set"),
+    Retired(
+        ("run",), "--users", "type simulate --users, or embed run --one-user for one owner's set"
+    ),
+    Retired(("run",), "--concentration", "type simulate --concentration"),
+    Retired(("run",), "--noise", "type simulate --noise; what run releases has discrete noise"),
+    Retired(("run",), "--min-survivors", "leave it out, as all users of a set are there"),
+    Retired(("run",), "--transform", "give the file as --public"),
+    Retired(("run",), "--encoder-weights", "give them to --with-encoder"),
+    Retired(
+        ("run",),
+        "--vouch-for-transform",
+        "fit the transform again, or call train_distributed.release",
+    ),
     Retired(("run",), "--most-bytes", "take --components, which bounds the bytes a user sends"),
     Retired(FITTED, "--directions", MAPPED),
     Retired(FITTED, "--leading", MAPPED),
@@ -70,8 +101,8 @@ RETIRED = (
     Retired(("embed run",), "--no-compiled", COMPILED),
     Retired(("embed fit-transform",), "--shrinkage", RAW),
     Retired(("embed fit-transform",), "--clip-norm", "leave it out, as features have length 1"),
-    Retired(("run",), "--clip-quantile", "give it to embed fit-transform, then run --transform"),
-    Retired(("run",), "--constant", "give it to embed fit-transform, then run --transform"),
+    Retired(("run",), "--clip-quantile", "give it to embed fit-transform, its file to --public"),
+    Retired(("run",), "--constant", "give it to embed fit-transform, its file to --public"),
     Retired(FITTED, "--alike", "take --examples, or --text-encoder for names"),
     Retired(
         FITTED, "--classifier", "take --text-encoder; the encoder's own classes join the names"

@@ -24,8 +24,9 @@ from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_be
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
 from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, AdmmOptions
+from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, settings
 from train_distributed.research.baselines.multi_round import METHODS
+from train_distributed.research.options import AdmmOptions
 from train_distributed.research.rows import require_records
 
 AUDITED = ("admm-dual", "admm-primal", "charter")
@@ -76,9 +77,9 @@ def audit(
     check.at_least(1, rounds=rounds, replicas=replicas)
     if method in VARIANTS:
         alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, TOLERANCE)
-        settings = AdmmOptions(iterations=rounds).settings(VARIANTS[method], alpha)
+        constants = settings(AdmmOptions(iterations=rounds), VARIANTS[method], alpha)
         pair = admm_audit.worst_pair(10, math.pi - 0.1)
-        losses = partial(admm_audit.trajectory_losses, pair, settings, 2)
+        losses = partial(admm_audit.trajectory_losses, pair, constants, 2)
     else:
         task = charter.CharterTask(
             clients=1,

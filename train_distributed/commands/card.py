@@ -4,13 +4,14 @@ import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.cli.output import new_directory, new_file, refuse_inputs
 from pretrain.cli.provenance import public_argument
-from train_distributed.commands.run import Run
+from train_distributed.commands.releasing import Run, Simulate, options_of
+from train_distributed.commands.rivals import command_of
 
 if TYPE_CHECKING:
     from train_distributed.ledger.state import State
@@ -19,7 +20,6 @@ HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
 ALWAYS = ("epsilon", "delta")  # are said, whatever the default is
 SHARES = "SHARES.json"  # of a prior, whose shares are in the report, but not the name of its file
-IN_CONFIG = ("method", "options")  # which a file of `rehearse` says
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Card:
 
 
 def _command(configuration: Mapping[str, Any] | None) -> str | None:
-    """Command that made a model, from the configuration of `run` in its report; defaults left out.
+    """Command that made a model, from the configuration in its report; defaults left out.
 
     Of files outside the working directory only the names appear: where they lie is nobody's
     business.
@@ -128,19 +128,23 @@ def _command(configuration: Mapping[str, Any] | None) -> str | None:
     if configuration is None:
         return None
     given = dict(configuration)
-    if given.get("config") is not None:
-        given = {k: v for k, v in given.items() if k not in IN_CONFIG}
-    words = ["blind-averaging", "run"]
-    for each in fields(Run):
-        value, usual = given.get(each.name), each.default
-        if callable(each.default_factory):
-            usual = each.default_factory()
-        if isinstance(value, Mapping):
-            for name in (name for name in value if hasattr(usual, name)):  # others follow by rule
-                words += _typed(name, value[name], getattr(usual, name))
-        elif each.name in given:
-            words += _typed(each.name, value, usual)
+    program = str(given.pop("command", "run"))
+    options = dict(given.pop("options", {}))
+    if given.get("config") is not None:  # which says them
+        given.pop("method", None)
+        options = {}
+    words = ["blind-averaging", *program.split()]
+    for name, usual in _usual(program).items():  # others follow by rule
+        if name in options or name in given:
+            words += _typed(name, options.get(name, given.get(name)), usual)
     return shlex.join(words)
+
+
+def _usual(program: str) -> dict[str, Any]:
+    """Options of a command that makes models, and their defaults."""
+    group, _, rival = program.partition(" ")
+    made: Any = command_of(rival) if group == "rival" else {"run": Run, "simulate": Simulate}[group]
+    return options_of(made(embeddings=Path(), public=Path()))
 
 
 def _typed(name: str, value: Any, usual: Any) -> list[str]:

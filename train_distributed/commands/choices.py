@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import tyro
 
 from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS
 
 # The help has a title of it; the name of the field would make it "options options".
 MethodGroup = Annotated[MethodOptions, tyro.conf.arg(name="method")]
@@ -23,4 +23,4 @@ if TYPE_CHECKING:
 else:
     OneSumMethodName = Literal[tuple(METHODS)]
     PrivateMethodName = Literal[(*METHODS, *RIVALS, *MANY_ROUNDS)]
-    MethodName = Literal[(*METHODS, *RIVALS, *MANY_ROUNDS, *NOT_PRIVATE)]
+    MethodName = Literal[tuple(METHODS)]

@@ -9,8 +9,10 @@ from typing import Any, Union, get_args, get_type_hints
 import msgspec
 
 from embed.encoding import Encoding
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from train_distributed.one_shot.method_options import SettledOptions
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
 
 
@@ -49,6 +51,7 @@ class RunConfig:
                 for name, value in dict(fields.pop("options")).items()
             }
             _check_types(SettledOptions, options)
+            check.one_of(METHODS, method=fields["method"])
             return cls(
                 method=str(fields.pop("method")),
                 options=options,

@@ -1,5 +1,8 @@
 """The commands of this room as functions, and that of the heads."""
 
+from pathlib import Path
+from typing import Any
+
 from heads.__main__ import Fit
 from pretrain.public import function
 from train_distributed.commands import federation, ledger
@@ -15,7 +18,8 @@ from train_distributed.commands.federation.reporting import Report
 from train_distributed.commands.predict import Predict
 from train_distributed.commands.protect import Protect
 from train_distributed.commands.rehearse import Rehearse
-from train_distributed.commands.run import Run
+from train_distributed.commands.releasing import Run, Simulate
+from train_distributed.commands.rivals import command_of
 from train_distributed.commands.sweep import Plot, Sweep
 
 account = function("account", Account)
@@ -30,6 +34,29 @@ predict = function("predict", Predict)
 protect = function("protect", Protect)
 rehearse = function("rehearse", Rehearse)
 run = function("run", Run)
+simulate = function("simulate", Simulate)
+sweep = function("plot_sweep", Plot)
+predict = function("predict", Predict)
+protect = function("protect", Protect)
+rehearse = function("rehearse", Rehearse)
+run = function("run", Run)
+simulate = function("simulate", Simulate)
+
+
+def rival(name: str, **options: Any) -> Path:
+    """Runs a method that ours are compared with, such as "dp-fl"; returns what it wrote.
+
+    Args:
+        name: of the rival.
+        **options: those of `rival NAME --help`, `embeddings` and `public` at least.
+
+    Raises:
+        TypeError: an option that is missing or unknown.
+        ValueError: another name, or a setting out of range.
+    """
+    return function("rival", command_of(name))(**options)
+
+
 sweep = function("sweep", Sweep)
 
 show_ledger = function("show_ledger", ledger.Show)

@@ -1,7 +1,7 @@
-"""Public side of a run: its transform, fitted or loaded, with guesses of the classes."""
+"""Public side of a release: its transform, fitted or loaded, with guesses of the classes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,71 +11,53 @@ from train_distributed.commands.configuration import RunConfig
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet, PublicTransform
-    from train_distributed.one_shot.defaults import PublicFacts
 
 STARTS = "discriminant"  # the method that starts from what is known of the classes
 
 
-@dataclass(frozen=True)
-class PublicSide:
-    """Where the transform comes from, and public knowledge of the classes."""
+@dataclass(frozen=True, kw_only=True)
+class PublicRows:
+    """What is public: other data, and what it says of the private classes."""
 
-    public: Path | None
-    transform: Path | None
-    knowledge: Knowledge
+    public: Path
+    """Public embedding set, on which the transform is
+    fitted; or the file of `embed fit-transform`."""
 
-    def prepared(
-        self,
-        private: "EmbeddingSet",
-        settings: RunConfig,
-        known: "PublicFacts",
-        counted: int | None = None,
-    ) -> "tuple[RunConfig, PublicTransform]":
-        """Settings, filled in by the public rule, and the transform that makes the rows.
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSide(Knowledge, PublicRows):
+    """What is public, of which the transform is made."""
+
+    def transform(
+        self, private: "EmbeddingSet", settings: RunConfig, names: Sequence[str]
+    ) -> "PublicTransform":
+        """The transform that makes the rows.
 
         Args:
             private: of whose declared classes something may be known.
-            settings: as given.
-            known: of the run.
-            counted: K, for classes that are known by their numbers.
+            settings: method, and what a configuration says of the public set.
+            names: of the classes.
 
         Raises:
-            ValueError: neither a public set nor a transform, or options that do not serve.
+            ValueError: no public set, another one than config was chosen on, or options that do not
+                serve.
         """
-        from train_distributed.one_shot.class_prior import with_shares
-        from train_distributed.one_shot.registry import METHODS
-        from train_distributed.one_shot.report import class_names
-
-        names = private.declared_classes or tuple(map(str, range(counted or 0)))
-        transform = self._transform(private, settings, names)
-        words = class_names(private.declared_classes, known.num_classes)
-        options = with_shares(settings.options, words)
-        if settings.method in METHODS:
-            options = known.settings(settings.method, transform, options)
-        else:
-            transform, options = known.of_rival(settings.method, transform, options)
-        return replace(settings, options=options), transform
-
-    def _transform(
-        self, private: "EmbeddingSet", settings: RunConfig, names: Sequence[str]
-    ) -> "PublicTransform":
         from embed import EmbeddingSet, PublicTransform
         from embed.encoding import refuse_other
         from embed.guesses import added_to, examples_of
         from embed.identity import refuse_leak
 
-        check.exactly_one(public=self.public, transform=self.transform)
-        if self.transform is not None:
-            check.left_out("with transform", **vars(self.knowledge))
-            return PublicTransform.load(self.transform)
-        assert self.public is not None
+        if self.public.is_file():
+            known = {each.name: getattr(self, each.name) for each in fields(Knowledge)}
+            check.left_out("with public a transform", **known)
+            return PublicTransform.load(self.public)
         public = EmbeddingSet.open(self.public)
         refuse_other(settings.encoding, public.encoding, ("config", "public"))
         if settings.public_hash not in (None, public.content_hash()):
             raise ValueError(f"public must be the set config was chosen on, got {self.public}")
         refuse_leak(public, private)
         transform = PublicTransform.fit(public)
-        turned_up = self.knowledge.examples is None and examples_of(public, names) is not None
-        if settings.method == STARTS and (self.knowledge.guesses or turned_up):
-            return added_to(self.knowledge, transform, public, names)
+        turned_up = self.examples is None and examples_of(public, names) is not None
+        if settings.method == STARTS and (self.guesses or turned_up):
+            return added_to(self, transform, public, names)
         return transform

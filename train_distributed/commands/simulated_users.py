@@ -1,15 +1,41 @@
-"""Users that `run` and `evaluate` simulate, or those that the set names."""
+"""Users that `simulate`, `rival` and `evaluate` make up, or those that the set names."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pretrain import check
-from train_distributed.commands.choices import Scheme
+from train_distributed.commands.choices import Noise, Scheme
 
 if TYPE_CHECKING:
     import torch
 
     from embed import EmbeddingSet
     from train_distributed.partition import Partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedUsers:
+    """Who holds which rows, and what noise is added."""
+
+    users: int | None = None
+    """Number of users that are made up (default: those that the set names)."""
+    scheme: Scheme | None = None
+    """Which rows a user holds: `iid` (default with --users), `one-class` or
+    `dirichlet`; `own`: as the set says."""
+    concentration: float | None = None
+    """Concentration of dirichlet: small values give users few classes."""
+    noise: Noise | None = None
+    """`float` (default) for simulations, `discrete` as it is released."""
+
+    def simulated(
+        self, rows: "EmbeddingSet", part: int, generator: "torch.Generator | None"
+    ) -> "Partition | None":
+        """Users of the rows of a split; None: the set's own. Raises as `simulated_partition`."""
+        usual = "own" if self.users is None else "iid"
+        scheme = self.scheme or usual
+        return simulated_partition(
+            rows, part, scheme, self.users, generator, concentration=self.concentration
+        )
 
 
 def simulated_partition(
@@ -44,8 +70,7 @@ def simulated_partition(
         elif users != 1:
             raise ValueError(
                 "users must be named by the embedding set, or be 1 for one user's own rows "
-                "(--users 1), or be simulated (--scheme iid --users N); "
-                f"got {users or 'none'} for {rows.directory}"
+                f"(--users 1), or be simulated; got {users or 'none'} for {rows.directory}"
             )
         return None
     labels = torch.from_numpy(rows.labels[rows.split == part])

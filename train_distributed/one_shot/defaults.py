@@ -15,7 +15,7 @@ comes from a private row of a user.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -43,6 +43,13 @@ RIVALS: Mapping[str, Rule] = {
 }
 
 
+class Settings(NamedTuple):
+    """What a method is made of, nothing left out."""
+
+    transform: PublicTransform  # raw, of a method of ours; of a rival it maps the rows
+    options: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublicFacts:
     """Public numbers that are known before a run."""
@@ -52,10 +59,22 @@ class PublicFacts:
     privacy: Privacy
     min_survivors: int | None = None
 
+    def settled(
+        self, method: str, transform: PublicTransform, given: Mapping[str, Any]
+    ) -> Settings:
+        """Transform and options of any method: the one place where what is left out is filled in.
+
+        A method of ours maps the rows itself, as its first sum says; those of a rival are mapped
+        here.
+        """
+        if method in METHODS:
+            return Settings(transform, self.settings(method, transform, given))
+        return Settings(*self.of_rival(method, transform, given))
+
     def settings(
         self, method: str, transform: PublicTransform, given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Options of a method of one secure sum or two, those that are left out filled in.
+        """Options of a method of ours, those that are left out filled in.
 
         Rows of a transform that has seen no public rows stay as they are, and one sum is enough for
         them; so it is where users are protected as a whole, or clipped, without a clip of the first

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,13 +10,14 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.one_shot.class_prior import with_shares
 from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.defaults import PublicFacts, Settings
 from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.private_rows import PrivateRows
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
 from train_distributed.one_shot.rounds import (
     PlannedSums,
@@ -32,10 +33,6 @@ from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 
-# users x length of a submission: about a minute of exact sampling (tests/benchmarks/bench_scale.py:
-# 4.1 ms for the 9,546 numbers of one user)
-DISCRETE_NUMBERS = 1 << 27  # size: of all submissions, a minute of exact noise
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseRequest:
@@ -47,7 +44,7 @@ class ReleaseRequest:
     transform: PublicTransform | None = None
     num_classes: int | None = None  # K as the caller declares it
     partition: Partition | None = None
-    noise: Noise | None = None  # None: discrete, unless that would take very long
+    noise: Noise | None = None  # None: discrete, or the only kind that a rival has
     generator: torch.Generator | None = None
     min_survivors: int | None = None
     vouch_for_transform: bool = False
@@ -83,6 +80,34 @@ class ReleaseRequest:
         return system_generator() if self.generator is None else self.generator
 
     @cached_property
+    def settings(self) -> Settings:
+        """Transform and options of the method, those that are left out filled in, once.
+
+        Raises ValueError for a setting out of range, or a prior's file that does not fit.
+        """
+        method, source = self.method, self.source
+        if not isinstance(method, str):
+            return Settings(source.transform, dict(self.options))
+        declared = () if source.embeddings is None else source.embeddings.declared_classes
+        options = with_shares(self.options, class_names(declared, source.num_classes))
+        return self.facts.settled(method, source.transform, options)
+
+    def described(self) -> dict[str, Any]:
+        """Settled settings, for people; needs no row."""
+        method, (transform, options) = self.method, self.settings
+        own = isinstance(method, Method) or method in METHODS
+        return {
+            "method": method if isinstance(method, str) else method.name,
+            "privacy": asdict(self.privacy),
+            "users": len(self.source.users.sizes),
+            "rows": int(self.source.users.sizes.sum()),
+            "num_classes": self.source.num_classes,
+            "clip_norm": transform.clip_norm,
+            "options": dict(options),
+            "noise": dict(self.spends()) if own else {"noise": self.noise},
+        }
+
+    @cached_property
     def built(self) -> Method:
         """The method with its settings, those that were left out by the public rule.
 
@@ -90,7 +115,7 @@ class ReleaseRequest:
         """
         method, source = self.method, self.source
         if isinstance(method, str):
-            options = self.facts.settings(method, source.transform, self.options)
+            options = self.settings.options
             return build_method(method, source.transform, source.num_classes, options)
         if self.options:
             raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
@@ -98,17 +123,9 @@ class ReleaseRequest:
         return method
 
     def known_noise(self) -> Noise:
-        """The kind of noise; raises ValueError as `check_noise`, or if exact noise takes long."""
+        """The kind of noise; raises ValueError as `check_noise`."""
         noise = self.noise or "discrete"
         check_noise(noise, self.generator)
-        if self.noise is None:
-            users, dimension = len(self.source.users.sizes), self.built.statistic.dimension
-            if users * dimension > DISCRETE_NUMBERS:
-                raise ValueError(
-                    f"noise must be chosen for more than {DISCRETE_NUMBERS} numbers: 'discrete', "
-                    "for release, takes about half a microsecond each, 'float' is a simulation; "
-                    f"got {users} users x {dimension}"
-                )
         return noise
 
     def spends(self) -> Mapping[str, Any]:

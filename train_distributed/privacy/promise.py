@@ -35,12 +35,12 @@ class Privacy:
         ValueError: epsilon must be > 0, got 0.0
     """
 
-    epsilon: float  # privacy loss ε > 0; inf: no noise, not private
+    epsilon: float  # privacy loss ε > 0; inf: not private
     delta: float  # failure probability δ in (0, 1)
-    honest_fraction: float | None = None  # share of honest users; default: 0.5, for one user 1
-    unit: Unit = "record"  # unit of protection: one record, or all records of one user
-    group_size: int = 1  # number of such units that are protected together
-    noise_by: NoiseBy = "users"  # every user a share of the noise, or each of two servers all
+    honest_fraction: float | None = None  # share of honest users (default: 0.5; one user: 1)
+    unit: Unit = "record"  # one record is protected, or all of one user
+    group_size: int = 1  # such units that are protected together
+    noise_by: NoiseBy = "users"  # each user adds a share, or each of two servers all
 
     def validate(self) -> None:
         """Raises ValueError for a field out of range."""

@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from train_distributed import Privacy, release
 from train_distributed.__main__ import MENU
 from train_distributed.commands.card import _command
 from train_distributed.commands.configuration import jsonable
-from train_distributed.commands.run import Run
+from train_distributed.commands.releasing import Releasing, Run, options_of
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.released.card.numbers import rounded_up
 
@@ -109,7 +108,7 @@ def test_more_classes_than_a_matrix_is_kept_of(call, tmp_path) -> None:
         "--sums",
         "1",
     ]
-    assert call("run", *common, "--seed", "1", "--users", "1", "--out", "model")[0] == 0
+    assert call("simulate", *common, "--users", "1", "--out", "model")[0] == 0
     assert call("card", "--model", "model")[0] == 0
     assert "NOT SUITABLE FOR RELEASE" in (tmp_path / "model" / "card.html").read_text()
 
@@ -142,26 +141,23 @@ def test_a_report_that_somebody_has_changed_is_one_line(call, model, change) -> 
     [
         "--method softmax --epsilon 0.25 --l2-reg 0.5 --solver sgd --components 9",
         "--user-clip 3.5 7 --sums 2 --rounds 3 --names cat 'polar bear'",
-        "--scheme dirichlet --users 7 --concentration 0.5 --seed 3 --noise float",
-        "--unit user --group-size 2 --honest-fraction 0.75 --min-survivors 5 --num-classes 4",
-        "--config chosen.json --epsilon 0.5 --vouch-for-transform",
-        "--epsilon inf --method non-private-svm",
+        "--unit user --group-size 2 --honest-fraction 0.75 --num-classes 4 --with-encoder",
+        "--config chosen.json --epsilon 0.5 --allow-delta --with-encoder weights.safetensors",
+        "simulate --scheme dirichlet --users 7 --concentration 0.5 --seed 3 --noise float",
+        "rival non-private-svm --epsilon inf --users 9",
+        "rival charter --epsilon 2 --bits 9 --constants paper",
     ],
 )
 def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
-    words = ["run", "--embeddings", "my rows", "--public", "public", *shlex.split(typed)]
+    words = [*shlex.split(typed), "--embeddings", "my rows", "--public", "public"]
+    words = words if words[0] in ("simulate", "rival") else ["run", *words]
     parsed = MENU.parse(words, "x")
-    assert isinstance(parsed, Run)
-    kept = jsonable(asdict(parsed))
-    used = {"method": kept["method"] or "discriminant"} if parsed.config is None else {}
-    given = {k: v for k, v in kept["options"].items() if v is not None}  # as `run` keeps them
-    command = _command(kept | used | {"options": given})
+    assert isinstance(parsed, Releasing)
+    command = _command(jsonable(options_of(parsed)) | {"command": parsed.command})
     assert command is not None
     program, *again = shlex.split(command)
     assert program == "blind-averaging"
-    found = MENU.parse(again, "x")
-    assert isinstance(found, Run)
-    assert asdict(found) == asdict(parsed) | {k: v for k, v in used.items() if k == "method"}
+    assert MENU.parse(again, "x") == parsed
 
 
 @pytest.mark.parametrize(
@@ -170,7 +166,7 @@ def test_the_command_on_the_card_is_the_one_that_was_typed(typed: str) -> None:
         ("--method", "discriminant"),
         ("--unit", "user", "--user-clip", "2", "9"),
         ("--prior", "SHARES.json"),
-        ("--transform", "fitted/transform.safetensors"),
+        ("--public", "fitted/transform.safetensors"),
     ],
 )
 def test_the_command_on_the_card_makes_a_model_of_the_same_settings(
@@ -179,7 +175,7 @@ def test_the_command_on_the_card_makes_a_model_of_the_same_settings(
     """What a public rule has filled in may be typed, but for what nobody can type."""
     (tmp_path / "SHARES.json").write_text('{"a": 0.5, "b": 0.25, "c": 0.25}')
     assert say("embed", "fit-transform", "--public", "public", "--out", "fitted")[0] == 0
-    source = () if "--transform" in more else ("--public", "public")
+    source = () if "--public" in more else ("--public", "public")
     given = ("--embeddings", "private", *source, "--epsilon", "3.0", "--ledger", "none", *more)
     assert say("run", *given, "--out", "model")[0] == 0
     kept = json.loads((tmp_path / "model" / "report.json").read_text())["configuration"]
@@ -194,9 +190,9 @@ def test_the_command_on_the_card_makes_a_model_of_the_same_settings(
 
 
 def test_files_elsewhere_are_called_by_name_alone() -> None:
-    configuration = jsonable(asdict(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
+    configuration = jsonable(options_of(Run(Path("/somewhere/secret/rows"), public=Path("../p"))))
     command = _command(configuration)
-    assert command == "blind-averaging run --embeddings rows --epsilon 1.0 --delta 1e-05 --public p"
+    assert command == "blind-averaging run --embeddings rows --public p --epsilon 1.0 --delta 1e-05"
 
 
 def test_a_federation_has_no_such_command() -> None:

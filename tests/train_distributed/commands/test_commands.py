@@ -42,9 +42,9 @@ def test_run_writes_model_report_and_figure(call, sets, tmp_path):
     ("method", "epsilon"),
     [("gradient-perturbation", "9"), ("amp", "9"), ("dp-svm-smo", "9"), ("non-private-svm", "inf")],
 )
-def test_baselines_run_by_the_same_command(call, sets, tmp_path, method, epsilon):
-    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "out")]
-    code, _, error = call(*common, "--method", method, "--epsilon", epsilon)
+def test_rivals_write_the_same_files(call, sets, tmp_path, method, epsilon):
+    common = ["--embeddings", sets[0], "--public", sets[1], "--out", str(tmp_path / "out")]
+    code, _, error = call("rival", method, *common, "--epsilon", epsilon)
     assert (code, error) == (0, "")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["configuration"]["method"] == method
@@ -75,7 +75,7 @@ def test_infinite_epsilon_says_not_private(call, sets, no_pictures):
 
 
 def test_simulated_partition_and_seed(call, sets, tmp_path, no_pictures):
-    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--scheme", "one-class"]
+    common = ["simulate", "--embeddings", sets[0], "--public", sets[1], "--scheme", "one-class"]
     common += ["--users", "9", "--seed", "5", "--method", "softmax"]
     for name in ("one", "two"):
         code, printed, error = call(*common, "--out", str(tmp_path / name))
@@ -85,13 +85,23 @@ def test_simulated_partition_and_seed(call, sets, tmp_path, no_pictures):
     assert one == two
 
 
-@pytest.mark.parametrize(("scheme", "suits"), [("iid", True), ("one-class", False)])
-def test_users_made_by_label_are_a_simulation(
-    call, sets, tmp_path, scheme: str, suits: bool, no_pictures
+@pytest.mark.parametrize(("scheme", "by_label"), [("iid", False), ("one-class", True)])
+def test_users_made_by_label_are_said_to_be(
+    call, sets, tmp_path, scheme: str, by_label: bool, no_pictures
 ):
     """A replaced record moves other records from user to user there: no promise covers that."""
     out = tmp_path / "out"
-    common = ["run", "--embeddings", sets[0], "--public", sets[1], "--out", str(out)]
+    common = [
+        "simulate",
+        "--noise",
+        "discrete",
+        "--embeddings",
+        sets[0],
+        "--public",
+        sets[1],
+        "--out",
+        str(out),
+    ]
     assert (
         call(
             *common,
@@ -107,9 +117,10 @@ def test_users_made_by_label_are_a_simulation(
         == 0
     )
     report = json.loads((out / "report.json").read_text())
-    assert report["suitable_for_release"] is suits
+    assert report["suitable_for_release"] is False
     assert report["noise"] == "discrete"
-    assert ("users were given rows by their labels" in str(report)) is not suits
+    assert "a simulation, by the command simulate" in report["unsuitable_because"]
+    assert ("users were given rows by their labels" in str(report)) is by_label
 
 
 @pytest.mark.parametrize("part", [slice(None), slice(None, None, -1), slice(3, 90, 8)])
@@ -118,7 +129,7 @@ def test_a_transform_that_has_seen_private_rows_is_refused(call, sets, tmp_path,
     before = sorted(tmp_path.rglob("*"))
     path = tmp_path / "t.safetensors"
     PublicTransform.fit(EmbeddingSet.open(sets[0]).embeddings[part].copy()).save(path)
-    code, printed, error = call("run", "--embeddings", sets[0], "--transform", str(path))
+    code, printed, error = call("run", "--embeddings", sets[0], "--public", str(path))
     assert (code, printed) == (2, "")
     assert "transform must not have seen private rows" in error
     assert error.count("\n") == 1
@@ -126,17 +137,13 @@ def test_a_transform_that_has_seen_private_rows_is_refused(call, sets, tmp_path,
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_transform_of_unknown_origin_must_be_vouched_for(call, sets, tmp_path, no_pictures):
+def test_a_transform_of_unknown_origin_is_refused(call, sets, tmp_path, no_pictures):
     fitted = PublicTransform.fit(EmbeddingSet.open(sets[1]))
     PublicTransform.from_tensors(fitted.tensors()).save(tmp_path / "t.safetensors")
-    arguments = ["run", "--embeddings", sets[0], "--transform", str(tmp_path / "t.safetensors")]
+    arguments = ["run", "--embeddings", sets[0], "--public", str(tmp_path / "t.safetensors")]
     code, _, error = call(*arguments)
     assert code == 2
     assert "transform must say which rows it has seen for discrete noise" in error
-    assert call(*arguments, "--vouch-for-transform", "--out", str(tmp_path / "out"))[0] == 0
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["public_transform"] == "unknown, vouched for"
-    assert report["configuration"]["vouch_for_transform"] is True
 
 
 def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path, no_pictures):
@@ -149,13 +156,6 @@ def test_classes_that_were_counted_must_be_declared(call, sets, tmp_path, no_pic
     assert "num_classes must be given for discrete noise" in error
     assert call(*arguments, "--num-classes", "3")[0] == 0
     assert "counted from the private labels" in call(*arguments, "--seed", "1")[1]
-
-
-def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
-    monkeypatch.setattr("train_distributed.one_shot.release.DISCRETE_NUMBERS", 10)
-    code, _, error = call("run", "--embeddings", sets[0], "--public", sets[1])
-    assert code == 2
-    assert "noise must be chosen" in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from train_distributed.commands import run as run_command
+from train_distributed.commands import releasing as run_command
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.ledger.reservation import LedgerReservation
 from train_distributed.ledger.state import GIVE_BACK, RESERVE

@@ -210,15 +210,14 @@ def test_names_that_need_quotes_survive(call, place, tmp_path) -> None:
 
 
 def test_run_carries_the_encoder_if_asked(call, place, tmp_path) -> None:
-    common = ["run", "--embeddings", str(place / "private"), "--public", str(place / "public")]
-    common += ["--epsilon", "9", "--components", "4", "--with-encoder"]
-    common += ["--scheme", "iid", "--users", "6"]
+    common = ["simulate", "--embeddings", str(place / "private"), "--public", str(place / "public")]
+    common += ["--epsilon", "9", "--components", "4", "--users", "6", "--with-encoder"]
     code, _, error = call(*common, "--out", str(tmp_path / "none"))
     assert code == 2
     assert "encoder must be given by name and weights" in error
     assert not (tmp_path / "none").exists()
     network = str(place / "network.safetensors")
-    code, _, error = call(*common, "--out", str(tmp_path / "run"), "--encoder-weights", network)
+    code, _, error = call(*common, network, "--out", str(tmp_path / "run"))
     assert (code, error) == (0, "")
     assert (tmp_path / "run" / "encoder.safetensors").is_file()
     common = ["predict", "--model", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
@@ -231,10 +230,10 @@ def carried_and_named(call, place: Path, to: Path, encoder: str, weights: str | 
         pictures = str(place / f"{kind}_pictures")
         EmbedRun(data=pictures, encoder=encoder, weights=weights, out=to / kind).run()
     sets = ["--embeddings", str(to / "private"), "--public", str(to / "public")]
-    sets += ["--components", "4", "--scheme", "iid", "--users", "6", "--epsilon", "9"]
+    sets += ["--components", "4", "--users", "6", "--epsilon", "9"]
     carried = "+".join([str(place / "network.safetensors"), *([weights] if weights else [])])
-    sets += ["--with-encoder", "--encoder-weights", carried]
-    code, _, error = call("run", *sets, "--out", str(to / "model"))
+    sets += ["--with-encoder", carried]
+    code, _, error = call("simulate", *sets, "--out", str(to / "model"))
     assert (code, error) == (0, "")
     common = ["predict", "--model", str(to / "model"), "--data", str(place / "new_pictures")]
     assert call(*common, "--out", str(to / "one"))[0] == 0
@@ -253,7 +252,7 @@ def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
     assert code == 2
     assert "encoder must be the one that the model learned with, mirrored:network.safe" in error
     plain = ["--embeddings", str(place / "private"), "--public", str(tmp_path / "public")]
-    code, _, error = call("run", *plain, "--epsilon", "9", "--scheme", "iid", "--users", "6")
+    code, _, error = call("simulate", *plain, "--epsilon", "9", "--users", "6")
     assert code == 2
     assert "must be embedded by one encoder" in error
 

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from pretrain.cli.retired import RIVALS
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands import choices
 from train_distributed.commands.demo import Demo
@@ -15,6 +16,7 @@ from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.experiments.conditions import ExperimentName
+from train_distributed.research.options import OPTIONS
 from train_distributed.research.protection import study
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +87,9 @@ def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
 
 
 def test_options_offer_what_their_rooms_know() -> None:
-    assert sorted(get_args(choices.MethodName)) == sorted(learn.ALL_METHODS)
+    rivals = [name.split()[1] for name in ALL if name.startswith("rival ")]
+    assert {*get_args(choices.MethodName), *rivals} == set(learn.ALL_METHODS)
+    assert set(RIVALS) == set(OPTIONS) == set(rivals)
     assert get_args(choices.Noise) == get_args(report.Noise)
     assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
     assert get_args(choices.Cost) == get_args(study.Cost)

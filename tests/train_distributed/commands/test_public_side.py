@@ -11,7 +11,6 @@ import torch
 
 import train_distributed
 from embed import EmbeddingSet
-from embed.options import Knowledge
 from train_distributed import Privacy
 
 P, NAMES = 40, ("cat", "dog", "ship")
@@ -61,7 +60,7 @@ def test_names_that_say_nothing_change_nothing(
     run: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("without")
-    run("with", knowledge=Knowledge(text_encoder="alike"))
+    run("with", text_encoder="alike")
     assert "names say nothing here" in capsys.readouterr().err
     without, with_names = (tmp_path / each / "model.safetensors" for each in ("without", "with"))
     assert with_names.read_bytes() == without.read_bytes()
@@ -73,7 +72,7 @@ def test_guesses_keep_directions_that_the_rule_leaves_out(
 ) -> None:
     """Examples turn up by themselves where the public set has classes of the same names."""
     assert run("without")["configuration"]["options"]["components"] < P
-    given: dict[str, Any] = {"knowledge": Knowledge(text_encoder="package")}
+    given: dict[str, Any] = {"text_encoder": "package"}
     given = given if how == "names" else {"public": "with_private_classes"}
     report = run("with", **given)
     assert report["configuration"]["options"]["components"] == P

@@ -12,9 +12,11 @@ from embed import EmbeddingSet
 from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot import summation
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.research.baselines.learn import ALL_METHODS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
+COUNTED = ("--ledger", "private.ledger")  # which `simulate` must be asked for
 
 
 def report(out: Path) -> dict:
@@ -65,8 +67,9 @@ def test_every_method_is_counted_before_its_noise(
 ) -> None:
     """A ledger that refuses stops it: nothing is written, nothing was drawn."""
     epsilon = "inf" if method.startswith("non-private") else "9"
-    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", epsilon]
-    command += ["--method", method, "--out", "made"]
+    command = ["run", "--method", method] if method in METHODS else ["rival", method]
+    command += ["--embeddings", sets[0], "--public", sets[1], "--epsilon", epsilon]
+    command += ["--out", "made"]
     ledger.limit(Limit(epsilon=0.001, delta=1e-5))
     code, _, error = call(*command)
     if "dp-fl must have opacus" in error:
@@ -80,22 +83,22 @@ def test_every_method_is_counted_before_its_noise(
 @pytest.mark.parametrize(
     ("change", "gaussian", "noise"),
     [
-        ([], True, "discrete"),
-        (["--seed", "1"], True, "float"),
-        (["--method", "gradient-perturbation"], True, "float"),
-        (["--method", "gradient-perturbation", "--noise", "discrete"], True, "discrete"),
-        (["--method", "output-perturbation"], True, "float"),
-        (["--method", "svm", "--scheme", "iid", "--users", "9"], True, "discrete"),
-        (["--method", "amp"], False, "float"),
-        (["--method", "admm-dual"], False, "float"),
-        (["--unit", "user"], True, "discrete"),
+        (["run"], True, "discrete"),
+        (["run", "--seed", "1"], True, "float"),
+        (["rival", "gradient-perturbation"], True, "float"),
+        (["rival", "gradient-perturbation", "--noise", "discrete"], True, "discrete"),
+        (["rival", "output-perturbation"], True, "float"),
+        (["simulate", "--users", "9", "--noise", "discrete", *COUNTED], True, "discrete"),
+        (["rival", "amp"], False, "float"),
+        (["rival", "admm-dual"], False, "float"),
+        (["run", "--unit", "user"], True, "discrete"),
     ],
 )
 def test_simulations_and_rivals_are_counted_as_what_they_promise(
     call, sets, tmp_path, ledger, change, gaussian: bool, noise: str
 ) -> None:
-    command = ["run", "--embeddings", sets[0], "--public", sets[1], "--epsilon", "9"]
-    code, _, error = call(*command, "--out", "made", *change)
+    command = ["--embeddings", sets[0], "--public", sets[1], "--epsilon", "9"]
+    code, _, error = call(*change, *command, "--out", "made")
     assert (code, error) == (0, "")
     (record,) = ledger.state().records
     assert (record.entry.gaussian, record.entry.noise) == (gaussian, noise)
@@ -108,9 +111,11 @@ def test_what_has_no_noise_is_never_free(run, ledger) -> None:
     assert total(ledger) == float("inf")
 
 
-def test_users_of_simulated_partitions_are_other_users(run, ledger) -> None:
-    for _ in range(2):
-        assert run("--unit", "user", "--scheme", "iid", "--users", "9")[0] == 0
+def test_users_of_simulated_partitions_are_other_users(call, sets, ledger) -> None:
+    command = ["simulate", "--embeddings", sets[0], "--public", sets[1], *COUNTED]
+    command += ["--unit", "user", "--users", "9", "--noise", "float"]
+    for seed in ("1", "2"):
+        assert call(*command, "--seed", seed)[0] == 0
     assert ledger.total("user").epsilon(1e-5) == float("inf")
     assert ledger.total("record").epsilon(1e-5) < 2
 

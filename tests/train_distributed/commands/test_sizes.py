@@ -91,7 +91,7 @@ DOORS: dict[str, Callable[[Path, Path], list[str]]] = {
     ],
     "transform and set: run": lambda a, b: [
         *(*RUN, "--method", "discriminant", "--sums", "1"),
-        *("--transform", f"{a}/transform.safetensors", "--embeddings", f"{b}/owned"),
+        *("--public", f"{a}/transform.safetensors", "--embeddings", f"{b}/owned"),
     ],
     "transform and set: join": lambda a, b: [
         *("federation", "join", "--folder", "party", "--name", "clinic"),

@@ -1,5 +1,6 @@
 """A set without labels, or with a broken row, at every door that learns: one line, nothing left."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +59,17 @@ def test_run_asks_whose_a_set_without_users_is(say, sets, tmp_path: Path) -> Non
     ).save(tmp_path / "nobody")
     command = ["run", "--embeddings", "nobody", "--public", "public"]
     command += ["--method", "discriminant", "--sums", "1", "--out", "out"]
-    for more in ((), ("--users", "2")):
-        code, _, error = say(*command, *more)
-        assert code == 2
-        assert error.count("\n") == 1
-        assert "users must be named by the embedding set, or be 1" in error
-        assert "(--scheme iid --users N)" in error
-        assert not (tmp_path / "out").exists()
-    code, printed, error = say(*command, "--users", "1", "--honest-fraction", "1")
+    code, _, error = say(*command)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "(embed run --one-user), or be made up (simulate --users N)" in error
+    assert not (tmp_path / "out").exists()
+    code, printed, error = say("simulate", *command[1:], "--users", "3")
+    assert code == 0, error
+    assert "users                  3" in printed
+    users = np.zeros(len(private), np.int64)
+    replace(EmbeddingSet.open(tmp_path / "nobody"), users=users).save(tmp_path / "owned")
+    command[2], command[-1] = "owned", "again"
+    code, printed, error = say(*command, "--honest-fraction", "1")
     assert code == 0, error
     assert "users                  1" in printed
-    command[2], command[-1] = sets[0], "again"
-    code, _, error = say(*command, "--users", "1")
-    assert (code, error) == (2, "error: users must be left out for scheme 'own', got 1\n")

@@ -13,7 +13,7 @@ from embed.options import Knowledge
 from embed.public_scatter import PublicScatter
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.rehearse import Rehearse
-from train_distributed.commands.run import Run
+from train_distributed.commands.releasing import Run
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room
@@ -207,7 +207,7 @@ def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
         config=out / "configuration.json",
         privacy=PROMISE,
         public=tmp_path / "public",
-        knowledge=knowledge,
+        examples=knowledge.examples,
         ledger=Path("none"),
         out=tmp_path / "model",
     ).run()

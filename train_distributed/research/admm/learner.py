@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,67 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain import check
-from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.admm import calibration, solver
 from train_distributed.research.admm.algorithm import AdmmSettings, Network
 from train_distributed.research.admm.graph import Graph, random_regular, ring, star
 from train_distributed.research.admm.nodes import Nodes, gather
+from train_distributed.research.options import AdmmOptions
 from train_distributed.research.rows import Rows, as_columns, excess
 
-GRAPHS = ("regular", "ring", "star")
 VARIANTS = {"admm-dual": "dvp", "admm-primal": "pvp"}
 TOLERANCE = 1e-9  # of a step, in units of C/B
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdmmOptions:
-    """Public constants, fixed before data is seen.
+def settings(options: AdmmOptions, method: str, alpha: float) -> AdmmSettings:
+    """Settings of a run in which every message spends α."""
+    shared = ("iterations", "rho", "eta", "loss_weight")
+    constants = {name: getattr(options, name) for name in shared}
+    return AdmmSettings(method=method, alpha=alpha, tolerance=TOLERANCE, **constants)
+
+
+def connect(options: AdmmOptions, users: int, generator: torch.Generator | None) -> Graph:
+    """The graph of these users; a random one is public.
 
     Raises:
-        ValueError: an unknown graph, or no iteration.
+        ValueError: a graph in pieces, or not of these users.
     """
-
-    rho: float = 0.3  # ρ
-    eta: float = 0.3  # η
-    loss_weight: float = 1.0  # C
-    iterations: int = 10  # T
-    graph: str = "regular"  # random of this degree; "ring", "star"
-    degree: int = 4  # with at most degree + 1 users all know each other
-    edges: Path | None = None  # a file of pairs "a b", one a line, instead of a graph by name
-
-    def __post_init__(self) -> None:
-        check.one_of(GRAPHS, graph=self.graph)
-        check.at_least(1, iterations=self.iterations)
-
-    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
-        """Refuses, before any row is read, a graph in pieces or of other users."""
-        del dimension, problems, privacy
-        self.connect(users.users, torch.Generator())
-
-    def settings(self, method: str, alpha: float) -> AdmmSettings:
-        """Settings of a run in which every message spends α."""
-        shared = ("iterations", "rho", "eta", "loss_weight")
-        constants = {name: getattr(self, name) for name in shared}
-        return AdmmSettings(method=method, alpha=alpha, tolerance=TOLERANCE, **constants)
-
-    def connect(self, users: int, generator: torch.Generator | None) -> Graph:
-        """The graph of these users; a random one is public.
-
-        Raises:
-            ValueError: a graph in pieces, or not of these users.
-        """
-        if self.edges is not None:
-            return _listed(self.edges, users)
-        if self.graph == "star":
-            return star(users)
-        if self.graph == "ring":
-            return ring(users)
-        if users <= self.degree + 1:
-            return Graph(users, tuple(combinations(range(users), 2)))
-        return random_regular(users, self.degree, generator or system_generator())
+    if options.edges is not None:
+        return _listed(options.edges, users)
+    if options.graph == "star":
+        return star(users)
+    if options.graph == "ring":
+        return ring(users)
+    if users <= options.degree + 1:
+        return Graph(users, tuple(combinations(range(users), 2)))
+    return random_regular(users, options.degree, generator or system_generator())
 
 
 def learn_by_admm(
@@ -96,14 +69,14 @@ def learn_by_admm(
     Raises:
         ValueError: constants out of range, a graph in pieces.
     """
-    graph = options.connect(rows.users.users, generator)
+    graph = connect(options, rows.users.users, generator)
     messages = options.iterations * rows.problems
     alpha = math.inf
     if privacy.private:
         alpha = calibration.largest_alpha(privacy.epsilon, privacy.delta, messages, TOLERANCE)
-    settings = options.settings(VARIANTS[method] if privacy.private else "none", alpha)
+    constants = settings(options, VARIANTS[method] if privacy.private else "none", alpha)
     nodes = gather(rows.x / rows.clip_norm, rows.y, rows.users, rows.num_classes)
-    network = Network(nodes, graph, settings)
+    network = Network(nodes, graph, constants)
     sent, report = run(network, privacy.delta, generator, measure_risk=measure_risk)
     report["who_sees_what"] = "neighbours see every message of a user"
     return as_columns(sent.mean(0) / rows.clip_norm), report

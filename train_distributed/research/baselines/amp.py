@@ -21,6 +21,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import AmpOptions
 from train_distributed.research.rows import require_records
 
 L, RELAXATION = 1.0, 0.1  # rows are scaled to norm 1, the published choice; h
@@ -63,13 +64,12 @@ class Budget:
         return 2 * rows * gradient / self.regulariser * multiplier * ROUND_UP
 
 
-def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) -> Release:
+def train(task: Task, options: AmpOptions) -> Release:
     """All users' rows in one place, K perturbed minimisers.
 
     Args:
         task: rows and promise.
-        eps_frac: ε₃/ε₁.
-        eps_out_frac: share of ε and δ for inexact solutions.
+        options: shares of the budget.
 
     Raises:
         ValueError: a setting out of range.
@@ -77,10 +77,10 @@ def train(task: Task, *, eps_frac: float = 0.99, eps_out_frac: float = 0.001) ->
     """
     task.refuse_federation()
     require_records(task.name, task.privacy)
-    check.within("(0, 1)", eps_frac=eps_frac, eps_out_frac=eps_out_frac)
     if not task.privacy.private:
         raise ValueError("epsilon must be finite for 'amp', got inf")
     epsilon, delta = per_machine(task.privacy.epsilon, task.privacy.delta, task.source.num_classes)
+    eps_frac, eps_out_frac = options.eps_frac, options.eps_out_frac
     budget = Budget(epsilon, delta, eps_out_frac, eps_frac)
     if not (1 - eps_out_frac) * epsilon * (1 - eps_frac) < 1:
         raise ValueError(f"eps_frac must leave less than 1 of epsilon {epsilon}, got {eps_frac}")

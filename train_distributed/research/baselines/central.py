@@ -9,30 +9,32 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
+from train_distributed.one_shot.method_options import HeadOptions, given
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import NoOptions
 
 INVERSE_REG = 2.0  # C of the reference SVM, Kirschte et al. 2024, App. C
 SOFTMAX_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # Λ
 HELD_OUT = 5  # every fifth row chooses Λ
 
 
-def train_as_one_user(task: Task, head: str, **options: float) -> Release:
+def train_as_one_user(task: Task, options: HeadOptions, *, head: str) -> Release:
     """The head of one user that holds everything: w = 1, t = 1.
 
     Args:
         task: rows and promise.
+        options: of the head.
         head: "softmax" or "svm".
-        **options: of the head, as in `methods.build_method`.
     """
     task.refuse_users()
     single = task.as_one_user()
-    method = build_method(head, task.source.transform, task.source.num_classes, options)
+    method = build_method(head, task.source.transform, task.source.num_classes, given(options))
     return single.summed(method, rounds=1)
 
 
-def train_svm(task: Task) -> Release:
+def train_svm(task: Task, _: NoOptions) -> Release:
     """Linear one-vs-rest SVM with hinge loss and C = 2, not private."""
     _refuse_promise(task)
     x, y = task.pooled()
@@ -44,7 +46,7 @@ def train_svm(task: Task) -> Release:
     return _finish(task, machine.coef_, machine.classes_)
 
 
-def train_softmax(task: Task) -> Release:
+def train_softmax(task: Task, _: NoOptions) -> Release:
     """Softmax regression, not private, Λ chosen on every fifth training row."""
     _refuse_promise(task)
     x, y = task.pooled()

@@ -19,40 +19,27 @@ from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import DpFlOptions
 from train_distributed.research.rows import require_records
 
-LEARNING_RATE, CLIP, EPOCHS, BATCH = 4.0, 0.1, 40, 1024  # Sec. 7.1
 FINE, COARSE = 1e-4, 1e-3  # grids of the privacy loss; both err upwards
 
 
-def train(
-    task: Task,
-    *,
-    learning_rate: float = LEARNING_RATE,
-    gradient_clip: float = CLIP,
-    epochs: int = EPOCHS,
-    batch_size: int = BATCH,
-) -> Release:
+def train(task: Task, options: DpFlOptions) -> Release:
     """Trains from zero and releases the last weights.
 
     Args:
         task: rows and promise; only the noise knows how many users there are.
-        learning_rate: of SGD.
-        gradient_clip: C, per record.
-        epochs: passes in expectation.
-        batch_size: b, expected.
+        options: of SGD.
 
     Raises:
         ValueError: a setting out of range, or Opacus is missing.
     """
     task.refuse_federation()
     require_records(task.name, task.privacy)
-    settings = {"learning_rate": learning_rate, "gradient_clip": gradient_clip}
-    settings |= {"epochs": epochs, "batch_size": batch_size}
-    check.positive(**settings)
     x, y = task.pooled()
-    batches = math.ceil(len(x) / batch_size)
-    rate, steps = 1 / batches, epochs * batches
+    batches = math.ceil(len(x) / options.batch_size)
+    rate, steps = 1 / batches, options.epochs * batches
     multiplier = noise_multiplier(task.privacy.epsilon, task.privacy.delta, rate, steps)
     users, classes = task.users.partition.users, task.source.num_classes
     _opacus()  # where it is missing, nothing is spent
@@ -62,14 +49,11 @@ def train(
         y,
         classes,
         noise=2 * multiplier * math.sqrt(users) * rounding(len(x), x.shape[1] * classes),
-        learning_rate=learning_rate,
-        gradient_clip=gradient_clip,
-        epochs=epochs,
-        batch_size=batch_size,
         generator=task.draws,
+        **vars(options),
     )
     report = task.privacy.report() | _account(task, multiplier, rate, steps)
-    report |= settings
+    report |= vars(options)
     report |= {"rounds": steps, "bytes_per_user": 4 * weights.numel() * steps}
     report |= {"noise": "float" if multiplier else "none", "secure_sum": "none"}
     return task.finish(weights, report)

@@ -20,6 +20,7 @@ from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import RegularisedOptions
 
 TOLERANCE, ITERATIONS = 2e-12, 10_000
 
@@ -86,13 +87,14 @@ def fit_dual(
     return weights, converged
 
 
-def train(task: Task, *, l2_reg: float = 1.0) -> Release:
+def train(task: Task, options: RegularisedOptions) -> Release:
     """Averages the users' SVMs.
 
     Args:
         task: rows and promise.
-        l2_reg: Λ.
+        options: Λ; None: 1.
     """
+    l2_reg = 1.0 if options.l2_reg is None else options.l2_reg
     head = task.head(HuberSVMHead, l2_reg)  # for c and Λ, which hinge loss shares with it
     heads = DualSVM(head=head, dim=task.source.transform.dim)
     averaged = AveragedHeads(statistic=heads)

@@ -25,6 +25,7 @@ from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
 from train_distributed.privacy.promise import SERVERS
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import GradientOptions
 
 ROUNDING = 1 + 1e-12  # of one row's gradient in float64
 
@@ -81,16 +82,16 @@ class GradientSum(Statistic):
         return self.weights - (self.head.l2_reg * self.weights + data) / self.head.smoothness
 
 
-def train(task: Task, *, l2_reg: float = 1e-3, rounds: int | None = None) -> Release:
+def train(task: Task, options: GradientOptions) -> Release:
     """Softmax regression by noisy gradient descent with step 1/β.
 
     Args:
         task: rows and promise.
-        l2_reg: Λ.
-        rounds: M; None: ⌈ln N⌉, the published order.
+        options: Λ, and M; None: ⌈ln N⌉ rounds, the published order.
     """
-    head, sizes = task.head(SoftmaxHead, l2_reg), task.users.sizes
-    rounds = max(1, math.ceil(math.log(int(sizes.sum())))) if rounds is None else rounds
+    head, sizes, rounds = task.head(SoftmaxHead, options.l2_reg), task.users.sizes, options.rounds
+    if rounds is None:
+        rounds = max(1, math.ceil(math.log(int(sizes.sum()))))
     start = torch.zeros(task.source.transform.dim, head.num_classes, dtype=torch.float64)
     step = GradientSum(head, start, rounds)
     step.validate()

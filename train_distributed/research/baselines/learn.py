@@ -20,6 +20,7 @@ from train_distributed.research.baselines import (
     output_perturbation,
 )
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import OPTIONS
 
 TRAINERS: Mapping[str, Callable[..., Release]] = {
     "dp-fl": dp_fl.train,
@@ -64,7 +65,7 @@ def run_rival(request: ReleaseRequest) -> Release:
     many = name in multi_round.METHODS
     only = multi_round.only_noise(name, request.generator) if many else "discrete"
     given: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(request)}
-    transform, options = request.facts.of_rival(name, request.source.transform, request.options)
+    transform, options = request.settings
     given |= {"noise": request.noise or only, "transform": transform}
     released = train(Task(**given), options)
     return with_seconds(released.with_report(method=name, probabilities=reading(name)), started)
@@ -77,13 +78,12 @@ def train(task: Task, options: Mapping[str, Any]) -> Release:
         ValueError: an unknown option, a setting out of range, or what no release may rest on.
     """
     task.privacy.validate()
+    kind = OPTIONS[task.name]
+    if options.keys() - {each.name for each in fields(kind)}:
+        raise ValueError(f"options must fit method {task.name!r}, got {sorted(options)}")
+    chosen = kind(**options)
     checked = task.validate()
-    try:
-        released = TRAINERS.get(task.name, multi_round.train)(task, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise ValueError(f"options must fit method {task.name!r}, got {sorted(options)}") from error
+    released = TRAINERS.get(task.name, multi_round.train)(task, chosen)
     report = released.report | checked.report
     for reason in checked.unsuitable:
         if reason not in report.unsuitable_because:

@@ -20,6 +20,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
+from train_distributed.research.options import RegularisedOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +66,15 @@ class PlainAverage(AveragedHeads):
         return Fitted(noised.total.unflatten(0, shape))
 
 
-def train(task: Task, *, l2_reg: float = 1.0) -> Release:
+def train(task: Task, options: RegularisedOptions) -> Release:
     """Averages the minimisers of one-vs-rest logistic regression, the published choice.
 
     Args:
         task: rows and promise.
-        l2_reg: Λ.
+        options: Λ; None: 1.
     """
-    head, users = task.head(LogisticHead, l2_reg), task.users.partition.users
+    head = task.head(LogisticHead, 1.0 if options.l2_reg is None else options.l2_reg)
+    users = task.users.partition.users
     heads = AveragedMinimisers(head=head, dim=task.source.transform.dim, users=users)
     estimator = PlainAverage(statistic=heads)
     return task.summed(Method(task.name, heads, estimator, head.num_classes))

@@ -1,69 +1,36 @@
 """Charter as a learner: one-vs-rest logistic losses, clients of equal size."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pretrain import check
 from train_distributed import accounting
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research import charter
-from train_distributed.research.charter.plan import CharterTask, check_budget
+from train_distributed.research.charter.plan import CharterTask
+from train_distributed.research.options import CharterOptions
 from train_distributed.research.rows import Rows, as_columns, excess
 
 SUMMED = {"charter": False, "charter-sum": True}
 _LOSS_CLIP = 1.0  # G1: a mean over problems, ln 2 at the start
 
 
-@dataclass(frozen=True, kw_only=True)
-class CharterOptions:
-    """Public constants, fixed before data is seen.
-
-    Raises:
-        ValueError: a number outside its range.
-    """
-
-    half_width: float = 1.0  # half the side of the searched cube
-    gradient_clip: float = 0.08  # G0 over the rows' norm
-    cut_rounds: int | None = None  # K; None: rounds_per_feature · d
-    rounds_per_feature: float = 0.5
-    bits: int | None = None  # per number; None: the paper's
-    constants: str = "tight"
-
-    def __post_init__(self) -> None:
-        check.positive(
-            half_width=self.half_width,
-            gradient_clip=self.gradient_clip,
-            rounds_per_feature=self.rounds_per_feature,
-        )
-
-    def rounds(self, dimension: int) -> int:
-        """Cut rounds K for rows of d numbers."""
-        if self.cut_rounds is None:
-            return math.ceil(self.rounds_per_feature * dimension)
-        return self.cut_rounds
-
-    def task(
-        self, users: Partition, dimension: int, problems: int, privacy: Privacy
-    ) -> CharterTask:
-        """The problem; every client uses as many rows as the smallest one has."""
-        return CharterTask(
-            clients=users.users,
-            rows=int(users.counts.min()),
-            dimension=problems * dimension,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            diameter=2 * self.half_width * math.sqrt(dimension),
-        )
-
-    def check(self, users: Partition, dimension: int, problems: int, privacy: Privacy) -> None:
-        """Refuses, before any row is read, more rounds than the rows allow."""
-        check_budget(self.task(users, dimension, problems, privacy), self.rounds(dimension))
+def charter_task(
+    options: CharterOptions, users: Partition, dimension: int, problems: int, privacy: Privacy
+) -> CharterTask:
+    """The problem; every client uses as many rows as the smallest one has."""
+    return CharterTask(
+        clients=users.users,
+        rows=int(users.counts.min()),
+        dimension=problems * dimension,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        diameter=2 * options.half_width * math.sqrt(dimension),
+    )
 
 
 def learn_by_charter(
@@ -93,7 +60,7 @@ def learn_by_charter(
     dimension, each = rows.x.shape[1], int(rows.users.counts.min())
     objective = charter.OneVsRestLogistic(rows.num_classes, dimension)
     plan = charter.make_plan(
-        options.task(rows.users, dimension, objective.problems, privacy),
+        charter_task(options, rows.users, dimension, objective.problems, privacy),
         rounds=options.rounds(dimension),
         constants=options.constants,
         gradient_clip=options.gradient_clip * rows.clip_norm,

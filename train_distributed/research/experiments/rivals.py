@@ -22,6 +22,7 @@ from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
+from train_distributed.research.options import OPTIONS, CharterOptions
 from train_distributed.simulation.runner import accuracies, largest_share
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
@@ -83,7 +84,7 @@ class LearnerBenchmark:
         """ADMM or Charter, all of whose messages together spend ε."""
         x, users = self.held.x, self.held.partition
         rows = multi_round.Rows(x, self.held.y, users, self.num_classes, self.transform.clip_norm)
-        options = multi_round.method_options(LEARNERS[name], WITHOUT_NOISE.get(name, {}))
+        options = OPTIONS[LEARNERS[name]](**WITHOUT_NOISE.get(name, {}))
         options = affordable(options, rows)
         weights, costs = multi_round.learn_rows(
             rows, LEARNERS[name], promise, options, generator, measure_risk=False
@@ -95,7 +96,7 @@ class LearnerBenchmark:
 
 def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_round.Options:
     """Charter with as many cut rounds as its smallest client's rows allow, where it wants more."""
-    if not isinstance(options, multi_round.CharterOptions):
+    if not isinstance(options, CharterOptions):
         return options
     most = int(rows.users.counts.min()) // 3
     return replace(options, cut_rounds=min(options.rounds(rows.x.shape[1]), most))

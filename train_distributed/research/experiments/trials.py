@@ -78,7 +78,7 @@ def rivals(
     setting, classes = trial.family[0], plan.num_classes
     for promise in plan.promises:
         facts = PublicFacts(sizes=held.sizes, num_classes=classes, privacy=promise)
-        mapped, options = facts.of_rival(setting.method, transform, setting.options)
+        mapped, options = facts.settled(setting.method, transform, setting.options)
         rows = mapped.map_rows(held.x)[:, 1:].numpy()
         words = f"baseline, seed {trial.seed}, epsilon {promise.epsilon}"
         task = Task(

@@ -19,7 +19,7 @@ from tests.train_distributed.commands.bad_inputs.case import (
 )
 
 RUN = "run --embeddings private --public public"
-FITTED = "run --embeddings private --transform"
+FITTED = "run --embeddings private --public"
 REHEARSE = "rehearse --users 4 --rows-per-user 12 --num-classes 2 --public"
 SWEEP = "sweep frontier --seeds 1 --users 4 --public public --embeddings"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
@@ -94,13 +94,15 @@ CASES = table(
         cut("transform.safetensors"),
     ),
     (f"{FITTED} transform.safetensors", r"transform\.safetensors", cut("transform.safetensors", 0)),
-    (f"{FITTED} transform.safetensors --examples public", r"must be left out with transform"),
+    (
+        f"{FITTED} transform.safetensors --examples public",
+        r"must be left out with public a transform",
+    ),
     ("run --embeddings private --public nowhere", r"embeddings must be an existing directory"),
     (f"{FITTED} nowhere.safetensors", r"nowhere\.safetensors"),
-    (f"{FITTED} private", r"private"),
     (f"{FITTED} model/model.safetensors", r"model\.safetensors: transform must hold .* got"),
     ("run --embeddings private --public private", r"public must be another set"),
-    ("run --embeddings private", r"exactly one of public and transform must be given, got neither"),
+    ("run --embeddings private", r"--public"),
     ("run --embeddings nan --public public", NAN_ROW.format("nan")),
     ("run --embeddings private --public public_nan", NAN_ROW.format("public_nan")),
     ("run --embeddings nobody --public public", r"users must be named .* got none for nobody"),
@@ -109,8 +111,8 @@ CASES = table(
         r"embeddings must have labels to learn from, got unlabelled",
     ),
     *(
-        (f"run --embeddings unlabelled --public public {how}", r"must have labels")
-        for how in ("--method output-perturbation", "--method admm-dual", "--scheme one-class")
+        (f"{how} --embeddings unlabelled --public public", r"must have labels")
+        for how in ("rival amp", "rival admm-dual", "simulate --scheme one-class")
     ),
     (f"{REHEARSE} public_nan", NAN_ROW.format("public_nan")),
     (

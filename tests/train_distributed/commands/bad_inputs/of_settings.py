@@ -8,7 +8,9 @@ import numpy as np
 from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, table
 
 RUN = "run --embeddings private --public public"
-IID = f"{RUN} --scheme iid --users"
+SIMULATE = "simulate --embeddings private --public public"
+IID = f"{SIMULATE} --users"
+RIVAL = "rival {} --embeddings private --public public"
 REHEARSE = "rehearse --public public --users 4 --rows-per-user 12 --num-classes 2"
 SWEEP = "sweep frontier --embeddings private --public public"
 AUDIT = "audit --method discriminant"
@@ -49,16 +51,16 @@ CASES = table(
     (f"{IID} {'9' * 30}", r"users must be in \[1, 48\], .* got 999"),
     (f"{IID} 0", r"users must be in \[1, 48\], .* got 0"),
     (f"{RUN} --num-classes 9", r"num_classes must be 3"),
-    (f"{RUN} --min-survivors 2", r"one certainly honest user, got 0"),
-    (f"{RUN} --epochs 3", r"options must fit method 'discriminant'"),
+    (f"{RUN} --honest-fraction 0.01", r"one certainly honest user, got 0"),
+    (f"{RUN} --epochs 3", r"Unrecognized options: --epochs"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
-    (f"{RUN} --method non-private-svm", r"epsilon must be inf for 'non-private-svm', got 1"),
-    (f"{RUN} --method amp --noise discrete", r"noise must be 'float' for 'amp'"),
-    (f"{RUN} --method admm-dual --iterations 0", r"iterations must be >= 1, got 0"),
-    (f"{RUN} --seed 1 --noise discrete", r"generator must be None for noise 'discrete'"),
-    (f"{RUN} --users 4", r"users must be left out for scheme 'own', got 4"),
-    (f"{RUN} --scheme dirichlet --users 4", r"concentration must be given"),
+    (RIVAL.format("non-private-svm"), r"epsilon must be inf for 'non-private-svm', got 1"),
+    (RIVAL.format("amp") + " --noise discrete", r"noise must be 'float' for 'amp'"),
+    (RIVAL.format("admm-dual") + " --iterations 0", r"iterations must be >= 1, got 0"),
+    (f"{SIMULATE} --seed 1 --noise discrete", r"generator must be None for noise 'discrete'"),
+    (f"{SIMULATE} --scheme own --users 4", r"users must be left out for scheme 'own', got 4"),
+    (f"{SIMULATE} --scheme dirichlet --users 4", r"concentration must be given"),
     (f"{RUN} --components 9", r"components must be in \[1, 6\], got 9"),
     (f"{RUN} --prior flat", r"prior must be .* got flat"),
     (
@@ -71,7 +73,8 @@ CASES = table(
         r"prior must be 'equal' or 'private' for an SVM",
         put("p.json", '{"blue": 0.2, "green": 0.3, "red": 0.5}'),
     ),
-    (f"{RUN} --method amp --noise float --prior equal", r"options must fit"),
+    (RIVAL.format("amp") + " --prior equal", r"Unrecognized options: --prior"),
+    ("rival forest", r"forest"),
     (f"{RUN} --user-clip 0", r"user_clip must be finite and > 0, got 0"),
     (f"{RUN} --method softmax --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     (f"{RUN} --config table.csv", r"table\.csv"),
@@ -81,7 +84,8 @@ CASES = table(
             ("known_noise is no option", {"options": {"known_noise": [0]}}),
             ("epochs: Expected `int . null`, got `float`", {"options": {"epochs": 2.5}}),
             ("l2_reg: Expected `float . null`, got `bool`", {"options": {"l2_reg": True}}),
-            ("edges: Expected `null`", {"options": {"edges": 5}, "method": "admm-dual"}),
+            ("edges is no option", {"options": {"edges": 5}}),
+            ("method must be one of", {"method": "admm-dual"}),
             ("components: Expected `int . null`, got `str`", {"options": {"components": "3"}}),
             ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
             ("unexpected keyword", {"users": 3}),
@@ -102,10 +106,9 @@ CASES = table(
     (f"{RUN} --out . --overwrite", r"out must not hold what the command reads"),
     (f"{RUN} --out public --overwrite", r"out must not hold what the command reads"),
     (
-        f"{RUN} --with-encoder --encoder-weights other.safetensors",
+        f"{RUN} --with-encoder other.safetensors",
         r"weights must be left out for network\.safetensors, .* got other",
     ),
-    (f"{RUN} --encoder-weights x", r"encoder_weights must be left out .* got x"),
     # rehearse and sweep
     (f"{REHEARSE} --users 0", r"users must be >= 1, got 0"),
     (f"{REHEARSE} --rows-per-user 0", r"rows_per_user must be >= 1, got 0"),

@@ -195,7 +195,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, list[Pat
 
 def by_run(home: Path, place: Path, own: list[Path]) -> Path:
     """The model of `run` from the same rows."""
-    from train_distributed.commands.run import Run
+    from train_distributed.commands.releasing import Run
 
     sets = [EmbeddingSet.open(at) for at in own]
     together = EmbeddingSet(
@@ -206,7 +206,7 @@ def by_run(home: Path, place: Path, own: list[Path]) -> Path:
     )
     together.save(home / "together")
     out, transform = home / "by run", place / "ours.safetensors"
-    given: dict[str, Any] = {"transform": transform, "ledger": Path(NONE), "out": out}
+    given: dict[str, Any] = {"public": transform, "ledger": Path(NONE), "out": out}
     Run(home / "together", privacy=Privacy(8.0, 1e-5), **given).run()
     return out
 

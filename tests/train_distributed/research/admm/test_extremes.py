@@ -11,6 +11,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.research import admm
 from train_distributed.research.admm import algorithm, calibration
 from train_distributed.research.baselines import multi_round
+from train_distributed.research.options import OPTIONS
 
 U = np.longdouble
 
@@ -126,7 +127,7 @@ def check_learner(case):
         multi_round.Rows(x, y, partition.split(y, 3), classes, clip),
         name,
         Privacy(case.scale(), case.scale(-12, -0.01)),
-        multi_round.method_options(name, options),
+        OPTIONS[name](**options),
         case.generator(),
         measure_risk=case.draw.random() < 0.5,
     )

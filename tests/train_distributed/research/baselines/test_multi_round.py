@@ -124,12 +124,12 @@ def test_a_longer_message_of_charter_cannot_be_audited():
         learning_losses(plan, truth=0, replicas=1, generator=torch.Generator())
 
 
-RUN = ["run", "--embeddings", "private", "--public", "public", "--out", "out"]
+RIVAL, SETS = "rival", ["--embeddings", "private", "--public", "public", "--out", "out"]
 
 
 @pytest.fixture
 def sets(tmp_path):
-    """A private and a public set, where RUN looks for them."""
+    """A private and a public set, where SETS looks for them."""
     clusters(3).save(tmp_path / "private")
     clusters(3, seed=1, test=0).save(tmp_path / "public")
 
@@ -137,7 +137,7 @@ def sets(tmp_path):
 @pytest.mark.usefixtures("sets")
 def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
     method = "admm-primal"
-    code, printed, error = call(*RUN, "--method", method, "--epsilon", "3", "--seed", "0")
+    code, printed, error = call(RIVAL, method, *SETS, "--epsilon", "3", "--seed", "0")
     assert code == 0, error
     assert "epsilon_per_iteration" in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
@@ -154,37 +154,33 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
     ("arguments", "message"),
     [
         (
-            ["--method", "admm-dual", "--edges", "pieces"],
+            ["admm-dual", "--edges", "pieces"],
             "graph must be connected, got 2 pieces",
         ),
         (
-            ["--method", "admm-dual", "--edges", "words"],
+            ["admm-dual", "--edges", "words"],
             "edges must be two numbers a line, got 'a b' in line 1",
         ),
-        (["--method", "admm-dual", "--edges", "nowhere"], "nowhere: No such file or directory"),
+        (["admm-dual", "--edges", "nowhere"], "nowhere: No such file or directory"),
         (
-            ["--method", "charter", "--cut-rounds", "200"],
+            ["charter", "--cut-rounds", "200"],
             "rounds must be <= rows/3 = 100, got 200 for dimension 18: they would take 600 rows "
             "and up to 230400 bits a client",
         ),
         (
-            ["--method", "charter", "--constants", "paper", "--epsilon", "2"],
+            ["charter", "--constants", "paper", "--epsilon", "2"],
             "epsilon must be < 1.5/sqrt(rounds) = 1.061 for the paper's constants, got 2.0",
         ),
         (
-            ["--method", "charter", "--unit", "user"],
+            ["charter", "--unit", "user"],
             "unit must be 'record' and group_size 1 for method 'charter', got 'user' and 1",
         ),
         (
-            ["--method", "admm-dual", "--noise", "discrete"],
+            ["admm-dual", "--noise", "discrete"],
             "noise must be 'float' for method 'admm-dual'",
         ),
         (
-            ["--method", "admm-dual", "--min-survivors", "3"],
-            "must be left out for method 'admm-dual'",
-        ),
-        (
-            ["--method", "admm-dual", "--num-classes", "2"],
+            ["admm-dual", "--num-classes", "2"],
             "num_classes must be 3, the set's class names, got 2",
         ),
     ],
@@ -192,7 +188,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
 def test_bad_input_is_one_line_and_writes_no_model(call, tmp_path, arguments, message):
     (tmp_path / "pieces").write_text("0 1\n2 3\n")
     (tmp_path / "words").write_text("a b\n")
-    code, _, error = call(*RUN, *arguments)
+    code, _, error = call(RIVAL, *arguments, *SETS)
     assert (code, error.count("\n")) == (2, 1)
     assert error.startswith("error: ")
     assert message in error

@@ -14,6 +14,7 @@ from train_distributed.research.admm import calibration
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.options import AdmmOptions, CharterOptions
 
 META = {"class_names": ["a", "b", "c"]}
 
@@ -73,10 +74,10 @@ def test_alpha_spends_the_whole_budget():
 def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():
     x, y = torch.ones(40, 20, dtype=torch.float64), torch.arange(40) % 2
     held = multi_round.Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
-    wanted = multi_round.CharterOptions(rounds_per_feature=0.5)
-    assert rivals.affordable(wanted, held) == multi_round.CharterOptions(cut_rounds=3)
-    few = rivals.affordable(multi_round.CharterOptions(cut_rounds=2), held)
-    assert isinstance(few, multi_round.CharterOptions)
+    wanted = CharterOptions(rounds_per_feature=0.5)
+    assert rivals.affordable(wanted, held) == CharterOptions(cut_rounds=3)
+    few = rivals.affordable(CharterOptions(cut_rounds=2), held)
+    assert isinstance(few, CharterOptions)
     assert few.cut_rounds == 2
-    other = multi_round.AdmmOptions()
+    other = AdmmOptions()
     assert rivals.affordable(other, held) is other

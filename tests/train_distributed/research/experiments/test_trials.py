@@ -10,7 +10,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy
-from train_distributed.commands.run import Run
+from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments.catalogue import ours, published
@@ -42,15 +42,13 @@ def test_ours_has_the_settings_of_run(
 ) -> None:
     for rows, name in zip(sets, ("private", "public"), strict=True):
         rows.save(tmp_path / name)
-    Run(
+    Simulate(
         embeddings=tmp_path / "private",
         public=tmp_path / "public",
         method=line.method,
         privacy=Privacy(epsilon, 1e-5),
-        scheme="iid",
         users=USERS,
         seed=0,
-        ledger=Path("none"),
         out=tmp_path / "out",
     ).run()
     used = json.loads((tmp_path / "out" / "report.json").read_text())["configuration"]

@@ -21,8 +21,6 @@ from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint, node_key
 from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.one_shot import defaults
-from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
 ROOT = Path(__file__).parents[4]
@@ -116,10 +114,8 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
     assert not list((fed / "nodes").iterdir())
 
 
-def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path], tmp_path: Path) -> None:
-    """What a file said is in the federation, not where it lay."""
-    (tmp_path / "prior.json").write_text('{"b": 0.2, "a": 0.7, "c": 0.1}')
-    options = MethodOptions(prior=tmp_path / "prior.json")
+def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
+    options = {"prior": {"b": 0.2, "a": 0.7, "c": 0.1}}
     fed = initiated(options=options, method="softmax")
     terms = Federation.load(fed / "fed" / "federation.json").task
     assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
@@ -166,7 +162,7 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
     parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
 
     def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:
-        given: dict[str, Any] = {"num_classes": 3, "privacy": Privacy(5.0, 1e-5)} | settings
+        given: dict[str, Any] = {"num_classes": 3, "epsilon": 5.0} | settings
         Init(tmp_path / folder, parties, transform, ("localhost",), **given).run()
         return Federation.load(tmp_path / folder / "federation.json").task["options"]
 

@@ -222,8 +222,6 @@ QUICK = [
     "audit",
     "--method",
     "discriminant",
-    "--sums",
-    "1",
     "--noise",
     "float",
     "--users",

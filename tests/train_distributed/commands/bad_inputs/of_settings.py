@@ -1,6 +1,8 @@
 """Numbers and words out of range: `run`, `rehearse`, `sweep`, `audit`, `protect`, `account`, …"""
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,8 @@ def of_two(**changes: Any) -> Spoil:
     def spoil(folder) -> None:
         configuration(**changes)(folder)
         for name in "ab":
-            Join(folder / name, name, rows=8).run()
+            with redirect_stdout(StringIO()):
+                Join(folder / name, name, rows=8).run()
             (folder / name / f"{name}.party.json").rename(folder / f"{name}.party.json")
 
     return spoil

@@ -151,7 +151,7 @@ def test_epsilon_adds_up_over_federations(
     journal.claim(first.digest, "session0", b"n" * 32)
     Join(user, "hospital-0", rows=12).run()
     files = tuple(sorted(home.glob("user*/*.party.json")))
-    promise = {"epsilon": 2.0, "honest_fraction": 0.8}
+    promise: dict[str, Any] = {"epsilon": 2.0, "honest_fraction": 0.8}
     transform = home / "public.safetensors"
     Init(home / "two", files, transform, ("localhost",), num_classes=3, **promise).run()
     start = replace(

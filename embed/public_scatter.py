@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,6 +36,21 @@ class PublicScatter:
         if self.between is None:
             raise ValueError("public must have labels of two classes for guesses of class means")
         return self.between
+
+    def whitening(self, rank: int) -> Tensor:
+        """(D, D) (W + fI)^−½, f the eigenvalue of W of that rank from the largest; kept."""
+        if rank not in self._whitenings:
+            values = torch.linalg.eigvalsh(self.within).flip(0)
+            least = NEGLIGIBLE * float(values.clamp(min=0).mean())
+            floor = max(float(values[min(rank, len(values)) - 1]), least, torch.finfo().tiny)
+            values, vectors = torch.linalg.eigh(self.within)
+            root = vectors * (values.clamp(min=0) + floor).rsqrt() @ vectors.T
+            self._whitenings[rank] = root
+        return self._whitenings[rank]
+
+    @cached_property
+    def _whitenings(self) -> dict[int, Tensor]:
+        return {}
 
     @classmethod
     def of(cls, blocks: Iterable[Tensor], labels: Tensor | None = None) -> "PublicScatter":

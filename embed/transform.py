@@ -176,7 +176,7 @@ class PublicTransform:
             length=TIGHT * about.spread * math.sqrt(_trace(public, directions)),
         )
 
-    @property
+    @cached_property
     def public(self) -> PublicScatter:
         """Mean and scatter of public rows as this transform gives them, features alone.
 

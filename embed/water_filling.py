@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embed.clip import LARGEST
-from embed.public_scatter import NEGLIGIBLE, PublicScatter, signed
+from embed.public_scatter import PublicScatter, signed
 
 FLOOR_RANK = 64  # prior: f is that eigenvalue of W, from the largest
 LEAST_SHARE = 0.03  # prior: λ, how far private classes may differ otherwise than public ones do
@@ -38,16 +38,12 @@ class Channel:
     @classmethod
     def of(cls, scatter: PublicScatter, share: float) -> "Channel":
         """Channel of public rows; `share` is λ. Without labels B is 0 and W the covariance."""
-        values = torch.linalg.eigvalsh(scatter.within).flip(0)
-        least = NEGLIGIBLE * float(values.clamp(min=0).mean())
-        floor = max(float(values[min(FLOOR_RANK, len(values)) - 1]), least, torch.finfo().tiny)
-        values, vectors = torch.linalg.eigh(scatter.within)
-        root = vectors * (values.clamp(min=0) + floor).rsqrt() @ vectors.T
+        root = scatter.whitening(FLOOR_RANK)
         sought = share * scatter.covariance
         if scatter.between is not None:
             sought = sought + scatter.between
         strengths, turned = torch.linalg.eigh(root @ sought @ root)
-        seen = int((strengths > torch.finfo(strengths.dtype).eps * len(values)).sum())
+        seen = int((strengths > torch.finfo(strengths.dtype).eps * len(root)).sum())
         directions = root @ turned.flip(1)[:, : max(seen, 1)]
         strengths = strengths.flip(0)[: max(seen, 1)].clamp(min=torch.finfo().tiny)
         return cls(signed(directions), strengths)

@@ -58,7 +58,7 @@ class Pool:
         sent = method.submit(
             torch.zeros(len(self.rows), dtype=torch.int64),
             torch.from_numpy(np.array(self.rows.labels)),
-            self.release.predict_proba(np.array(self.rows.embeddings)),
+            [self.release.predict_proba(np.array(self.rows.embeddings))],
             1,
             FINEST_GRID,
         )[0]

@@ -292,15 +292,27 @@ class Rehearsal:
 
     def needed(self, epsilon: float, *, more: Literal["users", "epsilon"]) -> float | None:
         """Users, or ε, of the first doubling that gains `GAIN` on a few tasks; None: none does."""
-        stages = [self.stage(task) for task in self.tasks[:FEW]]
-        before = [self.play(stage, 0, epsilon).balanced for stage in stages]
-        for factor in DOUBLINGS:
-            users = factor * self.sizes.users if more == "users" else None
-            asked = epsilon if more == "users" else factor * epsilon
-            after = [self.play(stage, 0, asked, users).balanced for stage in stages]
-            if np.subtract(after, before).mean() >= GAIN:
-                return users or asked
-        return None
+        before = self._few_played(epsilon)
+
+        def enough(factor: int) -> bool:
+            if more == "users":
+                after = self._few_played(epsilon, factor * self.sizes.users)
+            else:
+                after = self._few_played(factor * epsilon)
+            return bool((after - before).mean() >= GAIN)
+
+        if not enough(DOUBLINGS[-1]):
+            return None
+        factor = next((each for each in DOUBLINGS[:-1] if enough(each)), DOUBLINGS[-1])
+        return factor * (self.sizes.users if more == "users" else epsilon)
+
+    def _few_played(self, epsilon: float, users: int | None = None) -> np.ndarray:
+        """(`FEW`,) balanced accuracies."""
+        return np.array([self.play(stage, 0, epsilon, users).balanced for stage in self._few])
+
+    @cached_property
+    def _few(self) -> list["Stage"]:
+        return [self.stage(task) for task in self.tasks[:FEW]]
 
     def proposed_clips(self, epsilon: float) -> tuple[float, float]:
         """Users' clips of the first sum and of the other: median lengths of what users would send.

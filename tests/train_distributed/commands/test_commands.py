@@ -162,9 +162,10 @@ def test_large_discrete_runs_must_be_asked_for(call, sets, monkeypatch):
 def test_an_interrupted_run_leaves_nothing(call, sets, tmp_path, monkeypatch, number):
     """A real signal while the files are being written: no directory, whole or partial, is left.
 
-    What had been reserved for it counts: its noise was drawn.
+    What had been reserved for it counts: its noise was drawn. Its centre waits for the next try.
     """
-    before = sorted([*tmp_path.rglob("*"), tmp_path / "private.ledger"])
+    kept = [tmp_path / "private.ledger", tmp_path / "private.ledger.centre"]
+    before = sorted([*tmp_path.rglob("*"), *kept])
 
     def stop(*_: object) -> None:
         assert len(list(tmp_path.glob(".made.*.partial/*"))) == 2

@@ -30,11 +30,39 @@ class Retired:
 
 
 EMBEDS = ("embed run", "pretrain probe", "predict", "export", "federation join")
-METHODS = ("run", "audit", "federation init")  # commands that take a method and its options
+METHODS = ("run", "audit", "federation init")  # commands that run a method
+CONFIGURED = ("audit", "federation init")  # of these, those that have its options from a file
+OF_METHODS = [
+    "--l2-reg",
+    "--radius",
+    "--solver",
+    "--epochs",
+    "--batch-size",
+    "--bound",
+    "--prior",
+    "--sums",
+    "--components",
+    "--user-clip",
+    "--rounds",
+    "--learning-rate",
+    "--eps-frac",
+    "--eps-out-frac",
+    "--rho",
+    "--eta",
+    "--iterations",
+    "--graph",
+    "--half-width",
+    "--gradient-clip",
+    "--cut-rounds",
+    "--bits",
+    "--constants",
+]
 FITTED = ("run", "embed fit-transform")  # commands that fit a transform to public rows
 BY_RULE = "leave it out, as a public rule decides"
 MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
 COMPILED = "leave it out, as a GPU compiles for 100,000 images or more"
+BY_CONFIG = "write it into a file for --config, of three lines as in docs/methods.md"
+SIZED = "leave it out; audit --method all has other sizes, users that drop out and more releases"
 RAW = "leave it out, as a transform has raw coordinates and run maps them"
 RIVALS = (
     *("dp-fl", "output-perturbation", "gradient-perturbation", "dp-svm-smo", "amp"),
@@ -55,16 +83,16 @@ RETIRED = (
     Retired(("federation window",), "--adders", "type --aggregators"),
     Retired(("export",), "--format sklearn", "take onnx, or train_distributed.Release in Python"),
     Retired(("select",), "", "type rehearse; settings are by a public rule, it predicts accuracy"),
-    Retired(METHODS, "--method class-sums", "take --method discriminant"),
-    Retired(METHODS, "--method least-squares", "take --method discriminant"),
+    Retired(("run", "audit"), "--method class-sums", "take --method discriminant"),
+    Retired(("run", "audit"), "--method least-squares", "take --method discriminant"),
     Retired(METHODS, "--alpha", BY_RULE),
     Retired(METHODS, "--class-code", "leave it out, as class sums are sent as they are"),
     Retired(METHODS, "--ridge", BY_RULE),
     Retired(METHODS, "--public-share", BY_RULE),
     Retired(METHODS, "--shrinkage", BY_RULE),
     Retired(METHODS, "--moments", "leave it out; second moments are sent unless users are clipped"),
-    Retired(METHODS, "--prior empirical", "type --prior private"),
-    Retired(METHODS, "--centre", "take --sums 2 for a private centre, --sums 1 for the public one"),
+    Retired(("run",), "--prior empirical", "type --prior private"),
+    Retired(METHODS, "--centre", "take sums 2 for a private centre, sums 1 for the public one"),
     Retired(METHODS, "--keep", MAPPED),
     Retired(
         METHODS, "--descent-above", "leave it out, as two sums are two sums whatever they show"
@@ -108,6 +136,17 @@ RETIRED = (
         FITTED, "--classifier", "take --text-encoder; the encoder's own classes join the names"
     ),
     Retired(("demo",), "--components", MAPPED),
+    *(Retired(CONFIGURED, option, BY_CONFIG) for option in OF_METHODS),
+    Retired(CONFIGURED, "--edges", "leave it out; take graph regular, ring or star by --config"),
+    Retired(("federation init",), "--method", BY_CONFIG),
+    Retired(("federation init",), "--noise-by", "leave it out, as the protocol decides"),
+    Retired(("audit",), "--noise-by", "take --method servers, or a promise by --config"),
+    Retired(("audit",), "--honest-fraction", BY_CONFIG),
+    Retired(("audit",), "--group-size", BY_CONFIG),
+    Retired(("audit",), "--features", SIZED),
+    Retired(("audit",), "--num-classes", SIZED),
+    Retired(("audit",), "--min-survivors", SIZED),
+    Retired(("audit",), "--releases", SIZED),
     Retired(("audit",), "--pipeline", "leave it out, as tests compare neighbours through commands"),
 )
 

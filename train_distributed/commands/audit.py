@@ -1,15 +1,15 @@
 """`python -m train_distributed audit`: is more learned from a release than it promises?"""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
-from train_distributed.commands.choices import MethodGroup, Noise, PrivateMethodName
-from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.privacy.promise import Privacy
+from train_distributed.commands.choices import Noise, PrivateMethodName
+from train_distributed.commands.configuration import RunConfig
+from train_distributed.privacy.promise import Privacy, Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.research.audit.attack import Finding
@@ -21,34 +21,40 @@ CUTS = ("charter", "charter-sum")
 # Methods without a sum of users' noise that is opened to the audit: it takes no user's noise away.
 UNSHARED = ("centralised-softmax", "centralised-svm", "charter-sum", *FLOAT)
 ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes some anew
+USERS = 2  # where none are given: one of them dishonest
+PROMISE = Privacy(3.0, 1e-5)
+# Two neighbours differ in one record: its features before and after lie in a plane, its labels are
+# two. More dimensions or classes hold noise alone, from which an attacker learns nothing.
+FEATURES, CLASSES = 2, 2
+LISTS = ("all", "servers")
 
 
 @dataclass(frozen=True)
 class Audit:
     """Attack releases with worst-case neighbours; exit code 1 if a promise is broken."""
 
-    method: Literal["all", "evaluation"] | PrivateMethodName = "all"
-    """Target: one method as configured below; `all`: a list of configurations of our own methods;
-    `evaluation`: a private evaluation. For ADMM and Charter, the final model. Of the privacy
-    options, `all` reads --noise-by alone: with `servers` the attacker knows one server's noise."""
-    privacy: Privacy = field(default_factory=lambda: Privacy(3.0, 1e-5))
-    options: MethodGroup = field(default_factory=MethodOptions)
-    users: int = 2
-    """Number of users; the attacker knows the noise of the dishonest ones."""
+    method: Literal["all", "servers", "evaluation"] | PrivateMethodName | None = None
+    """Method to attack, of ADMM and Charter the final model; `evaluation`: a private evaluation;
+    `all`: a list of configurations of our own methods; `servers`: the same list where two servers
+    add the noise and the attacker is one of them (default: as in --config, otherwise all)."""
+    epsilon: float | None = None
+    """Privacy loss epsilon > 0 that is promised (default: as in --config, otherwise 3)."""
+    delta: float | None = None
+    """Failure probability delta in (0, 1) (default: as in --config, otherwise 1e-5)."""
+    unit: Unit | None = None
+    """Unit of protection: one record, or all records of one `user` (default: as in --config,
+    otherwise record)."""
+    users: int | None = None
+    """Number of users; the attacker knows the noise of the dishonest ones (default: 2)."""
     rows: int | None = None
     """Number of rows of every user (default: 3; 6 for Charter)."""
-    features: int = 2
-    """Dimension of an embedding."""
-    num_classes: int = 2
-    """Number of classes K."""
     noise: Noise | None = None
     """Kind of noise (default: discrete where the method has it)."""
-    min_survivors: int | None = None
-    """Number of users whose sum is opened; the others drop out (default: all)."""
-    releases: int = 1
-    """Number of releases of the same data, the r-th with ε/r, whose promises compose."""
+    config: Path | None = None
+    """Options of the method and of the promise: configuration.json of `rehearse`, or a file of
+    three lines as in docs/methods.md (default: the method's own; for rivals, their papers')."""
     trials: int = 2000
-    """Number of releases of each neighbour; three times as many for float noise in `all`."""
+    """Number of releases of each neighbour; three times as many for float noise in a list."""
     confidence: float = 0.9999
     """Confidence of each lower bound: a method that keeps its promise is found to break it with a
     chance of at most 1 - confidence."""
@@ -66,11 +72,20 @@ class Audit:
         """
         from train_distributed.research.audit.attack import attack
 
-        out = output_directory(self.out, "audit", overwrite=self.overwrite)
+        out = output_directory(self.out, "audit", self.config, overwrite=self.overwrite)
         rows: list[dict[str, Any]] = []
         lines: list[str] = []
-        for target in self._targets():
-            many = 3 if self.method == "all" and target.noise == "float" else 1
+        settings = RunConfig.settled(
+            self.config,
+            RunConfig("all", {}, PROMISE),
+            method=self.method,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+        )
+        listed = settings.method in LISTS
+        for target in self._list(settings.method) if listed else (self._target(settings),):
+            many = 3 if listed and target.noise == "float" else 1
             finding = attack(target, trials=many * self.trials, confidence=self.confidence)
             for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
                 print(line, flush=True)
@@ -85,37 +100,59 @@ class Audit:
         print(f"{lines[-1]}; written: {out}")
         return Audited(out, broken)
 
-    def _targets(self) -> "tuple[Target, ...]":
-        from train_distributed.research.audit.target import Target, by_servers, standing
+    def _list(self, name: str) -> "tuple[Target, ...]":
+        from train_distributed.research.audit.target import by_servers, standing
+
+        check.left_out(
+            f"for method {name}, whose list states its own",
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+            users=self.users,
+            rows=self.rows,
+            noise=self.noise,
+            config=self.config,
+        )
+        return by_servers() if name == "servers" else standing()
+
+    def _target(self, settings: RunConfig) -> "Target":
+        """One method, or an evaluation, in a federation that is hardest to protect."""
+        from train_distributed.one_shot.class_prior import with_shares
+        from train_distributed.one_shot.registry import clips
+        from train_distributed.research.audit.target import TWO, Target
         from train_distributed.research.audit.worst_case import AnswersCase, WorstCase
 
-        if self.method == "all":
-            return by_servers() if self.privacy.noise_by == "servers" else standing()
-        check.at_least(1, releases=self.releases)
-        self.privacy.validate()
-        rows = ROWS_OF_CUTS if self.method in CUTS else ROWS
-        kind = AnswersCase if self.method == "evaluation" else WorstCase
+        method = settings.method
+        check.one_of(("evaluation", *get_args(PrivateMethodName)), method=method)
+        options = with_shares(settings.options, tuple(map(str, range(CLASSES))))
+        if options.get("sums") == 2 or clips(options.get("user_clip"))[0] is not None:
+            options = TWO | options
+        if method == "evaluation":
+            check.left_out("for an evaluation", options=tuple(options))
+        settings.privacy.validate()
+        rows = ROWS_OF_CUTS if method in CUTS else ROWS
+        kind = AnswersCase if method == "evaluation" else WorstCase
         federation = kind(
-            self.users,
+            USERS if self.users is None else self.users,
             rows if self.rows is None else self.rows,
-            self.features,
-            self.num_classes,
-            self._promise(),
-            self.min_survivors,
+            FEATURES,
+            CLASSES,
+            _promise(method, settings.privacy),
         )
-        noise = self.noise or ("float" if self.method in FLOAT else "discrete")
-        return (Target(self.method, federation, noise, self.options.given(), self.releases),)
+        noise = self.noise or ("float" if method in FLOAT else "discrete")
+        return Target(method, federation, noise, options)
 
-    def _promise(self) -> Privacy:
-        """All users honest where nobody's noise is another's protection."""
-        if self.method not in UNSHARED:
-            return self.privacy
-        if self.privacy.honest_fraction not in (None, 1):
-            raise ValueError(
-                f"honest_fraction must be left out or 1 for method {self.method!r}, whose attacker "
-                f"knows no noise of users, got {self.privacy.honest_fraction}"
-            )
-        return replace(self.privacy, honest_fraction=1.0)
+
+def _promise(method: str, privacy: Privacy) -> Privacy:
+    """All users honest where nobody's noise is another's protection."""
+    if method not in UNSHARED:
+        return privacy
+    if privacy.honest_fraction not in (None, 1):
+        raise ValueError(
+            f"honest_fraction must be left out or 1 for method {method!r}, whose attacker "
+            f"knows no noise of users, got {privacy.honest_fraction}"
+        )
+    return replace(privacy, honest_fraction=1.0)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ Noise = Literal["discrete", "float"]
 Scheme = Literal["own", "iid", "one-class", "dirichlet"]
 Cost = Literal["megabits", "seconds"]
 if TYPE_CHECKING:
-    OneSumMethodName: TypeAlias = str
     PrivateMethodName: TypeAlias = str
     MethodName: TypeAlias = str
 else:
-    OneSumMethodName = Literal[tuple(METHODS)]
     PrivateMethodName = Literal[(*METHODS, *RIVALS, *MANY_ROUNDS)]
     MethodName = Literal[tuple(METHODS)]

@@ -1,8 +1,8 @@
-"""Method and options of a run, as the file that `rehearse` writes."""
+"""Method, options and promise as a file, which `rehearse` or a user writes."""
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Union, get_args, get_type_hints
 
@@ -18,7 +18,7 @@ from train_distributed.privacy.promise import Privacy
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Configuration of a run: `rehearse` writes it, `run --config` reads it."""
+    """Configuration: `rehearse` writes it; `run`, `federation init` and `audit` read it."""
 
     method: str
     options: dict[str, Any]
@@ -44,7 +44,7 @@ class RunConfig:
         try:
             fields = parsed(path.read_text("utf-8"))
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
-            public_hash = fields.pop("public_hash")
+            public_hash = fields.pop("public_hash", None)
             encoding = fields.pop("encoding", None)
             options = {
                 name: tuple(value) if isinstance(value, list) else value
@@ -66,6 +66,32 @@ class RunConfig:
         ) as error:
             raise ValueError(f"config must be what rehearse wrote, got {path}: {error}") from error
 
+    @classmethod
+    def settled(cls, path: Path | None, default: "RunConfig", **typed: Any) -> "RunConfig":
+        """The file's method, options and promise, or the default's where there is no file.
+
+        Args:
+            path: of the file; None: none was given.
+            default: what holds without a file.
+            **typed: method and fields of the promise as typed, None for what was not. They go
+                before the default, and must agree with what a file says.
+
+        Raises:
+            ValueError: a bad file, or one that says something else.
+        """
+        found = default if path is None else cls.read(path)
+        given = check.present(**typed)
+        if path is not None:
+            said = check.present(**vars(found.privacy), method=found.method)
+            for name in given.keys() & said.keys():
+                if given[name] != said[name]:
+                    raise ValueError(
+                        f"{name} must be {said[name]} as config says, or be left out, got "
+                        f"{given[name]}"
+                    )
+        method = given.pop("method", found.method)
+        return replace(found, method=method, privacy=replace(found.privacy, **given))
+
 
 def _check_types(options: type, given: dict[str, Any]) -> None:
     """Raises ValueError for a name that the options have not, or a value of another type."""
@@ -73,7 +99,9 @@ def _check_types(options: type, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if name not in hints:
             raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
-        kinds = tuple(kind for kind in get_args(hints[name]) if kind is not Path)  # JSON has none
+        # JSON has no paths: what a prior's file would hold stands in its place
+        shares = (dict[str, float],) if name == "prior" else ()
+        kinds = (*(kind for kind in get_args(hints[name]) if kind is not Path), *shares)
         try:
             msgspec.convert(value, Union[kinds])  # noqa: UP007
         except msgspec.ValidationError as error:

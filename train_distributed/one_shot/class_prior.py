@@ -89,10 +89,13 @@ def reported_prior(
 
 
 def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Options, a prior's file replaced by its shares; raises ValueError as `read_shares`."""
+    """Options, a prior's file or names replaced by shares; raises ValueError as `read_shares`."""
     prior = options.get("prior")
-    read = {"prior": read_shares(prior, class_names)} if isinstance(prior, Path) else {}
-    return {**options, **read}
+    if isinstance(prior, Path):
+        return {**options, "prior": read_shares(prior, class_names)}
+    if isinstance(prior, Mapping):
+        return {**options, "prior": _shares_by_name(list(prior.items()), class_names)}
+    return dict(options)
 
 
 def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
@@ -105,16 +108,22 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         pairs = parsed(path.read_text("utf-8"), object_pairs_hook=list)
         if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
             raise ValueError("a JSON object of class and share is wanted")
-        named = [name for name, _ in pairs]
-        if twice := [name for name in named if named.count(name) > 1]:
-            raise ValueError(f"every class once is wanted, got {twice[0]!r} twice")
-        found = dict(pairs)
-        numbers = [str(number) for number in range(len(class_names))]
-        keys = numbers if set(found) == set(numbers) else list(class_names)
-        for key in (*(key for key in keys if key not in found), *(set(found) - set(keys))):
-            raise ValueError(f"the classes {', '.join(keys)[:200]} are wanted, not so {key!r}")
-        shares = [found[key] for key in keys]
-        checked_prior(shares, len(keys))
-        return tuple(map(float, shares))
+        return _shares_by_name(pairs, class_names)
     except (OSError, ValueError) as error:
         raise ValueError(f"prior must be equal, private or a file, got {path}: {error}") from error
+
+
+def _shares_by_name(
+    pairs: Sequence[tuple[str, Any]], class_names: Sequence[str]
+) -> tuple[float, ...]:
+    named = [name for name, _ in pairs]
+    if twice := [name for name in named if named.count(name) > 1]:
+        raise ValueError(f"prior must have every class once, got {twice[0]!r} twice")
+    found = dict(pairs)
+    numbers = [str(number) for number in range(len(class_names))]
+    keys = numbers if set(found) == set(numbers) else list(class_names)
+    for key in (*(key for key in keys if key not in found), *(set(found) - set(keys))):
+        raise ValueError(f"prior must have the classes {', '.join(keys)[:200]}, not so {key!r}")
+    shares = [found[key] for key in keys]
+    checked_prior(shares, len(keys))
+    return tuple(map(float, shares))

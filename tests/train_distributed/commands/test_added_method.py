@@ -111,12 +111,14 @@ def test_run_and_card_know_it_and_help_names_it(program, tmp_path: Path) -> None
 def test_a_federation_agrees_on_it(program, tmp_path: Path) -> None:
     rows(1, None).save(tmp_path / "public")
     parties = " ".join(f"u{user}/u{user}.party.json" for user in range(3))
+    config = {"method": "plain-mean", "options": {}, "privacy": {"epsilon": 5.0, "delta": 1e-5}}
+    (tmp_path / "plain.json").write_text(json.dumps(config))
     shown = program(
         "embed fit-transform --public public --components 4 --out transform",
         *(f"federation join --folder u{user} --name u{user} --rows 9" for user in range(3)),
         f"federation init --folder fed --parties {parties} "
         "--transform transform/transform.safetensors --hosts 127.0.0.1 --num-classes 3 "
-        "--method plain-mean --epsilon 5",
+        "--config plain.json",
     )
     assert "3 users" in shown
     assert '"plain-mean"' in (tmp_path / "fed" / "federation.json").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.cli.output import new_directory
-from train_distributed.commands.choices import MethodGroup, OneSumMethodName
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.flower.documents import party
@@ -14,8 +14,7 @@ from train_distributed.flower.documents.certificates import CA, renew_certificat
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import node_key
 from train_distributed.flower.documents.ledger import Limits
-from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.privacy.promise import Privacy
+from train_distributed.privacy.promise import Privacy, Unit
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,24 @@ class Init:
     protocol: ProtocolName = "secagg"
     """`secagg`: one server; users who are all there at once add the noise. `shares`: two servers
     that do not collude add it; users report when they like, and prove the length of what they send.
-    The protocol decides on --noise-by."""
-    method: OneSumMethodName = "discriminant"
-    """Training method; docs/methods.md describes each."""
-    options: MethodGroup = field(default_factory=MethodOptions)
-    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
+    """
+    config: Path | None = None
+    """Training method, its options and the promise: configuration.json of `rehearse`, or a file of
+    three lines as in docs/methods.md (default: discriminant in one sum)."""
+    epsilon: float | None = None
+    """Privacy loss epsilon > 0 of one session; inf: no noise, not private (default: as in --config,
+    otherwise 1)."""
+    delta: float | None = None
+    """Failure probability delta in (0, 1) (default: as in --config, otherwise 1e-5)."""
+    unit: Unit | None = None
+    """Unit of protection: one record, or all records of one `user` (default: as in --config,
+    otherwise record)."""
+    group_size: int | None = None
+    """Number of records or users that are protected together (default: as in --config, otherwise
+    1)."""
+    honest_fraction: float | None = None
+    """Share of users that are honest, `secagg` only (default: as in --config, otherwise 0.5, of one
+    user 1)."""
     allow_delta: bool = False
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     trust_users: bool = False
@@ -160,13 +172,14 @@ class Init:
             check.left_out("with protocol shares", **of_secagg)
         else:
             check.left_out("with protocol secagg", trust_users=self.trust_users)
+        settings = self._settings()
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)
-            task = fill(partial, self)
+            task = fill(partial, self, settings)
         federation, delta = task.federation, task.guarantee.privacy.delta
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
         clip = federation.task.get("options", {}).get("user_clip")
-        if clip is not None and self.options.user_clip is None:
+        if clip is not None and settings.options.get("user_clip") is None:
             print(f"vectors are clipped to {clip}, as some users may lie (see --trust-users)")
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
@@ -174,6 +187,18 @@ class Init:
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
         return self.folder
+
+    def _settings(self) -> RunConfig:
+        """Method, options and promise; raises ValueError where the file says something else."""
+        return RunConfig.settled(
+            self.config,
+            RunConfig("discriminant", {}, Privacy(1.0, 1e-5)),
+            epsilon=self.epsilon,
+            delta=self.delta,
+            unit=self.unit,
+            group_size=self.group_size,
+            honest_fraction=self.honest_fraction,
+        )
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,12 @@ from train_distributed.flower.documents.terms import (
     file_hash,
     read_transform,
 )
+from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
 if TYPE_CHECKING:
+    from embed import PublicTransform
+    from train_distributed.commands.configuration import RunConfig
     from train_distributed.commands.federation import Init
     from train_distributed.flower.sum_task import SumTask
 
@@ -42,8 +45,13 @@ ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION, NODES = "tls", "invitation", "nodes"
 
 
-def fill(folder: Path, init: "Init") -> "SumTask":
+def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     """Writes an operator's files into an empty directory.
+
+    Args:
+        folder: the directory.
+        init: what was typed.
+        settings: method, options and promise, which a file may have said.
 
     Returns:
         What every party will compute from them.
@@ -55,14 +63,14 @@ def fill(folder: Path, init: "Init") -> "SumTask":
 
     roll, users = None, list[Party]()
     if init.protocol == "shares":
-        init = replace(init, privacy=replace(init.privacy, noise_by="servers"))
+        settings = replace(settings, privacy=replace(settings.privacy, noise_by="servers"))
         roll, servers = enrolled(init.parties, folder / ROLL)
     else:
         users, servers = listed(init.parties)
     sizes = {i: party.rows for i, party in enumerate(users)}
-    terms, dimension, second = _agreed(folder, init, sizes, roll.sizes if roll else None)
+    terms, dimension, second = _agreed(folder, init, settings, sizes, roll.sizes if roll else None)
     rows = sum(n * count for n, count in roll.sizes.items()) if roll else sum(sizes.values())
-    init.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
+    settings.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
     keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     nodes = {} if roll else named
@@ -110,7 +118,11 @@ def fill(folder: Path, init: "Init") -> "SumTask":
 
 
 def _agreed(
-    folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None
+    folder: Path,
+    init: "Init",
+    settings: "RunConfig",
+    sizes: dict[int, int],
+    roll: dict[int, int] | None,
 ) -> tuple[Terms | EvaluationTerms, int, int]:
     """Terms, numbers of a submission, and of one to a second sum, where there is one.
 
@@ -124,8 +136,8 @@ def _agreed(
         from train_distributed.one_shot.rounds import further_sums
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
-        terms = _terms(folder, init, sizes, roll)
         transform = read_transform(folder / TRANSFORM)
+        terms = _terms(folder, init, settings, transform, sizes, roll)
         if transform.seen is None and not transform.is_identity:
             raise ValueError(
                 "transform must say which rows it has seen, as `embed fit-transform` writes it, or "
@@ -138,19 +150,19 @@ def _agreed(
         "with model, which has its own",
         class_names=init.class_names,
         num_classes=init.num_classes,
-        options=tuple(init.options.given()),
+        config=init.config,
         trust_users=init.trust_users,
     )
-    return *_evaluation(folder, init, sizes, init.model), 0
+    return *_evaluation(folder, init, settings.privacy, sizes, init.model), 0
 
 
 def _evaluation(
-    folder: Path, init: "Init", sizes: dict[int, int], model: Path
+    folder: Path, init: "Init", privacy: Privacy, sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
     from train_distributed.flower.evaluation_task import read_model
     from train_distributed.released.evaluation import Evaluation
 
-    init.privacy.validate()
+    privacy.validate()
     place = folder / MODEL
     place.write_bytes(read_file(model / MODEL, LARGE))
     names = read_model(place).class_names
@@ -161,41 +173,57 @@ def _evaluation(
         bins=init.bins,
         class_names=names,
         sizes=sizes,
-        privacy=init.privacy,
+        privacy=privacy,
     )
     read = EvaluationTerms.read(terms.as_task(), set(terms.sizes), Path("federation"))
     return read, method.dimension
 
 
-def _terms(folder: Path, init: "Init", sizes: dict[int, int], roll: dict[int, int] | None) -> Terms:
+def _terms(
+    folder: Path,
+    init: "Init",
+    settings: "RunConfig",
+    transform: "PublicTransform",
+    sizes: dict[int, int],
+    roll: dict[int, int] | None,
+) -> Terms:
     import torch
 
+    from embed.encoding import refuse_other
     from train_distributed.flower.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
+    from train_distributed.one_shot.registry import METHODS, clips
     from train_distributed.one_shot.report import class_names
 
     check.exactly_one(class_names=init.class_names, num_classes=init.num_classes)
-    init.privacy.validate()
+    method, privacy = settings.method, settings.privacy
+    check.one_of(METHODS, method=method)
+    privacy.validate()
+    if settings.public_hash not in (None, transform.fitted_on):
+        raise ValueError(
+            f"transform must be fitted on the set config was chosen on, got {init.transform}"
+        )
+    refuse_other(settings.encoding, transform.encoding, ("config", "transform"))
     classes = init.num_classes or len(init.class_names)
     rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
-    known = PublicFacts(sizes=rows, num_classes=classes, privacy=init.privacy)
-    options = with_shares(init.options.given(), class_names(init.class_names, classes))
+    known = PublicFacts(sizes=rows, num_classes=classes, privacy=privacy)
+    options = with_shares(settings.options, class_names(init.class_names, classes))
     if roll is not None and not init.trust_users:
-        options = known.against_liars(init.method, options)
-    transform = read_transform(folder / TRANSFORM)
-    one_sum = {"sums": 1} | ({"rounds": 0} if init.method == "discriminant" else {})
-    options = known.settings(init.method, transform, one_sum | options)
+        options = known.against_liars(method, options)
+    two = clips(options.get("user_clip"))[0] is not None  # of the first sum
+    sums = {"sums": 2 if two else 1} | ({"rounds": 0} if method == "discriminant" else {})
+    options = known.settings(method, transform, sums | options)
     if roll is not None and options["sums"] == 2:
         raise ValueError("sums must be 1 with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])
     terms = Terms(
-        method=init.method,
+        method=method,
         options=options,
         num_classes=classes,
         sizes=sizes,
-        privacy=init.privacy,
+        privacy=privacy,
         transform=file_hash(folder / TRANSFORM),
         class_names=init.class_names,
     )

@@ -1,11 +1,14 @@
 """Numbers and words out of range: `run`, `rehearse`, `sweep`, `audit`, `protect`, `account`, …"""
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import numpy as np
 
 from tests.train_distributed.commands.bad_inputs.case import DEEP, Spoil, put, table
+from train_distributed.commands.federation import Join
 
 RUN = "run --embeddings private --public public"
 SIMULATE = "simulate --embeddings private --public public"
@@ -16,7 +19,9 @@ SWEEP = "sweep frontier --embeddings private --public public"
 AUDIT = "audit --method discriminant"
 CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
+INIT_OF_TWO = f"{INIT} a.party.json b.party.json --transform transform.safetensors"
 FIT = "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm"
+PROMISE = {"epsilon": 1.0, "delta": 1e-5}
 
 
 def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
@@ -33,8 +38,20 @@ def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
 def configuration(**changes: Any) -> Spoil:
     """The file of `rehearse`, c.json, with other fields."""
     fields = {"method": "softmax", "options": {"components": 3}}
-    promise = {"privacy": {"epsilon": 1.0, "delta": 1e-5}, "public_hash": None}
-    return put("c.json", json.dumps(fields | promise | changes))
+    return put("c.json", json.dumps(fields | {"privacy": PROMISE} | changes))
+
+
+def of_two(**changes: Any) -> Spoil:
+    """The same and the files of two parties."""
+
+    def spoil(folder) -> None:
+        configuration(**changes)(folder)
+        for name in "ab":
+            with redirect_stdout(StringIO()):
+                Join(folder / name, name, rows=8).run()
+            (folder / name / f"{name}.party.json").rename(folder / f"{name}.party.json")
+
+    return spoil
 
 
 CASES = table(
@@ -152,14 +169,33 @@ CASES = table(
     (f"{AUDIT} --trials 0", r"trials must be >= .* got 0"),
     (f"{AUDIT} --users 0", r"users must be .* got 0"),
     (f"{AUDIT} --rows 0", r"rows must be .* got 0"),
-    (f"{AUDIT} --features 0", r"features must be .* got 0"),
     (f"{AUDIT} --rows 1000000000000", r"memory must suffice, got: Unable to allocate"),
-    (f"{AUDIT} --num-classes 1", r"num_classes must be .* got 1"),
     (f"{AUDIT} --confidence 1", r"confidence must be in \(0, 1\), got 1"),
     (f"{AUDIT} --epsilon -3", r"epsilon must be > 0, got -3"),
     (f"{AUDIT} --epsilon inf", r"epsilon must be finite for an audit, got inf"),
-    (f"{AUDIT} --releases 0", r"releases must be >= 1, got 0"),
-    (f"{AUDIT} --users 1 --group-size 9", r"group_size must be <= 3"),
+    ("audit --epsilon 1", r"epsilon must be left out for method all, whose list states its own"),
+    ("audit --method servers --users 2", r"users must be left out for method servers"),
+    *(
+        (f"audit --trials 16 --config c.json {typed}", says, configuration(**change))
+        for typed, says, change in (
+            ("--users 1", r"group_size must be <= 3", {"privacy": PROMISE | {"group_size": 9}}),
+            ("--method svm", r"method must be softmax as config says, or be left out, got svm", {}),
+            ("--epsilon 2", r"epsilon must be 1\.0 as config says, or be left out, got 2", {}),
+            ("--unit user", r"unit must be record as config says, or be left out, got user", {}),
+            ("", r"known_noise is no option", {"options": {"known_noise": [0]}}),
+            ("", r"l2_reg must be finite and > 0, got 0", {"options": {"l2_reg": 0}}),
+            ("", r"method must be one of .* got 'forest'", {"method": "forest"}),
+            ("", r"method must be one of .* got 'non-private-svm'", {"method": "non-private-svm"}),
+            ("", r"config must be left out for method all", {"method": "all"}),
+            ("", r"options must be left out for an evaluation", {"method": "evaluation"}),
+            ("", r"options must fit method 'svm'", {"method": "svm", "options": {"bits": 3}}),
+            (
+                "",
+                r"honest_fraction must be left out or 1 for method 'admm-dual'",
+                {"method": "admm-dual", "privacy": PROMISE | {"honest_fraction": 0.5}},
+            ),
+        )
+    ),
     (f"{AUDIT} --out old", r"output directory must not exist .* got old"),
     ("protect --budget -1", r"budget must be .* got -1"),
     ("protect --clients 0", r"clients must be .* got 0"),
@@ -196,13 +232,10 @@ CASES = table(
         r"honest_fraction must be left out without users",
     ),
     # audit of methods
-    (f"{CAN} admm-dual --honest-fraction 0.5", r"honest_fraction must be left out"),
     (f"{CAN} charter-sum --noise float", r"noise must be 'discrete'"),
     (f"{CAN} amp --noise discrete", r"noise must be 'float' for 'amp'"),
     (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),
-    (f"{CAN} dp-fl --min-survivors 1", r"min_survivors"),
     (f"{CAN} non-private-svm", r"method"),
-    (f"{CAN} svm --l2-reg 0", r"l2_reg must be finite and > 0, got 0"),
     # the program
     ("forest", r"Unrecognized options: forest.*audit, protect, ledger, federation, pretrain"),
     ("pretrain forest", r"simclr, convert, probe"),
@@ -228,6 +261,34 @@ CASES = table(
     ("federation join --folder me --name a --embeddings unlabelled", r"must have labels"),
     (f"{INIT} nowhere.party.json --transform transform.safetensors", r"nowhere\.party\.json"),
     (f"{INIT} table.csv --transform transform.safetensors", r"table\.csv"),
+    *(
+        (f"{INIT} a --transform transform.safetensors --config c.json {typed}", says, spoil)
+        for typed, says, spoil in (
+            ("", r"config must be what rehearse wrote, got c\.json", put("c.json", "[]")),
+            ("", r"config must be .*c\.json", put("c.json", DEEP)),
+            (
+                "",
+                r"config must be .*known_noise is no",
+                configuration(options={"known_noise": [0]}),
+            ),
+            ("--epsilon 2", r"epsilon must be 1\.0 as config says, .* got 2", configuration()),
+            ("--delta .1", r"delta must be 1e-05 as config says, .* got 0\.1", configuration()),
+            ("--group-size 2", r"group_size must be 1 as config says, .* got 2", configuration()),
+        )
+    ),
+    *(
+        (f"{INIT_OF_TWO} --config c.json", says, of_two(**change))
+        for says, change in (
+            (r"method must be one of discriminant, softmax.* got 'amp'", {"method": "amp"}),
+            (r"transform must be fitted on the set config was", {"public_hash": "0" * 64}),
+            (r"options must fit method 'softmax'", {"options": {"bits": 3}}),
+            (r"components must be in \[1, .* got 99", {"options": {"components": 99}}),
+            (r"prior must have the classes", {"options": {"prior": {"cat": 0.5, "dog": 0.5}}}),
+            (r"prior must hold shares of sum 1", {"options": {"prior": {"0": 0.5, "1": 0.6}}}),
+            (r"config must be .*prior", {"options": {"prior": "p.json"}}),
+            (r"noise_by must be 'users' with", {"privacy": PROMISE | {"noise_by": "servers"}}),
+        )
+    ),
     (f"{INIT} a --port 0", r"port must be in \[1, 65535\], got 0"),
     (
         "federation init --folder old --hosts localhost --parties a",

@@ -13,7 +13,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.known_classes import ClassGuess, KnownClasses
 from tests.train_distributed.flower.folders.engine import Engine
-from tests.train_distributed.flower.folders.tasks import agreed_task
+from tests.train_distributed.flower.folders.tasks import agreed_task, with_config
 from train_distributed.commands.federation import Init, Join
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.privacy.promise import Privacy
@@ -65,7 +65,8 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
             "privacy": Privacy(5.0, 1e-5, None if servers else 0.8),
             "minimum": users,
         }
-        Init(parties=tuple(joined(users, servers)), **(fixed | settings)).run()
+        settings = with_config(tmp_path / "config.json", fixed | settings)
+        Init(parties=tuple(joined(users, servers)), **settings).run()
         return tmp_path
 
     return make

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from embed import EmbeddingSet
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.model_task import ModelTask
@@ -25,6 +27,17 @@ def agreed_task(
     folder = initiated(W, **fixed) / "fed"
     federation = with_roll(Federation.load(folder / "federation.json"), folder)
     return ModelTask.of(federation, folder / "transform.safetensors")
+
+
+def with_config(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of `init`, with what cannot be typed, method and options, in a file at `path`."""
+    own = {name: settings.pop(name) for name in ("method", "options") if name in settings}
+    promise = settings.pop("privacy")
+    if own or promise.noise_by == "servers":
+        chosen = {"method": "discriminant", "options": {}} | own
+        path.write_text(RunConfig(**chosen, privacy=promise).text())
+        return settings | {"config": path}
+    return settings | {name: each for name, each in vars(promise).items() if name != "noise_by"}
 
 
 def embeddings_of(tmp_path: Path, i: int) -> EmbeddingSet:

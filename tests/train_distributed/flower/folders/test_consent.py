@@ -23,7 +23,6 @@ from train_distributed.commands.federation.reporting import Report
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import Limits
 from train_distributed.flower.documents.window_file import WINDOW
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
 ROOT = Path(__file__).parents[4]
@@ -129,7 +128,7 @@ def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, lis
 
 
 def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
-    options = MethodOptions(sums=2)
+    options = {"sums": 2}
     home = federated(
         Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
     )

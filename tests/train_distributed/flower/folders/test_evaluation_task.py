@@ -49,7 +49,8 @@ def operator(tmp_path: Path) -> Path:
         tuple(files),
         hosts=("127.0.0.1",),
         model=tmp_path / "model",
-        privacy=Privacy(50.0, 1e-5, 0.8),
+        epsilon=50.0,
+        honest_fraction=0.8,
         minimum=USERS,
     ).run()
     return tmp_path / "fed"

@@ -18,7 +18,6 @@ from tests.ports import free_port
 from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import Renew
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.method_options import MethodOptions
 
 pytestmark = [
     pytest.mark.slow,
@@ -95,7 +94,7 @@ def test_from_join_to_model(initiated: Callable[..., Path], commands: Commands) 
 
 def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: Commands) -> None:
     """An operator that is killed on the way is started again; one entry counts both sums."""
-    two = {"method": "discriminant", "options": MethodOptions(sums=2)}
+    two = {"method": "discriminant", "options": {"sums": 2}}
     home = initiated(users=3, port=free_port(), **two)
     parties = [commands.party(name) for name in ("user0", "user1", "user2")]
     operator = commands.operator("--timeout", "120", "--out", "model")

@@ -2,17 +2,19 @@
 
 import datetime
 import json
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from cryptography import x509
 
 from embed import PublicTransform
 from tests.train_distributed.flower.folders.conftest import ROWS
+from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.federation import Init, Join, Renew
 from train_distributed.flower.documents import certificates
 from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
@@ -21,7 +23,6 @@ from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint, node_key
 from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.one_shot import defaults
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
@@ -116,14 +117,61 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
     assert not list((fed / "nodes").iterdir())
 
 
-def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path], tmp_path: Path) -> None:
-    """What a file said is in the federation, not where it lay."""
-    (tmp_path / "prior.json").write_text('{"b": 0.2, "a": 0.7, "c": 0.1}')
-    options = MethodOptions(prior=tmp_path / "prior.json")
+def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
+    options = {"prior": {"b": 0.2, "a": 0.7, "c": 0.1}}
     fed = initiated(options=options, method="softmax")
     terms = Federation.load(fed / "fed" / "federation.json").task
     assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
     assert terms["options"]["l2_reg"] > 0  # of the public rule, so that all users train alike
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_rehearsal_says_what_is_agreed_on(
+    joined: Callable[..., list[Path]], tmp_path: Path, unit: Literal["record", "user"]
+) -> None:
+    """Its promise needs no typing; two clips are of the two sums that it has played."""
+    parties, transform = tuple(joined(3)), tmp_path / "public.safetensors"
+    fitted = PublicTransform.load(transform)
+    options = {} if unit == "record" else {"user_clip": (1.5, 2.5)}
+    promise = Privacy(3.0, 1e-6, unit=unit)
+    chosen = RunConfig("discriminant", options, promise, fitted.fitted_on, fitted.encoding)
+    (tmp_path / "configuration.json").write_text(chosen.text())
+    init = Init(
+        tmp_path / "fed",
+        parties,
+        transform,
+        ("localhost",),
+        num_classes=3,
+        config=tmp_path / "configuration.json",
+    )
+    for typed in ({"epsilon": 2.0}, {"unit": "user" if unit == "record" else "record"}):
+        with pytest.raises(ValueError, match="as config says, or be left out, got"):
+            replace(init, **typed).run()
+    replace(init, epsilon=3.0, honest_fraction=0.75).run()
+    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    assert (task["epsilon"], task["delta"], task["unit"]) == (3.0, 1e-6, unit)
+    assert task["honest_fraction"] == 0.75
+    assert task["options"]["sums"] == (1 if unit == "record" else 2)
+    assert task["options"].get("user_clip") == (None if unit == "record" else [1.5, 2.5])
+
+
+def test_the_file_of_the_documentation_is_taken(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "c.json").write_text(block)
+    Init(
+        tmp_path / "fed",
+        tuple(joined(3)),
+        tmp_path / "public.safetensors",
+        ("localhost",),
+        class_names=("dog", "cat"),
+        config=tmp_path / "c.json",
+    ).run()
+    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    assert (task["method"], task["options"]["l2_reg"]) == ("softmax", 0.1)
+    assert task["options"]["prior"] == [0.3, 0.7]
 
 
 def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
@@ -166,7 +214,7 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
     parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
 
     def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:
-        given: dict[str, Any] = {"num_classes": 3, "privacy": Privacy(5.0, 1e-5)} | settings
+        given: dict[str, Any] = {"num_classes": 3, "epsilon": 5.0} | settings
         Init(tmp_path / folder, parties, transform, ("localhost",), **given).run()
         return Federation.load(tmp_path / folder / "federation.json").task["options"]
 

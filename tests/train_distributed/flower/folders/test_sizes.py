@@ -62,7 +62,8 @@ def federation(home: Path, servers: int, **settings: Any) -> Path:
         "folder": home / "fed",
         "hosts": ("127.0.0.1",),
         "protocol": ("secagg", "shares")[servers],
-        "privacy": Privacy(8.0, 1e-5, None if servers else 0.8),
+        "epsilon": 8.0,
+        "honest_fraction": None if servers else 0.8,
         "minimum": USERS,
     }
     Init(parties=tuple(files), **fixed | settings).run()

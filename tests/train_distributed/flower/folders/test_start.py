@@ -13,7 +13,6 @@ from train_distributed.commands.federation import Init, Join, Start, Status, hos
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
 from train_distributed.flower.documents.sessions import read_ledger, remember
-from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 
 
@@ -152,9 +151,9 @@ def test_epsilon_adds_up_over_federations(
     journal.claim(first.digest, "session0", b"n" * 32)
     Join(user, "hospital-0", rows=12).run()
     files = tuple(sorted(home.glob("user*/*.party.json")))
-    promise = Privacy(2.0, 1e-5, 0.8)
+    promise: dict[str, Any] = {"epsilon": 2.0, "honest_fraction": 0.8}
     transform = home / "public.safetensors"
-    Init(home / "two", files, transform, ("localhost",), num_classes=3, privacy=promise).run()
+    Init(home / "two", files, transform, ("localhost",), num_classes=3, **promise).run()
     start = replace(
         _party(home, "user0"), invitation=home / "two" / "invitation", accept=digest_of(home, "two")
     )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
@@ -39,8 +39,7 @@ def _silent(std: float, count: int) -> NDArray[np.int64]:
 def test_without_noise_the_model_is_that_of_the_plain_sum(
     method: str, make: Callable[..., ModelTask], tmp_path: Path
 ) -> None:
-    prior = "equal" if method in ("softmax", "svm") else None
-    options = MethodOptions(prior=prior)
+    options = {"prior": "equal"} if method in ("softmax", "svm") else {}
     task, path = make(method, options=options), tmp_path / "public.safetensors"
     encoded = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     sent = np.stack([task.noised(words, _silent) for words in encoded])
@@ -119,7 +118,7 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
 def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
     round_of_liar: int, make: Callable[..., ModelTask]
 ) -> None:
-    task = make("discriminant", options=MethodOptions(sums=2))
+    task = make("discriminant", options={"sums": 2})
     silent = [np.zeros(sum_.plan.dimension, np.uint64) for _, sum_ in task.sums]
     users = frozenset(range(W))
     honest = [Opened(words, users) for words in silent]
@@ -149,7 +148,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     make: Callable[..., ModelTask], elsewhere: Path, tmp_path: Path, far: bool
 ) -> None:
     """Both sums as the users make them, the second one at the bytes that the operator publishes."""
-    options, given = MethodOptions(sums=2), {"transform": elsewhere} if far else {}
+    options, given = {"sums": 2}, {"transform": elsewhere} if far else {}
     task = make("discriminant", options=options, privacy=Privacy(1e7, 1e-5, 0.75), **given)
     width = task.transform.dim
     agreed = task.federation
@@ -195,7 +194,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
 
 
 def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Path) -> None:
-    task = make("discriminant", options=MethodOptions(sums=2), privacy=Privacy(20.0, 1e-5, 0.75))
+    task = make("discriminant", options={"sums": 2}, privacy=Privacy(20.0, 1e-5, 0.75))
     entry = Entry(
         **gaussian_fields(*task.plans),
         kind="release",
@@ -216,12 +215,12 @@ def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Pat
 @pytest.mark.parametrize(
     ("servers", "options", "words"),
     [
-        (1, MethodOptions(sums=2), "sums must be 1 with protocol shares"),
-        (0, MethodOptions(rounds=2), "rounds must be left out in a federation, got 2"),
+        (1, {"sums": 2}, "sums must be 1 with protocol shares"),
+        (0, {"rounds": 2}, "rounds must be left out in a federation, got 2"),
     ],
 )
 def test_further_sums_that_a_federation_has_not_are_refused(
-    servers: int, options: MethodOptions, words: str, make: Callable[..., ModelTask]
+    servers: int, options: dict[str, Any], words: str, make: Callable[..., ModelTask]
 ) -> None:
     with pytest.raises(ValueError, match=words):
         make("discriminant", servers=servers, options=options)
@@ -308,7 +307,7 @@ def test_a_transform_that_says_nothing_of_its_rows_is_refused(
 
 
 def test_options_reach_the_method(make: Callable[..., ModelTask]) -> None:
-    task = make(options=MethodOptions(l2_reg=7.0))
+    task = make(options={"l2_reg": 7.0})
     agreed = task.federation.task["options"]
     assert agreed.keys() == {"sums", "class_noise", "components", "l2_reg", "prior"}
     assert (agreed["sums"], agreed["l2_reg"], agreed["prior"]) == (1, 7.0, "equal")

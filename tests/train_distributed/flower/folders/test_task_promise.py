@@ -13,7 +13,6 @@ from tests.train_distributed.flower.folders.tasks import FACTS, PROMISE, ROWS, K
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import repeated
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.privacy.guarantee import Guarantee
@@ -69,7 +68,7 @@ def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
 def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_path: Path) -> None:
     """It is part of what is digested; every user's whole numbers are as short as it says."""
     promise = replace(PROMISE, unit="user")
-    options = MethodOptions(user_clip=(1.5,))
+    options = {"user_clip": (1.5,)}
     task = make("discriminant", privacy=promise, options=options)
     agreed = task.federation.task["options"]
     assert agreed["user_clip"] == [1.5]

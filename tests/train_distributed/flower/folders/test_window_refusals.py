@@ -11,7 +11,6 @@ from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.flower.documents.document import read_document
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.one_shot.method_options import MethodOptions
 from train_distributed.privacy.promise import Privacy
 
 
@@ -44,7 +43,7 @@ def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
     [
         (SETTINGS | {"privacy": Privacy(5.0, 1e-5, 0.8)}, "honest_fraction must be left out where"),
         ({"privacy": Privacy(5.0, 1e-5, noise_by="servers")}, "noise_by must be 'users' with"),
-        (SETTINGS | {"options": MethodOptions(sums=2)}, "sums must be 1 with protocol shares"),
+        (SETTINGS | {"options": {"sums": 2}}, "sums must be 1 with protocol shares"),
     ],
 )
 def test_shares_and_noise_of_servers_go_together(initiated, settings, words) -> None:

@@ -16,7 +16,6 @@ from train_distributed.__main__ import main
 from train_distributed.commands.federation import Init, Join
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.privacy.promise import Privacy
 
 REPORT = "federation report --folder a/user0 --invitation a/fed/invitation --patience 0 --accept D"
 HERE = f"{REPORT} --window a/window"
@@ -140,7 +139,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Join(home / f"user{user}", f"hospital-{user}", rows=12).run()
             files.append(home / f"user{user}" / f"hospital-{user}.party.json")
         fixed: dict[str, Any] = {"transform": root / "public.safetensors", "minimum": 2}
-        fixed |= {"hosts": ("127.0.0.1",), "class_names": CLASSES, "privacy": Privacy(5.0, 1e-5)}
+        fixed |= {"hosts": ("127.0.0.1",), "class_names": CLASSES, "epsilon": 5.0}
         if name != "s":
             Join(home / "server1", "adder-1", server=True).run()
             files.append(home / "server1" / "adder-1.party.json")

@@ -16,7 +16,7 @@ from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge
+from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case
 from train_distributed.research.audit.attack import in_one_unit, worst_pair
 from train_distributed.research.audit.lower_bound import (
     epsilon_of_test,
@@ -222,8 +222,6 @@ QUICK = [
     "audit",
     "--method",
     "discriminant",
-    "--sums",
-    "1",
     "--noise",
     "float",
     "--users",
@@ -246,3 +244,29 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     assert code == 1
     assert "BROKEN" in printed
     assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "promise"),
+    [
+        ("discriminant", {"user_clip": [0.3, 0.5]}, {"unit": "user"}),  # as `rehearse` writes it
+        ("svm", {"l2_reg": 7.0, "prior": "equal"}, {"group_size": 2}),
+        ("discriminant", {"sums": 2}, {"noise_by": "servers"}),
+        ("dp-svm-smo", {"l2_reg": 5.0}, {}),
+        ("evaluation", {}, {"honest_fraction": 0.5, "group_size": 2}),
+    ],
+)
+def test_a_file_says_what_is_attacked(
+    call, tmp_path, monkeypatch, method: str, options: dict, promise: dict
+) -> None:
+    monkeypatch.setattr(worst_case, "DEGREES", (0, 180))
+    privacy = {"epsilon": 2.0, "delta": 1e-5} | promise
+    said = {"method": method, "options": options, "privacy": privacy}
+    (tmp_path / "c.json").write_text(json.dumps(said))
+    typed = ["--epsilon", "2"] if promise else []
+    code, _, error = call("audit", "--config", "c.json", *typed, "--trials", "16", "--out", "made")
+    assert (code, error) == (0, "")
+    (audited,) = json.loads((tmp_path / "made" / "audit.json").read_text())["audits"]
+    assert audited["method"] == method
+    assert audited["options"].items() >= options.items()
+    assert audited["federation"]["privacy"].items() >= privacy.items()

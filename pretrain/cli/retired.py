@@ -36,6 +36,10 @@ BY_RULE = "leave it out, as a public rule decides"
 MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
 COMPILED = "leave it out, as a GPU compiles for 100,000 images or more"
 RAW = "leave it out, as a transform has raw coordinates and run maps them"
+FURTHER = (  # settings of `protect`
+    *("components", "rows", "test_rows", "batch", "step", "models", "steps", "victims"),
+    *("threshold", "half_width", "key_bits", "servers", "noise_levels", "variance_models"),
+)
 RETIRED = (
     Retired(
         ("embed exclude",), "--private", "give the private set as --embeddings; it alone is changed"
@@ -77,6 +81,12 @@ RETIRED = (
         FITTED, "--classifier", "take --text-encoder; the encoder's own classes join the names"
     ),
     Retired(("demo",), "--components", MAPPED),
+    *(
+        Retired(
+            ("protect",), f"--{name.replace('_', '-')}", f"give {name} in the file of --settings"
+        )
+        for name in FURTHER
+    ),
     Retired(("audit",), "--pipeline", "leave it out, as tests compare neighbours through commands"),
 )
 

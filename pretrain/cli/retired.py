@@ -35,6 +35,8 @@ FITTED = ("run", "embed fit-transform")  # commands that fit a transform to publ
 BY_RULE = "leave it out, as a public rule decides"
 MAPPED = "leave it out, as directions and their lengths follow from public rows and the noise"
 COMPILED = "leave it out, as a GPU compiles for 100,000 images or more"
+READS = ("embed run", "predict", "evaluate")  # commands that read pictures in any layout
+AFTER = "write it after the encoder's name, as in"
 RAW = "leave it out, as a transform has raw coordinates and run maps them"
 FURTHER = (  # settings of `protect`
     *("components", "rows", "test_rows", "batch", "step", "models", "steps", "victims"),
@@ -81,6 +83,28 @@ RETIRED = (
         FITTED, "--classifier", "take --text-encoder; the encoder's own classes join the names"
     ),
     Retired(("demo",), "--components", MAPPED),
+    *(
+        Retired(READS, f"--{part}-column", f"type --columns {part}=NAME, several joined by commas")
+        for part in ("path", "label", "user", "split")
+    ),
+    Retired(("embed run",), "--split-by", "type --test-share user:0.2 or image:0.2"),
+    Retired(("embed run",), "--limit", "give a smaller set as --data"),
+    Retired(("embed run",), "--shard", "set RANK=i WORLD_SIZE=n for it, as torchrun does"),
+    Retired(("embed run",), "--shard-rows", "leave it out, as shards have 2,048 rows"),
+    Retired(
+        ("embed run",),
+        "--engine",
+        "leave it out, as the fastest that agrees with torch is taken (ExtractOptions in Python)",
+    ),
+    Retired(
+        ("embed run",),
+        "--compute",
+        "leave it out, as the processor decides (ExtractOptions in Python)",
+    ),
+    Retired(("embed run", "pretrain probe"), "--image-size", f"{AFTER} --encoder NAME@224"),
+    Retired(("embed run",), "--crop", f"{AFTER} --encoder NAME@224,crop=0.875"),
+    Retired(("embed run",), "--invert", f"{AFTER} --encoder NAME@invert"),
+    Retired(("embed run",), "--no-invert", "leave it out, as pictures are embedded as they are"),
     *(
         Retired(
             ("protect",), f"--{name.replace('_', '-')}", f"give {name} in the file of --settings"

@@ -16,9 +16,9 @@ from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all
 from pretrain.sources import open_images
+from tests.benchmarks.run_by import RunBy
 from tests.embed import conftest
 from tests.embed.conftest import rows_in
-from tests.embed.run_by import RunBy
 
 embed = partial(conftest.embed, batch_size=4, shard_rows=10)
 

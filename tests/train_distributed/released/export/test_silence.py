@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 import torch
 from embed.engines.forward import traced
-from tests.embed.run_by import RunBy
+from tests.benchmarks.run_by import RunBy
 from train_distributed.released.export.programs import run_onnx, save_onnx
 
 class Classifier(torch.nn.Module):

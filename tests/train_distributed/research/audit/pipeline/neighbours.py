@@ -18,7 +18,7 @@ from embed.centre import Centre
 from embed.engines.choice import trial_pictures
 from embed.hold_out import By, hold_out, random_keys
 from embed.run import Exclude, Run
-from tests.embed.run_by import RunBy
+from tests.benchmarks.run_by import RunBy
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,
     aligned,

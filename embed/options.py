@@ -40,8 +40,8 @@ class ImageOptions(PictureOptions, ImageSource):
     """Options of an image set: its source, labels, users and splits."""
 
     one_user: bool = False
-    """All rows are one owner's, whoever is in the pictures: the set has one user, who is protected
-    as a whole by --unit user (default: users as the data names them, or none)."""
+    """All rows are one owner's, whoever is in the pictures: the set has one user (default: users as
+    the data names them, or none)."""
     test_share: float | str | None = None
     """Share of the training rows to test on. 0.2 or user:0.2: a fifth of the users, chosen by a
     hash of their names. image:0.2: a fifth of the images, drawn by the operating system, so that a
@@ -99,7 +99,8 @@ class ImageOptions(PictureOptions, ImageSource):
         """These options, with no column of users where there is one user."""
         if not self.one_user:
             return self
-        check.left_out("with one_user", columns=named_columns(self.columns).get("user"))
+        named = named_columns(self.columns).get("user")
+        check.left_out("with one_user", **{"user= of columns": named})
         return replace(self, columns=without_column(self.columns, "user"))
 
     @property

@@ -33,8 +33,7 @@ class PictureOptions(UnreadableOption):
     """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
     columns: str | None = None
     """Columns of a table, such as path=file,label=finding,user=hospital,split=part (default: these
-    four words or other usual names). `label=` and `user=` with nothing behind them: there are
-    none."""
+    four words or other usual names); `label=` alone: no labels."""
     label_is: str | None = None
     """Make two classes: images with this label, or finding, and the rest. Images with several
     findings need it; their findings may be a list, text such as a|b, or columns of 0 and 1."""

@@ -96,7 +96,10 @@ CASES = table(
     (f"{RUN} pictures --test-share 2", r"test_share must be in \(0, 1\), got 2"),
     (f"{RUN} pictures --test-share row:0.2", r"test_share must be a share such .* got row:0\.2"),
     (f"{RUN} pictures --test-share 0.2", r"must have users .* image:0\.2\), got pictures"),
-    (f"{RUN} csv:table.csv --one-user --columns user=user", r"columns must be left out with one"),
+    (
+        f"{RUN} csv:table.csv --one-user --columns user=user",
+        r"user= of columns .* one_user, got user",
+    ),
     (f"{RUN} csv:table.csv --columns file", r"columns must be such as path=file,.* got 'file'"),
     (f"{RUN} pictures --splits tset", r"splits must be of .* got \['tset'\]"),
     (f"{RUN} pictures --columns user=who", r"columns must be left out for pictures, .* got"),

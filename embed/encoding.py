@@ -128,17 +128,16 @@ class Encoding:
         pictures = {part.preprocess.pictures for part in parts}
         if len(pictures) > 1:
             raise ValueError(
-                "sets must be of pictures of one size (with one --resize, and --image-size of each "
+                "sets must be of pictures of one size (with one --resize, and @PIXELS of each "
                 f"encoder), got {' and '.join(map(str, parts))}"
             )
         prepared = [replace(part.preprocess, invert=False, pictures=None) for part in parts]
-        sizes = [
-            p.image_size if p == Preprocess(image_size=p.image_size) else None for p in prepared
-        ]
-        named = [
-            Part(part.encoder, size if isinstance(size, int) else None, None)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        named = []
+        for part, p in zip(parts, prepared, strict=True):
+            size, crop = p.image_size, p.crop if p.crop < 1 else None
+            if isinstance(size, tuple) or p != Preprocess(image_size=size, crop=p.crop):
+                size = crop = None  # as its authors state
+            named.append(Part(part.encoder, size, None, crop))
         hashes = [part.encoder_hash for part in parts]
         return cls(
             encoder=joined(named),
@@ -202,6 +201,6 @@ def refuse_other(
         )
     if not a.preprocess.same_as(b.preprocess):
         raise ValueError(
-            f"{called} must be embedded with one preprocessing (one --resize or --image-size), "
-            f"got {a} and {b}"
+            f"{called} must be embedded with one preprocessing (one --resize, or @PIXELS of the "
+            f"encoder), got {a} and {b}"
         )

@@ -1,14 +1,14 @@
 """The commands `python -m embed run|exclude|fit-transform`."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from embed.encoding import refuse_other
-from embed.options import ExtractOptions, ImageOptions, Knowledge
+from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import (
@@ -21,22 +21,23 @@ from pretrain.cli.output import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(ExtractOptions, ImageOptions):
+class Run(StoreOptions, ImageOptions):
     """Embed an image set; the same command continues an interrupted run.
 
     An npz file holds x_train (N, h, w) or (N, h, w, 3) uint8, y_train (N,) labels or nothing, and
     writer_train (N,) users if they are known, the same with _test, _val and _evaluation, and
     `names` of the classes. docs/data.md has all formats. For example:
 
-    embed run --data csv:xrays/table.csv --path-column file --label-column finding
-    --user-column hospital --class-names normal pneumonia --resize 224 --test-share 0.2 --out xrays
+    embed run --data csv:xrays/table.csv --columns path=file,label=finding,user=hospital
+    --class-names normal pneumonia --resize 224 --test-share user:0.2 --out xrays
     """
 
     encoder: str = "simclr-small"
     """timm:NAME, hf:NAME, hf:DIR, simclrv2:NAME, resnet50-v1, the path of a checkpoint, or the
-    encoder that is shipped here. `mirrored:` before any of these averages over a picture and its
-    mirror image. `concat:A@128+B@144` puts the embeddings of several side by side, each of pictures
-    scaled to its own number of pixels."""
+    encoder that is shipped here. NAME@224 scales pictures to 224 pixels (default: as the encoder's
+    own configuration says), NAME@224,crop=0.875 keeps that share of the shorter side,
+    NAME@invert embeds 1 - x. `mirrored:NAME` averages over a picture and its mirror image;
+    `concat:A@128+B@144` puts embeddings side by side."""
     weights: str | None = None
     """Weights for an --encoder that is named by its architecture: a file (`FILE#KEY` takes the
     network below a key or prefix of one that holds several), "random" for an untrained network,
@@ -44,43 +45,42 @@ class Run(ExtractOptions, ImageOptions):
     `concat:` one for all parts that need some, or one for each, joined by +."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
-    image_size: int | None = None
-    """Pixels of the encoder's square input (default, without --crop: pictures are scaled and cut
-    as the encoder's own configuration says, or left as stored if it says nothing)."""
-    crop: float | None = None
-    """Share of the shorter side that is kept, such as 0.875 for SimCLRv2 (default: 1)."""
-    invert: bool = False
-    """Embed 1 - x, as the paper does for EMNIST."""
+
+    @property
+    def computing(self) -> ExtractOptions:
+        """How rows are computed and stored; what is not an option is chosen by a rule."""
+        return ExtractOptions(
+            **{each.name: getattr(self, each.name) for each in fields(StoreOptions)}
+        )
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
         from embed.engines.forward import choose_batch_size
         from embed.extract import extract, summary
         from pretrain.encoder import build_encoder, origin, without_directory
+        from pretrain.encoders.composed import parts_of
         from pretrain.intake.decode import UnreadableImage
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")
         partial = out.with_name(f"{out.name}.partial")
         refuse_inputs(out, (self.data, self.encoder, self.weights))
-        crop = 1.0 if self.crop is None else self.crop
-        asked = Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
-        device = usual_device(self.device)
-        refuse_too_large(self.image_size, self.batch_size or choose_batch_size(device))
+        options, device = self.computing, usual_device(self.device)
+        for part in parts_of(self.encoder, None, ()):
+            size = part.prepared(Preprocess()).image_size
+            refuse_too_large(size, self.batch_size or choose_batch_size(device))
         images = self.images()
-        encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
-        own = self.image_size is None and self.crop is None
-        chosen = replace(encoder.preprocess, invert=self.invert) if own else asked
+        encoder = build_encoder(self.encoder, weights=self.weights)
         try:
             done = extract(
                 images,
                 encoder,
                 out,
                 encoder_name=without_directory(self.encoder),
-                preprocess=chosen.of_pictures(self.resize),
-                options=self,
+                preprocess=encoder.preprocess.of_pictures(self.resize),
+                options=options,
                 weights=origin(self.encoder, self.weights),
-                test_share=self.record_share,
+                test_share=self.image_share,
             )
         except UnreadableImage as error:
             raise ValueError(f"{error} (or pass --skip-unreadable)") from error
@@ -93,6 +93,8 @@ class Run(ExtractOptions, ImageOptions):
             return partial
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
         print("\n".join(summary(done, images, out)))
+        if self.one_user:
+            print("users      all rows are one owner's, as --one-user says")
         return out
 
 

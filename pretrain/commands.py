@@ -90,7 +90,7 @@ class Simclr:
         from pretrain.sources import open_images
 
         device = usual_device(self.device)
-        unlabelled: Any = {"splits": ["train"], "label_column": "", "user_column": ""}
+        unlabelled: Any = {"splits": ["train"], "columns": "label=,user="}
         images = torch.cat([_pixels(open_images(s, **unlabelled)) for s in self.data])
         partial, start = out.with_name(f"{out.name}.partial"), time.perf_counter()
         encoder, history = simclr.pretrain(
@@ -210,8 +210,6 @@ class Probe:
     """Encoder, named as for `python -m embed run`."""
     weights: str | None = None
     """Weights for an --encoder that is named by its architecture, as for `python -m embed run`."""
-    image_size: int | None = None
-    """Pixels of the encoder's square input (default: as in `python -m embed run`)."""
     baselines: bool = True
     """Also measure the untrained network, and PCA of pixels with as many dimensions."""
     l2_reg: float | None = None
@@ -227,7 +225,12 @@ class Probe:
         """Measures and prints percentages."""
         import torch
 
-        from pretrain.encoder import build_encoder, encoder_hash, origin
+        from pretrain.encoder import (
+            build_encoder,
+            encoder_hash,
+            origin,
+            without_directory,
+        )
         from pretrain.resnet import SmallResNet
         from pretrain.sources import open_images
 
@@ -239,7 +242,7 @@ class Probe:
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
             raise ValueError(f"{self.data} must have a training and a test split, got one")
-        encoder = build_encoder(self.encoder, weights=self.weights, image_size=self.image_size)
+        encoder = build_encoder(self.encoder, weights=self.weights)
         scores = {"encoder": self._score(encoder, train, test)}
         if self.baselines and isinstance(encoder, SmallResNet):
             untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
@@ -250,10 +253,10 @@ class Probe:
             "command": "probe",
             "data": images.name,
             "rows": [len(train), len(test)],
-            "encoder": Path(self.encoder).name,
+            "encoder": without_directory(self.encoder),
             "encoder_hash": encoder_hash(encoder),
             "weights": origin(self.encoder, self.weights),
-            "image_size": self.image_size,
+            "preprocess": encoder.preprocess.to_json(),
             "l2_reg": self.l2_reg,
             "accuracy": scores,
             "versions": versions(*LIBRARIES),
@@ -268,7 +271,7 @@ class Probe:
 
         from pretrain.probe import embed_all
 
-        device, preprocess = usual_device(self.device), encoder.prepared_for(self.image_size)
+        device, preprocess = usual_device(self.device), encoder.preprocess
         encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         x, z = (embed_all(encoder, _pixels(part), preprocess) for part in (train, test))
         return self._accuracies(x, z, train, test)

@@ -20,6 +20,7 @@ from pretrain.encoders.composed import (
     MIRRORED,
     Concat,
     Mirrored,
+    Part,
     hash_of_parts,
     joined,
     parts_of,
@@ -34,6 +35,7 @@ KINDS = (
     *("timm:NAME", "hf:NAME", "hf:DIR", "simclrv2:NAME"),
     *("resnet50-v1", "a checkpoint's path", *SHIPPED, f"{MIRRORED}any of these"),
     f"{JOINED}several of them joined by +",
+    "each with @PIXELS,crop=SHARE,invert after it",
 )
 
 
@@ -47,7 +49,8 @@ def build_encoder(
             weights, `hf:NAME` or `hf:DIR` of Hugging Face's transformers; the path of one of our
             checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
             these averages over a picture and its mirror image; `concat:A@128+B` puts embeddings of
-            several beside one another, each of pictures of its own size.
+            several beside one another. What follows @ is done to pictures before the network, see
+            `Part.named`: `NAME@224,crop=0.875,invert`.
         weights: required for an architecture, optional for a model, not taken by a checkpoint: a
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
             with torchvision's names), FILE#KEY for the network below a key or prefix, "random" for
@@ -58,23 +61,34 @@ def build_encoder(
             that the name implies.
 
     Returns:
-        The network in evaluation mode. Its `preprocess` is what its authors do to pictures.
+        The network in evaluation mode. Its `preprocess` is what its authors do to pictures, or
+        what the name says.
 
     Raises:
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
     if name.startswith(JOINED):
         check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
-        parts = parts_of(name, weights, BUILDERS)
         pairs = []
-        for part, size, own in parts:
-            found = build_encoder(part, weights=own, seed=seed, image_size=size)
-            pairs.append((found, found.prepared_for(size)))
-        return Concat(pairs).eval()
+        parts = parts_of(name, weights, BUILDERS)
+        for part in parts:
+            found = build_encoder(
+                part.name, weights=part.weights, seed=seed, image_size=part.image_size
+            )
+            pairs.append((found, part._replace(invert=False).prepared(found.preprocess)))
+        whole = Concat(pairs).eval()
+        whole.preprocess = Preprocess(invert=parts[0].invert)  # once, before all parts
+        return whole
     if name.startswith(MIRRORED + JOINED):
         raise ValueError(
             f"encoder must be concat:mirrored:A+B, not mirrored as a whole, got {name}"
         )
+    part = Part.named(name)
+    if part.name != name:
+        check.left_out(f"for {name}", image_size=image_size)
+        found = build_encoder(part.name, weights=weights, seed=seed, image_size=part.image_size)
+        found.preprocess = part.prepared(found.preprocess)
+        return found
     if name.startswith(MIRRORED):
         inner = build_encoder(within(name), weights=weights, seed=seed, image_size=image_size)
         return Mirrored(inner).eval()
@@ -107,7 +121,7 @@ def origin(name: str, weights: str | None) -> str:
         return "+".join(
             origin(part.name, part.weights) for part in parts_of(name, weights, BUILDERS)
         )
-    name = within(name)
+    name = within(Part.named(name).name)
     if name in SHIPPED:
         return "shipped"
     if weights in ("package", "hub", "random"):
@@ -118,10 +132,15 @@ def origin(name: str, weights: str | None) -> str:
 
 
 def without_directory(name: str) -> str:
-    """Name of an encoder for files that others read: a path is reduced to its last part."""
+    """Name of an encoder for files that others read: a path is reduced to its last part.
+
+    What is done to pictures is left out, since they have it in its own place, except for parts of
+    `concat:`.
+    """
     if name.startswith(JOINED):
-        parts = parts_of(name, None, ())
+        parts = [part._replace(invert=False) for part in parts_of(name, None, ())]
         return joined([part._replace(name=without_directory(part.name)) for part in parts])
+    name = Part.named(name).name
     if name.startswith(MIRRORED):
         return MIRRORED + without_directory(within(name))
     kind, colon, rest = name.partition(":")

@@ -77,7 +77,7 @@ def _opened(source: str, reading: Reading) -> ImageSet:
         raise ValueError(f"layout must be left out for {source}, which is no folder")
     if reading.encoding is not None and kind != "csv":
         raise ValueError(f"encoding must be left out for {source}, which is no csv file")
-    given = {part: name for part, name in reading.columns.items() if name}
+    given = {part: name for part, name in reading.named_columns.items() if name}
     if given and kind not in TABLES:
         raise ValueError(f"columns must be left out for {source}, which is no table, got {given}")
     if kind in TABLES and rest:

@@ -74,7 +74,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
     Args:
         out: the directory.
         given: paths, and names of image sets or encoders, which may be KIND:PATH or
-            mirrored:KIND:PATH, and several joined by +; None is ignored.
+            mirrored:KIND:PATH@PIXELS, and several joined by +; None is ignored.
 
     Raises:
         ValueError: an input lies there; replacing the directory would remove it.
@@ -84,6 +84,7 @@ def refuse_inputs(out: Path, given: Iterable[Path | str | None]) -> None:
             continue
         whole = str(name)
         parts = {whole, *(whole.split("+") if isinstance(name, str) else ())}
+        parts |= {part.rpartition("@")[0] for part in parts if isinstance(name, str)}
         words = [part.split(":") if isinstance(name, str) else [part] for part in parts]
         places = {":".join(each[start:]) for each in words for start in range(len(each))}
         for path in filter(None, places):

@@ -72,6 +72,11 @@ RIVALS = (
 OF_RIVALS = (
     *("learning-rate", "eps-frac", "eps-out-frac", "rho", "eta", "iterations", "graph", "edges"),
     *("half-width", "gradient-clip", "cut-rounds", "bits", "constants"),
+READS = ("embed run", "predict", "evaluate")  # commands that read pictures in any layout
+AFTER = "write it after the encoder's name, as in"
+FURTHER = (  # settings of `protect`
+    *("components", "rows", "test_rows", "batch", "step", "models", "steps", "victims"),
+    *("threshold", "half_width", "key_bits", "servers", "noise_levels", "variance_models"),
 )
 RETIRED = (
     Retired(
@@ -147,6 +152,34 @@ RETIRED = (
     Retired(("audit",), "--num-classes", SIZED),
     Retired(("audit",), "--min-survivors", SIZED),
     Retired(("audit",), "--releases", SIZED),
+    *(
+        Retired(READS, f"--{part}-column", f"type --columns {part}=NAME, several joined by commas")
+        for part in ("path", "label", "user", "split")
+    ),
+    Retired(("embed run",), "--split-by", "type --test-share user:0.2 or image:0.2"),
+    Retired(("embed run",), "--limit", "give a smaller set as --data"),
+    Retired(("embed run",), "--shard", "set RANK=i WORLD_SIZE=n for it, as torchrun does"),
+    Retired(("embed run",), "--shard-rows", "leave it out, as shards have 2,048 rows"),
+    Retired(
+        ("embed run",),
+        "--engine",
+        "leave it out, as the fastest that agrees with torch is taken (ExtractOptions in Python)",
+    ),
+    Retired(
+        ("embed run",),
+        "--compute",
+        "leave it out, as the processor decides (ExtractOptions in Python)",
+    ),
+    Retired(("embed run", "pretrain probe"), "--image-size", f"{AFTER} --encoder NAME@224"),
+    Retired(("embed run",), "--crop", f"{AFTER} --encoder NAME@224,crop=0.875"),
+    Retired(("embed run",), "--invert", f"{AFTER} --encoder NAME@invert"),
+    Retired(("embed run",), "--no-invert", "leave it out, as pictures are embedded as they are"),
+    *(
+        Retired(
+            ("protect",), f"--{name.replace('_', '-')}", f"give {name} in the file of --settings"
+        )
+        for name in FURTHER
+    ),
     Retired(("audit",), "--pipeline", "leave it out, as tests compare neighbours through commands"),
 )
 

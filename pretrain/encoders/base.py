@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pretrain.preprocess import Preprocess, Size
+from pretrain.preprocess import Preprocess
 
 
 class Encoder(nn.Module):
@@ -28,10 +28,6 @@ class Encoder(nn.Module):
     def beyond_weights(self) -> str:
         """Properties in which networks with equal weights may differ, for the encoder's hash."""
         return ""
-
-    def prepared_for(self, size: Size | None) -> Preprocess:
-        """Preprocessing of pictures for an input of this size; None: as its authors state."""
-        return self.preprocess if size is None else Preprocess(image_size=size)
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""

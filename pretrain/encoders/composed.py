@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,17 +57,57 @@ def within(name: str) -> str:
 
 
 JOINED = "concat:"
+_WORD = re.compile(r"\d+|crop=.*|invert")
 
 
 class Part(NamedTuple):
-    """One of the encoders that a name joins."""
+    """One encoder of a name, and what is done to pictures before it."""
 
     name: str
-    image_size: int | None  # pixels of its input; None: as its authors state
-    weights: str | None
+    image_size: int | None = None  # pixels of its input; None: as its authors state
+    weights: str | None = None
+    crop: float | None = None  # share of the shorter side that is kept; None: as they state
+    invert: bool = False  # 1 - x
 
     def __str__(self) -> str:
-        return self.name if self.image_size is None else f"{self.name}@{self.image_size}"
+        words = [] if self.image_size is None else [str(self.image_size)]
+        words += [] if self.crop is None else [f"crop={self.crop:g}"]
+        words += ["invert"] * self.invert
+        return f"{self.name}@{','.join(words)}" if words else self.name
+
+    @classmethod
+    def named(cls, name: str) -> "Part":
+        """Reads NAME@PIXELS,crop=SHARE,invert, where each of the three may be left out.
+
+        Raises:
+            ValueError: one of them twice, or a share that is no number.
+
+        Examples:
+            >>> Part.named("simclrv2:r50_1x_sk1@224,crop=0.875")
+            Part(name='simclrv2:r50_1x_sk1', image_size=224, weights=None, crop=0.875, invert=False)
+        """
+        plain, at, rest = name.rpartition("@")
+        words = rest.split(",")
+        if not (at and plain and all(map(_WORD.fullmatch, words))):
+            return cls(name)
+        found = [(word.partition("=")[0] if not word.isdecimal() else "pixels") for word in words]
+        if len(set(found)) < len(found):
+            raise ValueError(f"encoder must say each once after its @, got {name}")
+        given = dict(zip(found, words, strict=True))
+        share = given.get("crop", "crop=").removeprefix("crop=")
+        try:
+            crop = float(share) if "crop" in given else None
+        except ValueError as error:
+            raise ValueError(f"crop must be a number in (0, 1], got {share} in {name}") from error
+        size = int(given["pixels"]) if "pixels" in given else None
+        return cls(plain, size, None, crop, "invert" in given)
+
+    def prepared(self, own: Preprocess) -> Preprocess:
+        """What is done to pictures: as its authors state, unless size or crop is given."""
+        if self.image_size is None and self.crop is None:
+            return replace(own, invert=self.invert)
+        crop = 1.0 if self.crop is None else self.crop
+        return Preprocess(image_size=self.image_size, crop=crop, invert=self.invert)
 
 
 class Concat(Encoder):
@@ -116,7 +158,7 @@ def parts_of(name: str, weights: str | None, kinds: Iterable[str]) -> list[Part]
     """Parts of the name of an encoder, one of a name without the prefix.
 
     Args:
-        name: `concat:NAME@PIXELS+NAME`, the pixels where a part's input is scaled to a square.
+        name: `concat:NAME@PIXELS+NAME`, the parts as `Part.named` reads them.
         weights: one word or file for each part, joined by + (empty: its own), or one for all parts
             whose names begin with one of `kinds`.
         kinds: see there.
@@ -125,29 +167,25 @@ def parts_of(name: str, weights: str | None, kinds: Iterable[str]) -> list[Part]
         ValueError: another number of weights.
 
     Examples:
-        >>> [one, other] = parts_of("concat:timm:resnet18@64+simclr-small", "random", ["timm"])
-        >>> one
-        Part(name='timm:resnet18', image_size=64, weights='random')
-        >>> other
-        Part(name='simclr-small', image_size=None, weights=None)
+        >>> for part in parts_of("concat:timm:resnet18@64+simclr-small", "random", ["timm"]):
+        ...     print(part, part.weights)
+        timm:resnet18@64 random
+        simclr-small None
     """
     if not name.startswith(JOINED):
-        return [Part(name, None, weights)]
-    parts = [_sized(part) for part in name.removeprefix(JOINED).split("+")]
+        return [Part.named(name)._replace(weights=weights)]
+    parts = [Part.named(part) for part in name.removeprefix(JOINED).split("+")]
+    if len({part.invert for part in parts}) > 1:
+        raise ValueError(f"encoder must invert pictures for all of its parts, or none, got {name}")
     given = [weights or ""] if weights is None or "+" not in weights else weights.split("+")
     if len(given) == 1:
         takes = tuple(kinds)
-        given = [given[0] * (within(part).partition(":")[0] in takes) for part, _ in parts]
+        given = [given[0] * (within(part.name).partition(":")[0] in takes) for part in parts]
     if len(given) != len(parts):
         raise ValueError(f"weights must be one, or {len(parts)} joined by +, got {weights}")
-    return [Part(*part, own or None) for part, own in zip(parts, given, strict=True)]
+    return [part._replace(weights=own or None) for part, own in zip(parts, given, strict=True)]
 
 
 def joined(parts: Sequence[Part]) -> str:
     """Name of the encoder that has these parts; of a single one its own."""
     return JOINED + "+".join(map(str, parts)) if len(parts) > 1 else parts[0].name
-
-
-def _sized(part: str) -> tuple[str, int | None]:
-    name, at, size = part.rpartition("@")
-    return (name, int(size)) if at and size.isdecimal() else (part, None)

@@ -68,8 +68,8 @@ class TimmEncoder(Encoder):
         self.model = _created(name, image_size, pretrained)
         self.embedding_dim = int(getattr(self.model, "head_hidden_size", self.model.num_features))
         config = resolve_data_config({}, model=self.model)
-        self.preprocess = _preprocess(config)
-        self.preprocess = self.prepared_for(image_size)
+        own = _preprocess(config)
+        self.preprocess = own if image_size is None else Preprocess(image_size=image_size)
         self.normalise_by(config["mean"], config["std"])
 
     @classmethod

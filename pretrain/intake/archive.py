@@ -131,7 +131,7 @@ def _labels(archive: Npz, split: str, count: int, reading: Reading) -> Cells:
     name = f"y_{split}"
     if not count:
         raise ValueError(f"{archive.path}: {name} must label at least one image, got 0")
-    none = name not in archive or reading.label_column == ""
+    none = name not in archive or reading.named_columns.get("label") == ""
     return _cells(np.full(count, "") if none else _column(archive, name, count, wide=True), name)
 
 
@@ -163,7 +163,7 @@ def _users(
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """(N,) int64 users of all splits; names are numbered as they are sorted."""
     held = {split: f"writer_{split}" for split in counts if f"writer_{split}" in archive}
-    if not held or reading.user_column == "":
+    if not held or reading.named_columns.get("user") == "":
         return None, ()
     arrays = {name: _column(archive, name, counts[split]) for split, name in held.items()}
     if lacking := [split for split in counts if split not in held]:

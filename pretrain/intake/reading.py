@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from pretrain import check
@@ -11,6 +13,7 @@ from pretrain.intake.names import canonical_name, split_named
 Layout = Literal["auto", "class", "user-class", "flat"]
 MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
 PARTS = ("path", "label", "user", "split")  # of a table's row
+_PART = re.compile(rf"(?:^|,)({'|'.join(PARTS)})=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +31,12 @@ class PictureOptions(UnreadableOption):
 
     splits: tuple[str, ...] = ()
     """Splits to read, of train, test, val and evaluation (default: all that the data has)."""
-    path_column: str | None = None
-    """Column of files, or of the images themselves (default: `path`, `image` or another usual
-    name)."""
-    label_column: str | None = None
-    """Column of classes (default: `label`, `class`, `finding` or another usual name; without such a
-    column, or with '', the images are unlabelled)."""
+    columns: str | None = None
+    """Columns of a table, such as path=file,label=finding,user=hospital,split=part (default: these
+    four words or other usual names); `label=` alone: no labels."""
     label_is: str | None = None
     """Make two classes: images with this label, or finding, and the rest. Images with several
     findings need it; their findings may be a list, text such as a|b, or columns of 0 and 1."""
-    user_column: str | None = None
-    """Column of the user who owns the image (default: `user`, `patient`, `site` or another usual
-    name, if there is one and only one; '' for none)."""
-    split_column: str | None = None
-    """Column of train, test, val or evaluation (default: `split`; without such a column all images
-    are train)."""
     encoding: str | None = None
     """Encoding of a csv file, such as cp1252 (default: by its byte order mark, else UTF-8)."""
     layout: Layout = "auto"
@@ -89,6 +83,7 @@ class Reading(PictureOptions):
             object.__setattr__(self, "label_is", canonical_name(self.label_is))
             if not self.label_is:
                 raise ValueError("label_is must be the name of a label, got an empty one")
+        _ = self.named_columns
         if self.encoding is not None:
             _check_encoding(self.encoding)
         check.within("[8, 16]", **check.present(bits=self.bits))
@@ -97,11 +92,35 @@ class Reading(PictureOptions):
         if unknown := set(self.splits) - SPLITS.keys():
             raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
 
-    @property
-    def columns(self) -> dict[str, str]:
+    @cached_property
+    def named_columns(self) -> dict[str, str]:
         """Names of the columns that were given, by part: path, label, user, split; "" is none."""
-        parts = {part: getattr(self, f"{part}_column") for part in PARTS}
-        return check.present(**parts)
+        return named_columns(self.columns)
+
+
+def named_columns(columns: str | None) -> dict[str, str]:
+    """Names of columns by what they hold, of text as `PictureOptions.columns` has it.
+
+    A name may hold commas and equals signs. Raises ValueError for other text.
+
+    Examples:
+        >>> named_columns("path=file,label=finding, main,user=")
+        {'path': 'file', 'label': 'finding, main', 'user': ''}
+    """
+    start, *words = _PART.split(columns or "")
+    names = dict(zip(words[::2], words[1::2], strict=True))
+    if start or 2 * len(names) < len(words):
+        raise ValueError(
+            f"columns must be such as path=file,label=finding, each of {', '.join(PARTS)} once, "
+            f"got {columns!r}"
+        )
+    return names
+
+
+def without_column(columns: str | None, part: str) -> str:
+    """The columns, with none for a part that they do not name."""
+    named = part in named_columns(columns)
+    return ",".join(filter(None, [columns, "" if named else f"{part}="]))
 
 
 def _check_encoding(name: str) -> None:

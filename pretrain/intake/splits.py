@@ -51,8 +51,8 @@ def hold_out_users(images: ImageSet, share: float) -> ImageSet:
     check_test_share(images, share)
     if images.users is None:
         raise ValueError(
-            f"test_share must have users to divide (or pass --split-by record), got {images.name} "
-            "without any"
+            f"test_share must have users to divide (or pass --test-share image:{share:g}), "
+            f"got {images.name} without any"
         )
     each = np.unique(images.users[images.split == TRAIN])
     count = count_of_tests(len(each), share, "users")

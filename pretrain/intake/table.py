@@ -70,7 +70,7 @@ class Flags:
         """Raises ValueError if there are several such columns, which cannot be one label."""
         names = sorted(name for name, held in self.columns.items() if held and name)
         if len(names) > 1:
-            remedy = "--label-column '' for rows without labels"
+            remedy = "--columns label= for rows without labels"
             got = f"columns {', '.join(names)} (or pass {remedy})"
             raise several_findings(f"{where}: label", got, names)
 
@@ -91,22 +91,22 @@ def choose(
     """
     chosen: dict[str, str] = {}
     for part, names in USUAL.items():
-        named = reading.columns.get(part)
+        named = reading.named_columns.get(part)
         if named is None:
             chosen[part] = _usual(where, found, part, (*usual.get(part, ()), *names))
         else:
             chosen[part] = named and _named(where, found, part, named)
-    if reading.label_is and "label" not in reading.columns:
+    if reading.label_is and "label" not in reading.named_columns:
         own = [name for name in found if folded(name) == folded(reading.label_is)]
         if own and chosen["label"] not in ("", own[0]):
             raise ValueError(
-                f"label_column must be given for {where}, where --label-is {reading.label_is} may "
+                f"columns must give label= for {where}, where --label-is {reading.label_is} may "
                 f"be column {own[0]!r} or a label in column {chosen['label']!r}, got none"
             )
         chosen["label"] = own[0] if own else chosen["label"]
     if not chosen["path"]:
         raise ValueError(
-            f"path_column must be given for {where}, which has no 'path' or 'image' in its first "
+            f"columns must give path= for {where}, which has no 'path' or 'image' in its first "
             f"row, got columns {', '.join(found)}"
         )
     return chosen
@@ -117,13 +117,17 @@ def taken_by_synonym(
 ) -> list[str]:
     """Lines for the output: columns that were taken by another name than the plain one."""
     others, lines = [name for name in found if name and name not in chosen.values()], []
-    if not chosen["label"] and "label" not in reading.columns:
-        named = f", none in columns {', '.join(others)} (or pass --label-column)" if others else ""
+    if not chosen["label"] and "label" not in reading.named_columns:
+        named = (
+            f", none in columns {', '.join(others)} (or pass --columns label=NAME)"
+            if others
+            else ""
+        )
         lines.append(f"{where}: no labels: rows for public use or prediction only{named}")
     for part, name in chosen.items():
-        if name and part not in reading.columns and folded(name) not in PLAIN[part]:
-            option = f"--{part}-column chooses another, '' none"
-            option = option if part != "path" else "--path-column chooses another"
+        if name and part not in reading.named_columns and folded(name) not in PLAIN[part]:
+            option = f"--columns {part}=NAME chooses another"
+            option += f", {part}= none" if part != "path" else ""
             lines.append(f"{where}: {part} is column {name!r} ({option})")
     return lines
 
@@ -136,7 +140,7 @@ def is_finding(column: str, reading: Reading) -> bool:
 def _named(where: str, found: Sequence[str], part: str, named: str) -> str:
     alike = [name for name in found if name == named] or _alike(found, named)
     if len(alike) != 1:
-        rule = f"{part}_column must be one of {', '.join(found)}"
+        rule = f"columns must give {part}= one of {', '.join(found)}"
         raise ValueError(f"{where}: {rule}, got {named!r}")
     return alike[0]
 
@@ -148,13 +152,13 @@ def _usual(where: str, found: Sequence[str], part: str, names: Iterable[str]) ->
         alike = [each for each in found if each == name] or _alike(found, name)
         if len(alike) > 1 and not taken:
             raise ValueError(
-                f"{part}_column must be one of {', '.join(alike)} in {where}, got none"
+                f"columns must give {part}= one of {', '.join(alike)} in {where}, got none"
             )
         taken += [each for each in alike if each not in taken]
     plain = bool(taken) and folded(taken[0]) in PLAIN[part]
     if part == "user" and len(taken) > 1 and not plain:
         raise ValueError(
-            f"user_column must be given for {where}, whose users may be in any of the columns "
+            f"columns must give user= for {where}, whose users may be in any of the columns "
             f"{', '.join(taken)}, got none"
         )
     return taken[0] if taken else ""
@@ -218,7 +222,7 @@ class Table:
         said = taken_by_synonym(self.source, found, chosen, self.reading)
         self.notes += [note for note in said if note not in self.notes]
         self.is_finding = is_finding(chosen["label"], self.reading)
-        self.seeks_label = not chosen["label"] and "label" not in self.reading.columns
+        self.seeks_label = not chosen["label"] and "label" not in self.reading.named_columns
         return chosen
 
     def declare(self, classes: tuple[str, ...], part: str) -> None:

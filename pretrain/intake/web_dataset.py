@@ -33,9 +33,9 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     """Opens shards in the order given, samples in the order of the tar files.
 
     A sample is the members of a shard whose names are equal up to the first dot of their last part,
-    wherever they are in it. Its picture is the member that `path_column` names, else the one with a
-    picture's suffix; its columns are the other members by their extension (`cls`, `user`, ...) and
-    the fields of its `json`. Memory holds the offsets of pictures only.
+    wherever they are in it. Its picture is the member that `columns` names as path, else the one
+    with a picture's suffix; its columns are the other members by their extension (`cls`, `user`,
+    ...) and the fields of its `json`. Memory holds the offsets of pictures only.
 
     Raises:
         ValueError: a damaged shard, a sample of several pictures, pictures without labels beside
@@ -82,7 +82,7 @@ def _fill(
     table: Table, found: list[str], columns: dict[str, list[Cell]], alone: dict[str, str]
 ) -> None:
     """Adds the columns that are labels, users and splits to the names."""
-    picture = table.reading.path_column or "image"
+    picture = table.reading.named_columns.get("path") or "image"
     chosen = table.choose(list(dict.fromkeys([*found, picture])), path=(picture,))
     for part in OF_ROWS:
         column = columns.get(chosen[part], [])
@@ -103,7 +103,7 @@ def _fill(
 def _is_wanted(name: str, reading: Reading) -> bool:
     """Whether a column may be one that is used; the cells of others are not kept."""
     usual = {folded(each) for part in OF_ROWS for each in USUAL[part]}
-    named = {folded(each) for each in (*reading.columns.values(), reading.label_is) if each}
+    named = {folded(each) for each in (*reading.named_columns.values(), reading.label_is) if each}
     return folded(name) in usual | named
 
 
@@ -119,7 +119,8 @@ class _Sample:
 
 def _samples(shard: Path, reading: Reading) -> Iterator[_Sample]:
     samples: dict[str, _Sample] = {}
-    asked = reading.path_column and reading.path_column.lower()
+    asked = reading.named_columns.get("path")
+    asked = asked and asked.lower()
     for tar, member in _members(shard):
         hidden = any(map(left_by_systems, Path(member.name).parts))
         parts = None if hidden else NAME.fullmatch(member.name)
@@ -134,8 +135,8 @@ def _samples(shard: Path, reading: Reading) -> Iterator[_Sample]:
         if extension == asked or (asked is None and suffix in SUFFIXES):
             if sample.picture:
                 raise ValueError(
-                    f"{shard}: a sample must have one picture (or pass --path-column with the "
-                    f"extension of those to read), got {sample.picture[0]} and {member.name}, "
+                    f"{shard}: a sample must have one picture (or pass --columns path=NAME with "
+                    f"the extension of those to read), got {sample.picture[0]} and {member.name}, "
                     f"which are one since the key {key!r} ends at the first dot"
                 )
             sample.picture = (member.name, member.offset_data, member.size)

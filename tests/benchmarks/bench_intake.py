@@ -101,7 +101,7 @@ def write(rows: int, place: Path) -> dict[str, list[str]]:
 
 def measure(options: list[str], encoder: Path, out: Path) -> dict[str, float]:
     """Seconds and peak of memory of one extraction in its own process."""
-    command = [sys.executable, "-m", "embed", "run", "--data", *options]
+    command = [sys.executable, "-m", "tests.benchmarks.run_by", "--data", *options]
     command += ["--encoder", str(encoder), "--out", str(out), "--compute", "float32"]
     command += ["--engine", "torch"]  # the least memory, so that what pictures need can be seen
     began = time.perf_counter()

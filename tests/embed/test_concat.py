@@ -20,14 +20,14 @@ NAME = "concat:timm:resnet10t@32+simclr-small@16"
 
 def embedded(data: Path, out: Path, encoder: str, **options: object) -> EmbeddingSet:
     weights = "random" if "timm" in encoder else None
-    Run(data=str(data), encoder=encoder, weights=weights, out=out, engine="torch", **options).run()  # type: ignore[arg-type]
+    Run(data=str(data), encoder=encoder, weights=weights, out=out, **options).run()  # type: ignore[arg-type]
     return EmbeddingSet.open(out)
 
 
 def both(data: Path, folder: Path) -> list[Path]:
     parts = {"timm:resnet10t": 32, "simclr-small": 16}
     for number, (name, size) in enumerate(parts.items()):
-        embedded(data, folder / f"{number}", name, image_size=size)
+        embedded(data, folder / f"{number}", f"{name}@{size}")
     return [folder / "0", folder / "1"]
 
 
@@ -105,7 +105,7 @@ def test_a_transform_gives_each_encoder_the_same_public_variance(
 
 def test_what_cannot_be_joined_is_named(tmp_path: Path, archive: Path) -> None:
     first, second = both(archive, tmp_path)
-    halves = embedded(archive, tmp_path / "half", "simclr-small", limit=50)
+    halves = embedded(archive, tmp_path / "half", "simclr-small", splits=("train",))
     joined([first, second], tmp_path / "joined")
     unknown = tmp_path / "unknown"
     replace(EmbeddingSet.open(second), meta={}).save(unknown)

@@ -13,8 +13,10 @@ from embed import EmbeddingSet
 from embed.run import Run
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
+from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all
 from pretrain.sources import open_images
+from tests.benchmarks.run_by import RunBy
 from tests.embed import conftest
 from tests.embed.conftest import rows_in
 
@@ -29,7 +31,8 @@ def test_the_command_embeds_what_the_encoder_gives(
     tmp_path: Path, archive: Path, checkpoint: Path
 ) -> None:
     out = tmp_path / "out"
-    Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=32, compute="float32").run()
+    options: dict[str, Any] = {"shard_rows": 32, "compute": "float32"}
+    RunBy(data=str(archive), encoder=str(checkpoint), out=out, **options).run()
     opened, images = EmbeddingSet.open(out), open_npz(archive)
     pixels = torch.from_numpy(images.images(slice(None)))
     expected = embed_all(build_encoder(str(checkpoint)), pixels).numpy()
@@ -45,17 +48,42 @@ def test_the_command_embeds_what_the_encoder_gives(
 def test_options_of_the_command(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
     out = tmp_path / "out"
     options = {"data": str(archive), "encoder": str(checkpoint), "out": out}
-    half = Run(**options, dtype="float16", splits=("test",), limit=7, image_size=12, invert=True)
+    prepared = options | {"encoder": f"{checkpoint}@12,invert"}
+    half = Run(**prepared, dtype="float16", splits=("test",), batch_size=7)
     half.run()
     opened = EmbeddingSet.open(out)
     assert opened.embeddings.dtype == np.float16
-    assert opened.split.tolist() == [1] * 7
+    assert opened.split.tolist() == [1] * 20
+    assert opened.meta["encoder"] == checkpoint.name
+    assert opened.meta["batch_size"] == 7
+    assert opened.encoding is not None
+    assert opened.encoding.preprocess == Preprocess(image_size=12, invert=True, pictures=8)
     with pytest.raises(FileExistsError, match="must not exist"):
         Run(**options).run()
     Run(**options, overwrite=True).run()
     assert len(EmbeddingSet.open(out)) == 100
-    with pytest.raises(ValueError, match="limit must be >= 1"):
-        Run(**options, limit=0).run()
+
+
+def test_all_rows_are_one_owners(
+    tmp_path: Path, archive: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever is in the pictures; the owner's own test images are no other user's."""
+    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint), "one_user": True}
+    Run(**options, out=tmp_path / "out").run()
+    opened = EmbeddingSet.open(tmp_path / "out")
+    assert opened.users is not None
+    assert not np.asarray(opened.users).any()
+    assert (opened.split == 1).sum() == 20
+    said = capsys.readouterr().out
+    assert "users      1, of 100 rows each\n" in said
+    assert "users      all rows are one owner's, as --one-user says\n" in said
+    options["splits"] = ("train",)
+    Run(**options, test_share="image:0.2", out=tmp_path / "drawn").run()
+    assert (EmbeddingSet.open(tmp_path / "drawn").split == 1).sum() == 16
+    with pytest.raises(ValueError, match="two or more users to divide, got 1"):
+        Run(**options, test_share=0.2, out=tmp_path / "no").run()
+    with pytest.raises(ValueError, match="user= of columns must be left out with one_user, got w"):
+        Run(**options, columns="user=ward", out=tmp_path / "no").run()
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
@@ -104,13 +132,25 @@ def test_test_records_are_drawn_once_all_are_embedded(
 def test_the_command_divides_records(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
     options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint)}
     with pytest.raises(ValueError, match="test_share must be left out for images"):
-        Run(**options, test_share=0.2, split_by="record").run()
+        Run(**options, test_share="image:0.2").run()
     options["splits"] = ("train",)
-    Run(**options, test_share=0.2, split_by="record", out=tmp_path / "out").run()
+    Run(**options, test_share="image:0.2", out=tmp_path / "out").run()
     assert (EmbeddingSet.open(tmp_path / "out").split == 1).sum() == 16
-    for share, words in ((2.0, r"test_share must be in \(0, 1\)"), (0.2, "two or more records")):
+    Run(**options, test_share="user:0.2", out=tmp_path / "users").run()
+    Run(**options, test_share=0.2, out=tmp_path / "the-same").run()
+    users, same = (EmbeddingSet.open(tmp_path / name).split for name in ("users", "the-same"))
+    assert users.sum() == 16
+    assert np.array_equal(users, same)
+    such = r"a share such as 0\.2, user:0\.2 or image:0\.2, got"
+    for share, words in (
+        ("image:2", r"test_share must be in \(0, 1\)"),
+        ("image:.001", "test_share must take some of 80 images and leave some"),
+        ("record:0.2", such),
+        ("image:", such),
+        ("a fifth", such),
+    ):
         with pytest.raises(ValueError, match=words):
-            Run(**options, test_share=share, split_by="record", limit=1, out=tmp_path / "no").run()
+            Run(**options, test_share=share, out=tmp_path / "no").run()
     assert not list(tmp_path.glob("no*"))
 
 
@@ -229,8 +269,12 @@ def test_torchrun_shares_by_rank(
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        Run(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=16).run()
+        RunBy(data=str(archive), encoder=str(checkpoint), out=out, shard_rows=16).run()
         assert out.exists() == (rank == 1)
+    for rank in ("2", "one", "-1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(ValueError, match=f"RANK/WORLD_SIZE must be i/n .* got {rank}/2"):
+            Run(data=str(archive), encoder=str(checkpoint), out=out).run()
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(float("nan"), "float32"), (1e6, "float16")])

@@ -118,7 +118,7 @@ def test_users_of_some_splits_do_not_vanish(tmp_path: Path) -> None:
     ):
         open_npz(path)
     assert open_images(str(path), splits=["train"]).users is not None
-    assert open_images(str(path), user_column="").users is None
+    assert open_images(str(path), columns="user=").users is None
 
 
 def test_reference_archives(reference_data: Path) -> None:

@@ -17,20 +17,20 @@ STORED = 40  # pixels of most pictures
 # What a picture of any size becomes is the same by all of these, and another by each of those.
 SAME: dict[str, dict[str, Any]] = {
     "resize": {"resize": 32},
-    "image-size": {"image_size": 32},
-    "both": {"resize": 32, "image_size": 32},
-    "crop all": {"resize": 32, "crop": 1.0},
+    "image-size": {"after": "@32"},
+    "both": {"resize": 32, "after": "@32"},
+    "crop all": {"resize": 32, "after": "@crop=1.0"},
     "as stored": {"stored": 32},
-    "image-size as stored": {"stored": 32, "image_size": 32},
+    "image-size as stored": {"stored": 32, "after": "@32"},
 }
 OTHER: dict[str, dict[str, Any]] = {
     "resize": {"resize": 24},
-    "image-size": {"image_size": 24},
+    "image-size": {"after": "@24"},
     "as stored": {},
-    "twice": {"resize": 36, "image_size": 32},
+    "twice": {"resize": 36, "after": "@32"},
     "larger": {"resize": 64},
-    "crop": {"resize": 32, "crop": 0.5},
-    "inverted": {"resize": 32, "invert": True},
+    "crop": {"resize": 32, "after": "@crop=0.5"},
+    "inverted": {"resize": 32, "after": "@invert"},
     "oblong": {"stored": (32, 40)},
 }
 
@@ -59,12 +59,16 @@ def tiny_encoder(path: Path, seed: int = 0) -> Path:
 
 
 def embedded(root: Path, name: str, seed: int, *, rows: int = 8, **spelling: Any) -> Path:
-    """Embedding set ROOT/NAME of fresh pictures; `stored` is their size in the files."""
+    """Embedding set ROOT/NAME of fresh pictures; `stored` is their size in the files.
+
+    `after` follows the encoder's name.
+    """
     spelling = dict(spelling)
     data = draw(root / f"{name} pictures", rows, seed, spelling.pop("stored", STORED))
     checkpoint = root / "network.safetensors"
     if not checkpoint.exists():
         tiny_encoder(checkpoint)
-    given = {"layout": "class", "class_names": tuple(COLOURS), "engine": "torch"}
-    Run(data=str(data), encoder=str(checkpoint), out=root / name, **given, **spelling).run()
+    given = {"layout": "class", "class_names": tuple(COLOURS)}
+    encoder = f"{checkpoint}{spelling.pop('after', '')}"
+    Run(data=str(data), encoder=encoder, out=root / name, **given, **spelling).run()
     return root / name

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pretrain import check
-from pretrain.intake.reading import PictureOptions
+from pretrain.intake.reading import PictureOptions, without_column
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import numpy as np
@@ -70,8 +70,9 @@ class ModelPictures(PictureOptions, ModelSource):
 
         assert self.data is not None
         encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
-        unread = not labelled and self.label_column is None and self.label_is is None
-        options = replace(self, label_column="") if unread else self
+        unread = not labelled and self.label_is is None
+        columns = without_column(self.columns, "label") if unread else self.columns
+        options = replace(self, columns=columns)
         images = open_pictures(released, self.data, options)
         labels: np.ndarray | None = None
         if labelled:

@@ -1,10 +1,14 @@
 """`python -m train_distributed protect`: choose a protection and its strength by measurement."""
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pretrain import check
+from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed.commands.choices import Cost
@@ -16,9 +20,49 @@ if TYPE_CHECKING:  # the command imports what it needs when it runs
     from train_distributed.research.protection.training import FederatedTraining
 
 COMPONENTS, DIGITS_COMPONENTS = 768, 32
-LEAST = {"models": 1, "attacks": 1, "steps": 0, "rounds": 1}
-HEAD_DEFAULTS = {"step": 2.0, "rounds": 500, "models": 12, "attacks": 4, "steps": 20}
-IMAGE_DEFAULTS = {"step": 0.1, "rounds": 500, "models": 3, "attacks": 4, "steps": 0}
+OF_IMAGES = {"step": 0.1, "models": 3, "steps": 0}  # defaults of a network instead of a head
+
+
+class ProtectSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a study that its file may give; docs/protection.md explains each."""
+
+    components: int | None = None  # of the public embeddings; None: 768, or 32 without data
+    rows: int = 500  # most records of one client
+    test_rows: int = 2000  # for images
+    batch: int = 1  # S, records in one client's update
+    step: float = 2.0  # learning rate of a client's gradient step
+    models: int = 12  # M, models to attack
+    steps: int = 20  # training rounds R before a model is attacked
+    victims: int | None = None  # clients to attack; None: all
+    threshold: float = 0.9  # similarity above which a record counts as recovered
+    half_width: float = 1e-3  # δ of the box that a plaintext lies in, of the formulas only
+    key_bits: int = 2048  # of the shortest Paillier key to deploy
+    servers: int = 3  # J of secret sharing
+    noise_levels: int = 5  # to measure in addition to the formula's optimum
+    variance_models: int = 32  # from which the parameters' deviations are estimated
+
+    @classmethod
+    def read(cls, path: Path | None, *, images: bool) -> "ProtectSettings":
+        """Settings of a JSON file, defaults for the others; None: defaults alone.
+
+        Args:
+            path: the file.
+            images: whether a network of images is attacked, which has defaults of its own.
+
+        Raises:
+            ValueError: unreadable, an unknown name or a value of another type; names the file.
+        """
+        given: dict[str, Any] = {} if path is None else read_object(path)
+        if unknown := sorted(given.keys() - set(cls.__struct_fields__)):
+            known = ", ".join(cls.__struct_fields__)
+            raise ValueError(f"{path} must have names of {known}, got {', '.join(unknown)}")
+        for name, value in given.items():  # one by one, so that the error names the setting
+            try:
+                msgspec.convert({name: value}, cls)
+            except msgspec.ValidationError as error:
+                rule = str(error).partition(" - at")[0]
+                raise ValueError(f"{path}: {name}: {rule}, got {value!r:.80}") from error
+        return msgspec.convert((OF_IMAGES if images else {}) | given, cls)
 
 
 @dataclass(frozen=True)
@@ -42,44 +86,19 @@ class Protect:
     """Public embedding set: fits the transform, and the blind attacker guesses from it."""
     images: str | None = None
     """Image set with writers; the attacked model is a small convolutional network."""
-    components: int | None = None
-    """Principal components of the public embeddings to keep; without it 768, or 32 without data."""
     clients: int = 10
     """Number of clients whose models are summed."""
-    rows: int = 500
-    """Largest number of records of one client."""
-    test_rows: int = 2000
-    """Number of test images for --images."""
-    batch: int = 1
-    """Batch size S of one client's update."""
-    step: float | None = None
-    """Learning rate of a client's gradient step; without it 2 for a head, .1 for the network."""
-    rounds: int | None = None
-    """Training rounds before accuracy is measured; without it 500."""
-    models: int | None = None
-    """Number M of models to attack; without it 12 heads or 3 networks."""
-    steps: int | None = None
-    """Training rounds R before a model is attacked; without it 20 for a head, 0 for the network."""
-    attacks: int | None = None
-    """Number T of attacks on each model; without it 4."""
-    victims: int | None = None
-    """Number of clients to attack; without it all are attacked."""
-    threshold: float = 0.9
-    """Similarity above which a record counts as recovered, in (0, 1)."""
-    half_width: float = 1e-3
-    """Half-width δ of the box that a plaintext lies in; used by the formulas only."""
-    key_bits: int = 2048
-    """Shortest Paillier key to deploy, in bits."""
-    servers: int = 3
-    """Number J of servers for secret sharing."""
-    noise_levels: int = 5
-    """Number of noise levels to measure in addition to the formula's optimum."""
-    variance_models: int = 32
-    """Number of models from which the parameters' standard deviations are estimated."""
+    rounds: int = 500
+    """Training rounds before accuracy is measured."""
+    attacks: int = 4
+    """Number T of attacks on each model."""
     seeds: int = 3
     """Number of training runs per mechanism."""
     seed: int = 0
     """Seed of all randomness; the command is a simulation and protects no data."""
+    settings: Path | None = None
+    """JSON file with further settings, such as {"models": 36, "noise_levels": 8};
+    docs/protection.md lists all."""
     out: Path | None = None
     """Directory to write; without it a new one under runs/ is made."""
     overwrite: bool = False
@@ -96,15 +115,16 @@ class Protect:
         from train_distributed.research.protection.report import table
         from train_distributed.research.protection.study import run_study
 
-        given = (self.embeddings, self.public, self.images)
+        given = (self.embeddings, self.public, self.images, self.settings)
         out = output_directory(self.out, "protect", *given, overwrite=self.overwrite)
+        further = self._further
         preference, settings = self._preference(), self._settings()
         federation = self._federation()
-        models = federation.models(self._or("models"), self._or("steps"), self.seed)
-        victims = self.clients if self.victims is None else self.victims
-        counts = (self._or("attacks"), victims, self.seeds)
-        benchmark = AttackBenchmark(federation, self.threshold, tuple(models), *counts, self.seed)
-        study = run_study(benchmark, settings, self._or("steps"))
+        models = tuple(federation.models(further.models, further.steps, self.seed))
+        victims = self.clients if further.victims is None else further.victims
+        counts = (self.attacks, victims, self.seeds)
+        benchmark = AttackBenchmark(federation, further.threshold, models, *counts, self.seed)
+        study = run_study(benchmark, settings, further.steps)
         text = table(study, self.budget, preference, self.cost)
         with new_directory(out, overwrite=self.overwrite) as partial:
             self._write(partial, benchmark, study, preference, text)
@@ -123,22 +143,26 @@ class Protect:
         from train_distributed.research.protection.mechanisms import StudySettings
         from train_distributed.research.protection.study import check_settings
 
-        options = (self.key_bits, self.servers, self.noise_levels, self.variance_models)
-        settings = StudySettings(self.budget, self.half_width, *options)
+        further = self._further
+        settings = StudySettings(
+            budget=self.budget,
+            half_width=further.half_width,
+            key_bits=further.key_bits,
+            servers=further.servers,
+            noise_levels=further.noise_levels,
+            variance_models=further.variance_models,
+        )
         check.at_least(1, clients=self.clients, seeds=self.seeds)
         check.within("[0, 2^32)", seed=self.seed)
-        check.within("(0, 1)", threshold=self.threshold)
+        check.within("(0, 1)", threshold=further.threshold)
         check_settings(settings, self.clients)
-        for name, least in LEAST.items():
-            check.at_least(least, **{name: self._or(name)})
+        check.at_least(1, models=further.models, attacks=self.attacks, rounds=self.rounds)
+        check.at_least(0, steps=further.steps)
         return settings
 
-    def _or(self, name: str) -> int:
-        given = getattr(self, name)
-        return int(self._default(name)) if given is None else given
-
-    def _default(self, name: str) -> float:
-        return (HEAD_DEFAULTS if self.images is None else IMAGE_DEFAULTS)[name]
+    @cached_property
+    def _further(self) -> ProtectSettings:
+        return ProtectSettings.read(self.settings, images=self.images is not None)
 
     def _federation(self) -> "FederatedTraining":
         from embed import EmbeddingSet, PublicTransform
@@ -151,17 +175,18 @@ class Protect:
         )
         from train_distributed.simulation.digits import pixel_digits
 
+        further = self._further
         options = FederationOptions(
             clients=self.clients,
-            rows=self.rows,
-            batch=self.batch,
-            step=self._default("step") if self.step is None else self.step,
-            rounds=self._or("rounds"),
+            rows=further.rows,
+            batch=further.batch,
+            step=further.step,
+            rounds=self.rounds,
             seed=self.seed,
         )
         if self.images is not None:
             check.left_out("with images", embeddings=self.embeddings)
-            return image_federation(open_images(self.images), options, test_rows=self.test_rows)
+            return image_federation(open_images(self.images), options, test_rows=further.test_rows)
         if (self.embeddings is None) != (self.public is None):
             raise ValueError("embeddings and public must be given together, got one")
         widest = DIGITS_COMPONENTS if self.embeddings is None else COMPONENTS
@@ -170,7 +195,8 @@ class Protect:
         else:
             private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
             refuse_leak(public, private)
-        components = min(widest, public.dim) if self.components is None else self.components
+        usual = min(widest, public.dim)
+        components = usual if further.components is None else further.components
         transform = PublicTransform.fit(public, components=components)
         return head_federation(private, public, transform, options)
 
@@ -189,13 +215,12 @@ class Protect:
             draw_tradeoff,
         )
 
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
-        for name in ("embeddings", "public", "images", "out"):
-            settings[name] = None if settings[name] is None else Path(settings[name]).name
-        resolved = {n: self._or(n) for n in ("models", "steps", "attacks", "rounds")}
+        further, options = self._further, asdict(self)
+        for name in ("embeddings", "public", "images", "settings", "out"):
+            options[name] = None if options[name] is None else Path(options[name]).name
         report = {
             **provenance(),
-            "configuration": settings | resolved | {"step": benchmark.federation.options.step},
+            "configuration": options | msgspec.structs.asdict(further),
             "parameters": benchmark.federation.target.parameters,
             "paillier_arithmetic": arithmetic(),
             "simulation": True,
@@ -204,7 +229,7 @@ class Protect:
         }
         write_json(partial / "report.json", report)
         (partial / "table.txt").write_text(text + "\n", "utf-8")
-        title = f"{self.clients} clients, batch {self.batch}, threshold {self.threshold:g}"
+        title = f"{self.clients} clients, batch {further.batch}, threshold {further.threshold:g}"
         draw_tradeoff(study, self.budget, self.cost, partial / "tradeoff.png", title)
         if self.images is not None:
             draw_reconstructions(benchmark, partial / "reconstructions.png")

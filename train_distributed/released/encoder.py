@@ -12,7 +12,7 @@ from pretrain.encoder import (
     save_encoder,
 )
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import Part, joined, parts_of, within
+from pretrain.encoders.composed import JOINED, Part, joined, parts_of, within
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"
@@ -62,8 +62,13 @@ def named_encoder(
                 f"needed is {needed}"
             )
         weights = "+".join("" if origin == "shipped" else origin for origin in origins)
-    found = build_encoder(called, weights=weights, image_size=needed.preprocess.image_size)
+    part = Part(called) if called.startswith(JOINED) else Part.named(called)
+    found = build_encoder(part.name, weights=weights, image_size=needed.preprocess.image_size)
     check_encoder(found, needed, called)
+    if part.name != called:
+        asked = part.prepared(found.preprocess).of_pictures(needed.preprocess.pictures)
+        if not asked.same_as(needed.preprocess):
+            raise ValueError(f"encoder must take pictures as {needed} does, got {called}")
     return found
 
 

@@ -1,10 +1,10 @@
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pretrain.intake.decode import UnreadableImage
+from pretrain.intake.reading import named_columns
 from pretrain.sources import open_images
 
 
@@ -28,8 +28,8 @@ def test_columns_by_their_usual_names(write_csv, pictures, tmp_path: Path, endin
 @pytest.mark.parametrize("header", ["file;finding;clinic;part", "file\tfinding\tclinic\tpart"])
 def test_columns_by_other_names(write_csv, pictures, header: str) -> None:
     names = {"path": "file", "label": "finding", "user": "clinic", "split": "part"}
-    columns: dict[str, Any] = {f"{part}_column": name for part, name in names.items()}
-    images = open_images(write_csv(header), **columns)
+    columns = ",".join(f"{part}={name}" for part, name in names.items())
+    images = open_images(write_csv(header), columns=columns)
     assert images.class_names == ("cat", "dog", "owl")
     assert images.inferred  # nobody declared them
     assert images.labels.tolist() == pictures.numbers
@@ -105,10 +105,22 @@ def test_damaged_tables(tmp_path: Path, text: str | bytes, rule: str) -> None:
 
 def test_a_column_that_was_named_must_be_there(write_csv) -> None:
     for part in ("path", "label", "user", "split"):
-        columns: dict[str, Any] = {f"{part}_column": "nowhere"}
-        rule = f"{part}_column must be one of path, label, user, split, got 'nowhere'"
+        rule = f"columns must give {part}= one of path, label, user, split, got 'nowhere'"
         with pytest.raises(ValueError, match=rule):
-            open_images(write_csv(), **columns)
+            open_images(write_csv(), columns=f"{part}=nowhere")
+
+
+def test_columns_are_named_by_what_they_hold(tmp_path: Path, pictures) -> None:
+    """A column's own name may hold commas and equals signs; other words are refused."""
+    (tmp_path / "0.png").write_bytes(pictures.files[0])
+    header = b'file,"finding, main",a=b\n0.png,cat,anna\n'
+    source = written(tmp_path / "t.csv", header)
+    images = open_images(source, columns="path=file,label=finding, main,user=a=b")
+    assert (images.class_names, images.user_names) == (("cat",), ("anna",))
+    assert named_columns("label=,user=") == {"label": "", "user": ""}
+    for words in ("file", "file=path", "path=a,path=b", "lable=x,path=a", ","):
+        with pytest.raises(ValueError, match=r"columns must be such as path=file,label=finding"):
+            named_columns(words)
 
 
 def test_a_missing_file_is_unreadable_and_named(tmp_path: Path) -> None:

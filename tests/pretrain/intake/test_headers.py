@@ -45,7 +45,7 @@ def test_usual_headers(tmp_path: Path, capsys, header: str, said: Sequence[str])
     columns = header.split(",")
     for part, line in zip(said, lines, strict=True):
         place = ("path", "label", "user").index(part)
-        assert f"{part} is column {columns[place]!r} (--{part}-column" in line
+        assert f"{part} is column {columns[place]!r} (--columns {part}=NAME" in line
 
 
 def test_the_plain_header_comes_first(tmp_path: Path, capsys) -> None:
@@ -59,32 +59,30 @@ def test_the_plain_header_comes_first(tmp_path: Path, capsys) -> None:
 
 def test_what_may_be_the_users_is_not_guessed(tmp_path: Path) -> None:
     table = ("path,label,patient,site", "0.png,a,p,s", "1.png,b,q,s")
-    with pytest.raises(
-        ValueError, match=r"user_column must be given .* columns patient, site, got"
-    ):
+    with pytest.raises(ValueError, match=r"columns must give user= .* columns patient, site, got"):
         opened(tmp_path, *table)
-    assert users(opened(tmp_path, *table, user_column="Site")) == ["s", "s"]
-    assert opened(tmp_path, *table, user_column="").users is None
+    assert users(opened(tmp_path, *table, columns="user=Site")) == ["s", "s"]
+    assert opened(tmp_path, *table, columns="user=").users is None
     with pytest.raises(
-        ValueError, match=r"label_column must be one of Label, LABEL in .*, got none"
+        ValueError, match=r"columns must give label= one of Label, LABEL in .*, got none"
     ):
         opened(tmp_path, "path,Label,LABEL", "0.png,a,b")
-    with pytest.raises(ValueError, match="user_column must be one of path, label, got 'hospital'"):
-        opened(tmp_path, "path,label", "0.png,a", user_column="hospital")
+    with pytest.raises(
+        ValueError, match="columns must give user= one of path, label, got 'hospital'"
+    ):
+        opened(tmp_path, "path,label", "0.png,a", columns="user=hospital")
 
 
 def test_no_labels_are_said_with_the_columns_that_are_not_read(tmp_path: Path, capsys) -> None:
     assert not opened(tmp_path, "path,age,note", "0.png,40,x").labelled
     said = capsys.readouterr().err
     assert "no labels: rows for public use or prediction only, none in columns age, note" in said
-    assert not opened(tmp_path, "path,label", "0.png,a", label_column="").labelled
+    assert not opened(tmp_path, "path,label", "0.png,a", columns="label=").labelled
     assert capsys.readouterr().err == ""
 
 
 def test_the_first_row_must_name_a_column_of_files(tmp_path: Path) -> None:
-    rule = (
-        r"path_column must be given for .* 'path' or 'image' in its first row, got columns 0\.png"
-    )
+    rule = r"columns must give path= for .* 'path' or 'image' in its first row, got columns 0\.png"
     with pytest.raises(ValueError, match=rule):
         opened(tmp_path, "0.png,a", "1.png,b")
 

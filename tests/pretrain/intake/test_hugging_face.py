@@ -57,12 +57,12 @@ def test_its_splits(tmp_path: Path, pictures) -> None:
 def test_other_columns(tmp_path: Path, pictures) -> None:
     held = a_set(pictures).rename_column("label", "finding").rename_column("user", "ward")
     held.rename_column("image", "scan").save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved", user_column="ward")
+    images = open_images(f"hf:{tmp_path}/saved", columns="user=ward")
     assert [images.class_names[k] for k in images.labels] == pictures.labels
     assert images.users is not None
-    rule = "label_column must be one of scan, finding, ward, got 'label'"
+    rule = "columns must give label= one of scan, finding, ward, got 'label'"
     with pytest.raises(ValueError, match=rule):
-        open_images(f"hf:{tmp_path}/saved", label_column="label")
+        open_images(f"hf:{tmp_path}/saved", columns="label=label")
 
 
 def test_a_test_split_without_labels(tmp_path: Path, pictures) -> None:
@@ -101,7 +101,7 @@ def test_an_image_folder_with_metadata(tmp_path: Path, pictures) -> None:
         (tmp_path / "folder" / f"{k}.png").write_bytes(file)
         lines.append(f"{k}.png,{pictures.labels[k]},{pictures.users[k]}")
     (tmp_path / "folder" / "metadata.csv").write_text("\n".join(lines) + "\n")
-    images = open_images(f"hf:{tmp_path}/folder", label_column="finding", user_column="ward")
+    images = open_images(f"hf:{tmp_path}/folder", columns="label=finding,user=ward")
     rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
     assert (images.images(slice(None)) == pictures.pixels[rows]).all()
     assert images.labels.tolist() == [pictures.numbers[row] for row in rows]
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty must be a data set on disk, got"):
         open_images(f"hf:{tmp_path}/empty")
     datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"path_column must be given .* got columns a"):
+    with pytest.raises(ValueError, match=r"columns must give path= .* got columns a"):
         open_images(f"hf:{tmp_path}/saved")
 
 

@@ -187,7 +187,7 @@ def test_one_column_a_finding(tmp_path: Path, capsys) -> None:
         open_images(source)
     images = open_images(source, label_is="mass")
     assert (images.labels.tolist(), images.class_names) == (HAS_MASS, PAIR)
-    assert not open_images(source, label_column="").labelled
+    assert not open_images(source, columns="label=").labelled
     (tmp_path / "t.csv").write_text(TABLE.replace("1.png,1,1", "1.png,1,-1"))
     with pytest.raises(ValueError, match=r"several findings a picture: columns Mass, edema"):
         open_images(source)
@@ -200,10 +200,10 @@ def test_one_column_a_finding(tmp_path: Path, capsys) -> None:
     said = capsys.readouterr().err
     assert "no labels: rows for public use or prediction only, none in columns edema" in said
     (tmp_path / "t.csv").write_text("path,label,mass\n0.png,mass|edema,0\n1.png,edema,1\n")
-    with pytest.raises(ValueError, match=r"label_column must be given .* --label-is mass may be"):
+    with pytest.raises(ValueError, match=r"columns must give label= .* --label-is mass may be"):
         open_images(source, label_is="mass")
     for column, labels in (("mass", [0, 1]), ("label", [1, 0])):
-        found = open_images(source, label_is="mass", label_column=column)
+        found = open_images(source, label_is="mass", columns=f"label={column}")
         assert found.labels.tolist() == labels
 
 

@@ -64,14 +64,14 @@ def test_several_files_are_one_table(tmp_path: Path, pictures) -> None:
         table = pa.table({"image": pictures.files[rows], "finding": pictures.labels[rows]})
         pq.write_table(table, tmp_path / f"part-{part}.parquet")
     for pattern in ("part-*.parquet", "part-{0..2}.parquet"):
-        images = open_images(f"parquet:{tmp_path}/{pattern}", label_column="finding")
+        images = open_images(f"parquet:{tmp_path}/{pattern}", columns="label=finding")
         assert images.class_names == ("cat", "dog", "owl")
         assert images.labels.tolist() == pictures.numbers
         assert (images.images(np.array([11, 0, 5])) == pictures.pixels[[11, 0, 5]]).all()
         assert images.image_name(5) == "part-1.parquet 1"
         assert images.place(5) == f"{tmp_path}/part-1.parquet: row 1 (part-1.parquet 1)"
     two = open_images(
-        f"parquet:{tmp_path}/part-2.parquet::{tmp_path}/part-0.parquet", label_column=""
+        f"parquet:{tmp_path}/part-2.parquet::{tmp_path}/part-0.parquet", columns="label="
     )
     assert (two.images(slice(None)) == pictures.pixels[[8, 9, 10, 11, 0, 1, 2, 3]]).all()
     assert not two.labelled
@@ -165,11 +165,11 @@ def test_what_is_wrong_is_named(tmp_path: Path, pictures) -> None:
     with pytest.raises(ValueError, match=r"braces must be closed, got .*\{0"):
         open_images(f"parquet:{tmp_path}/{{0..2.parquet")
     pq.write_table(pa.table({"a": [1], "b": [2]}), place)
-    with pytest.raises(ValueError, match=r"path_column must be given .* got columns a, b"):
+    with pytest.raises(ValueError, match=r"columns must give path= .* got columns a, b"):
         open_images(f"parquet:{place}")
-    with pytest.raises(ValueError, match="label_column must be one of a, b, got 'c'"):
-        open_images(f"parquet:{place}", path_column="a", label_column="c")
-    images = open_images(f"parquet:{place}", path_column="a")
+    with pytest.raises(ValueError, match="columns must give label= one of a, b, got 'c'"):
+        open_images(f"parquet:{place}", columns="path=a,label=c")
+    images = open_images(f"parquet:{place}", columns="path=a")
     with pytest.raises(UnreadableImage, match="row 0 must hold an image's bytes or its path, got"):
         images.images(slice(None))
     pq.write_table(pa.table({"image": [pictures.files[0], None, b"?"]}), place)

@@ -66,7 +66,11 @@ def test_rows_held_out_for_evaluation_stay_so() -> None:
     ("images", "share", "rule"),
     [
         (a_set([0, 1], [0, 1]), 0.5, "test_share must be left out for set, which has test images"),
-        (a_set(None), 0.5, r"test_share must have users to divide \(or pass --split-by record\)"),
+        (
+            a_set(None),
+            0.5,
+            r"test_share must have users to divide \(or .*--test-share image:0\.5\)",
+        ),
         (a_set([7, 7]), 0.5, "test_share must have two or more users to divide, got 1"),
     ],
 )

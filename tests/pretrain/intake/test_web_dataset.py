@@ -41,7 +41,7 @@ def test_shards(shards: str, pictures, tmp_path: Path) -> None:
     assert (images.images(order) == pictures.pixels[order]).all()
     assert images.image_name(6) == "s-001.tar/x/0006.png"
     assert images.place(6) == f"{tmp_path}/s-001.tar/x/0006.png"
-    by_name = open_images(f"wds:{tmp_path}/s-*.tar", label_column="finding")
+    by_name = open_images(f"wds:{tmp_path}/s-*.tar", columns="label=finding")
     assert by_name.class_names == ("cat", "dog", "owl")
 
 
@@ -73,7 +73,7 @@ def test_samples_of_several_pictures_and_of_none(tmp_path: Path, pictures) -> No
     members = {"0.left.png": a, "0.right.png": b, "readme": b"", "1.cls": b"3", "2.right.png": c}
     with pytest.raises(ValueError, match=r"must have one picture .* got 0\.left\.png and 0\.right"):
         open_images(tar(tmp_path / "s.tar", members))
-    right = open_images(f"wds:{tmp_path}/s.tar", path_column="right.png", label_column="")
+    right = open_images(f"wds:{tmp_path}/s.tar", columns="path=right.png,label=")
     assert tuple(name for name, _ in right.skipped) == ("s.tar/readme", "s.tar/1")
     assert (right.images(slice(None)) == pictures.pixels[[1, 2]]).all()
 
@@ -87,8 +87,10 @@ def test_names_longer_than_a_tar_s_field(tmp_path: Path, pictures) -> None:
 
 def test_what_is_wrong_is_named(tmp_path: Path, pictures, shards: str) -> None:
     place = tmp_path / "s-000.tar"
-    with pytest.raises(ValueError, match=r"label_column must be one of cls, finding.*, got 'age'"):
-        open_images(shards, label_column="age")
+    with pytest.raises(
+        ValueError, match=r"columns must give label= one of cls, finding.*, got 'age'"
+    ):
+        open_images(shards, columns="label=age")
     for columns, rule in (
         ({"0.png": pictures.files[0], "0.json": b"{"}, r"0\.json must be text, got"),
         ({"0.png": pictures.files[0], "0.json": b"[]"}, r"0\.json must be a JSON object, got list"),
@@ -185,7 +187,7 @@ def test_labels_without_pictures_beside_pictures_without_labels(
         return
     with pytest.raises(ValueError, match=rule):
         open_images(source)
-    images = open_images(source, label_column="")
+    images = open_images(source, columns="label=")
     assert (len(images), len(images.skipped)) == (3, 3)
 
 

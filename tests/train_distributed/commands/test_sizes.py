@@ -149,11 +149,10 @@ def test_equal_spellings_give_equal_rows(tmp_path: Path, size: int) -> None:
     encoder = str(tiny_encoder(tmp_path / "network.safetensors"))
     for shape in ((40, 40), (40, 57), (61, 40)):
         data = str(draw(tmp_path / str(shape), 3, 5, shape))
-        given = {"data": data, "encoder": encoder, "engine": "torch"}
         rows = []
-        for name, more in {"a": {"resize": size}, "b": {"image_size": size}}.items():
+        for name, after, resize in (("a", "", size), ("b", f"@{size}", None)):
             out = tmp_path / f"{shape} {name}"
-            Run(**given, out=out, **more).run()  # pyright: ignore[reportArgumentType]
+            Run(data=data, encoder=encoder + after, out=out, resize=resize).run()
             rows.append(EmbeddingSet.open(out).embeddings)
         assert np.array_equal(*rows)
 
@@ -175,8 +174,7 @@ def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) ->
     for folder, resize in (("bare", None), ("sized", 40)):
         for size, name in zip((24, 32), names, strict=True):
             out = tmp_path / folder / str(size)
-            sizes = {"image_size": size, "resize": resize}
-            Run(data=data, encoder=name, out=out, engine="torch", **sizes).run()
+            Run(data=data, encoder=f"{name}@{size}", out=out, resize=resize).run()
     sets = [tmp_path / "bare" / size for size in ("24", "32")]
     with pytest.raises(ValueError, match=r"one size \(with one --resize.* 24 x 24 px.* 32 x 32 px"):
         Concat(sets=tuple(sets), out=tmp_path / "joined").run()
@@ -186,7 +184,6 @@ def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) ->
         data=data,
         encoder="concat:simclr-small@24+mirrored:simclr-small@32",
         out=tmp_path / "once",
-        engine="torch",
     ).run()
     once = EmbeddingSet.open(tmp_path / "once")
     assert np.array_equal(joined.embeddings, once.embeddings)

@@ -51,12 +51,12 @@ CASES = table(
     (f"{RUN} csv:no.csv", r"no\.csv: No such file"),
     (f"{RUN} csv:t.csv", r"t\.csv must have a first row .* empty", put("t.csv", "")),
     (
-        f"{RUN} csv:table.csv --label-column finding",
-        r"table\.csv: label_column must be one of path, .* got 'finding'",
+        f"{RUN} csv:table.csv --columns label=finding",
+        r"table\.csv: columns must give label= one of path, .* got 'finding'",
     ),
     (
         f"{RUN} csv:t.csv",
-        r"path_column must be given for t\.csv, .* got columns a, b",
+        r"columns must give path= for t\.csv, .* got columns a, b",
         put("t.csv", "a,b\n1,2\n"),
     ),
     (
@@ -93,10 +93,16 @@ CASES = table(
     (f"{RUN} pictures --class-names red red", r"class_names must .*got"),
     (f"{RUN} private.npz --num-classes 0", r"num_classes must be in \[2, \d+\], got 0"),
     (f"{RUN} private.npz --num-classes {10**12}", r"num_classes must be in \[2, \d+\], got 10"),
-    (f"{RUN} pictures --limit -1", r"limit must be >= 1, got -1"),
     (f"{RUN} pictures --test-share 2", r"test_share must be in \(0, 1\), got 2"),
+    (f"{RUN} pictures --test-share row:0.2", r"test_share must be a share such .* got row:0\.2"),
+    (f"{RUN} pictures --test-share 0.2", r"must have users .* image:0\.2\), got pictures"),
+    (
+        f"{RUN} csv:table.csv --one-user --columns user=user",
+        r"user= of columns .* one_user, got user",
+    ),
+    (f"{RUN} csv:table.csv --columns file", r"columns must be such as path=file,.* got 'file'"),
     (f"{RUN} pictures --splits tset", r"splits must be of .* got \['tset'\]"),
-    (f"{RUN} pictures --user-column who", r"columns must be left out for pictures, .* got"),
+    (f"{RUN} pictures --columns user=who", r"columns must be left out for pictures, .* got"),
     (f"{RUN} private.npz --layout flat", r"layout must be left out for private\.npz"),
     (
         f"{RUN} pictures",

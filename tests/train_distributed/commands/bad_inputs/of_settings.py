@@ -17,11 +17,17 @@ RIVAL = "rival {} --embeddings private --public public"
 REHEARSE = "rehearse --public public --users 4 --rows-per-user 12 --num-classes 2"
 SWEEP = "sweep frontier --embeddings private --public public"
 AUDIT = "audit --method discriminant"
+PROTECT = "protect --settings s.json"
 CAN = "audit --trials 16 --users 2 --method"
 INIT = "federation init --folder fed --hosts localhost --num-classes 2 --parties"
 INIT_OF_TWO = f"{INIT} a.party.json b.party.json --transform transform.safetensors"
 FIT = "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm"
 PROMISE = {"epsilon": 1.0, "delta": 1e-5}
+
+
+def further(**settings: object) -> Spoil:
+    """A file `s.json` for `protect`."""
+    return put("s.json", json.dumps(settings))
 
 
 def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
@@ -199,21 +205,33 @@ CASES = table(
     (f"{AUDIT} --out old", r"output directory must not exist .* got old"),
     ("protect --budget -1", r"budget must be .* got -1"),
     ("protect --clients 0", r"clients must be .* got 0"),
-    ("protect --threshold 2", r"threshold must be in \(0, 1\), got 2"),
+    (PROTECT, r"threshold must be in \(0, 1\), got 2", further(threshold=2)),
     ("protect --embeddings private", r"embeddings and public must be given together, got one"),
     ("protect --embeddings private --public foreign", r"one encoder"),
     ("protect --embeddings unlabelled --public public", r"embeddings must have labels"),
     ("protect --attacks 0", r"attacks must be >= 1, got 0"),
     ("protect --seed -1 --rounds 1", r"seed must be .* got -1"),
-    ("protect --servers 1", r"servers must be .* got 1"),
-    ("protect --key-bits 1024", r"key_bits must be >= 2048"),
-    ("protect --half-width 0", r"half_width must be finite and > 0"),
+    (PROTECT, r"servers must be .* got 1", further(servers=1)),
+    (PROTECT, r"key_bits must be >= 2048", further(key_bits=1024)),
+    (PROTECT, r"half_width must be finite and > 0", further(half_width=0)),
+    (PROTECT, r"s\.json must be a readable JSON object", put("s.json", "{")),
+    (PROTECT, r"s\.json must be a readable JSON object", put("s.json", '{"step": NaN}')),
+    (PROTECT, r"s\.json must be a JSON object, got list", put("s.json", "[]")),
+    (PROTECT, r"s\.json must have names of components, .* got model$", further(model=3)),
+    (PROTECT, r"s\.json: rows: Expected `int`, got `str`, got 'all'", further(rows="all")),
+    (PROTECT, r"s\.json: models: Expected `int`, got `bool`", further(models=True)),
+    (PROTECT, r"s\.json: step: Expected `float`, got `null`", further(step=None)),
+    ("protect --settings nowhere.json", r"nowhere\.json must be a readable JSON object"),
     ("protect --clients 2501", r"users must be in \[1, 2500\]"),
-    ("protect --models 0", r"models must be >= 1"),
+    (PROTECT, r"models must be >= 1", further(models=0)),
     ("protect --prefer-utility -1", r"prefer_utility must be in \[0, inf\)"),
     ("protect --prefer-utility 0", r"must not both be 0"),
     ("protect --images nowhere.npz", r"images must be"),
-    ("protect --clients 3 --models 1 --steps 0 --victims 4", r"victims must be in \[1, 3\]"),
+    (
+        f"{PROTECT} --clients 3",
+        r"victims must be in \[1, 3\]",
+        further(models=1, steps=0, victims=4),
+    ),
     ("account --epsilon 1", r"exactly two of .* must be given, got 1"),
     (
         "account --epsilon 1 --delta .1 --noise-multiplier 1",

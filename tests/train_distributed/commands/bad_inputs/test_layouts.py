@@ -46,7 +46,7 @@ def test_predict_reads_users_folders_tables_and_medmnist(say, folder: Path) -> N
     typed = ("predict", "--model", "model", "--evaluate")
     sources = {
         "users": ("--data", "by_user", "--layout", "user-class"),
-        "table": ("--data", "csv:table.csv", "--path-column", "path", "--label-column", "label"),
+        "table": ("--data", "csv:table.csv", "--columns", "path=path,label=label"),
         "medmnist": ("--data", "medmnist.npz"),
         "val": ("--data", "medmnist.npz", "--splits", "val"),
     }

@@ -35,18 +35,13 @@ def make(root: Path) -> None:
     rng = np.random.default_rng(0)
     _npz(root / "private.npz", rng, users=True)
     _npz(root / "public.npz", rng, users=False)
-    for name, data, encoder, crop in (
-        ("private", "private", "network", None),
-        ("public", "public", "network", None),
-        ("foreign", "public", "other", None),
-        ("cropped", "public", "network", 0.75),
+    for name, data, encoder in (
+        ("private", "private", "network.safetensors"),
+        ("public", "public", "network.safetensors"),
+        ("foreign", "public", "other.safetensors"),
+        ("cropped", "public", "network.safetensors@crop=0.75"),
     ):
-        EmbedRun(
-            data=str(root / f"{data}.npz"),
-            encoder=str(root / f"{encoder}.safetensors"),
-            crop=crop,
-            out=root / name,
-        ).run()
+        EmbedRun(data=str(root / f"{data}.npz"), encoder=str(root / encoder), out=root / name).run()
     _sets(root)
     _models(root)
     _ledgers(root)

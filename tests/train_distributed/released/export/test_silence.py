@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 import torch
 from embed.engines.forward import traced
-from embed.run import Run
+from tests.benchmarks.run_by import RunBy
 from train_distributed.released.export.programs import run_onnx, save_onnx
 
 class Classifier(torch.nn.Module):
@@ -26,7 +26,7 @@ class Classifier(torch.nn.Module):
         shares = pixels.float().mean((2, 3)).softmax(1)
         return shares.argmax(1), shares
 
-Run(data="images.npz", encoder="encoder.safetensors", out=Path("set"), engine="openvino").run()
+RunBy(data="images.npz", encoder="encoder.safetensors", out=Path("set"), engine="openvino").run()
 pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 save_onnx(traced(Classifier(), (pixels,)), {}, Path("model.onnx"))
 print(run_onnx(Path("model.onnx"))(pixels.numpy())[0].shape)

@@ -119,13 +119,14 @@ def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
     assert two.hits.tolist() == three.hits.tolist()
 
 
-SMALL = ["protect", "--rounds", "3", "--seeds", "1", "--models", "2", "--attacks", "1"]
-SMALL += ["--steps", "1", "--components", "3", "--noise-levels", "1", "--clients", "3"]
-SMALL += ["--variance-models", "8"]
+SMALL = ["protect", "--rounds", "3", "--seeds", "1", "--attacks", "1", "--clients", "3"]
+SMALL += ["--settings", "small.json"]
+SETTINGS = {"models": 2, "steps": 1, "components": 3, "noise_levels": 1, "variance_models": 8}
 
 
 def test_the_command_recommends_and_draws(call, tmp_path):
     pytest.importorskip("phe")
+    (tmp_path / "small.json").write_text(json.dumps(SETTINGS))
     code, printed, error = call(
         *SMALL, "--budget", ".3", "--prefer-utility", "1", "--prefer-efficiency", ".1", "--out", "o"
     )

@@ -18,6 +18,7 @@ from embed.centre import Centre
 from embed.engines.choice import trial_pictures
 from embed.hold_out import By, hold_out, random_keys
 from embed.run import Exclude, Run
+from tests.benchmarks.run_by import RunBy
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,
     aligned,
@@ -90,7 +91,9 @@ class PipelineAudit:
         place.mkdir()
         given = write_source(source, records, place / "source", self.classes)
         with _silence():
-            Run(**given, **self.encoder, **options, skip_unreadable=True, out=place / "rows").run()
+            RunBy(
+                **given, **self.encoder, **options, skip_unreadable=True, out=place / "rows"
+            ).run()
         return EmbeddingSet.open(place / "rows")
 
     def neighbours(self, source: str, **options: Any) -> Iterator[tuple[str, EmbeddingSet]]:

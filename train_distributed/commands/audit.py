@@ -20,6 +20,7 @@ FLOAT = ("dp-fl", "amp", "admm-dual", "admm-primal", "charter")  # methods witho
 CUTS = ("charter", "charter-sum")
 # Methods without a sum of users' noise that is opened to the audit: it takes no user's noise away.
 UNSHARED = ("centralised-softmax", "centralised-svm", "charter-sum", *FLOAT)
+TRIALS = 2000  # of each neighbour, where there are no canaries
 ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes some anew
 
 
@@ -47,8 +48,13 @@ class Audit:
     """Number of users whose sum is opened; the others drop out (default: all)."""
     releases: int = 1
     """Number of releases of the same data, the r-th with ε/r, whose promises compose."""
-    trials: int = 2000
-    """Number of releases of each neighbour; three times as many for float noise in `all`."""
+    canaries: int | None = None
+    """Number of records (or users) with random signs in one release, whose sum bounds epsilon if
+    its noise is Gaussian (default: 16384, or 1024 users where each needs its own; none for SGD,
+    rounds, evaluations and rivals; 0: by --trials alone)."""
+    trials: int | None = None
+    """Number of releases of each neighbour; three times as many for float noise in `all` (default:
+    2000 where there are no canaries, none where there are)."""
     confidence: float = 0.9999
     """Confidence of each lower bound: a method that keeps its promise is found to break it with a
     chance of at most 1 - confidence."""
@@ -70,8 +76,7 @@ class Audit:
         rows: list[dict[str, Any]] = []
         lines: list[str] = []
         for target in self._targets():
-            many = 3 if self.method == "all" and target.noise == "float" else 1
-            finding = attack(target, trials=many * self.trials, confidence=self.confidence)
+            finding = attack(target, **self._many(target), confidence=self.confidence)
             for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
                 print(line, flush=True)
                 lines.append(line)
@@ -84,6 +89,17 @@ class Audit:
             (partial / "table.txt").write_text("\n".join(lines) + "\n", "utf-8")
         print(f"{lines[-1]}; written: {out}")
         return Audited(out, broken)
+
+    def _many(self, target: "Target") -> dict[str, int]:
+        """Number of canaries, and of trials."""
+        from train_distributed.research.audit.one_run import most_canaries
+
+        most = most_canaries(target)
+        canaries = most if self.canaries is None else self.canaries
+        canaries = canaries if most or self.method != "all" else 0
+        trials = TRIALS * (not canaries) if self.trials is None else self.trials
+        many = 3 if self.method == "all" and target.noise == "float" else 1
+        return {"canaries": canaries, "trials": many * trials}
 
     def _targets(self) -> "tuple[Target, ...]":
         from train_distributed.research.audit.target import Target, by_servers, standing
@@ -133,19 +149,22 @@ class Audited:
 
 HEADINGS = (
     f"{'method':20} {'noise':8} {'users':>5} {'K':>2} {'promised (eps, delta)':>22}  "
-    f"{'eps at least':>12} {'by frequency':>12} {'by curve':>8}  worst pair"
+    f"{'eps at least':>12} {'by one run':>10} {'by frequency':>12} {'by curve':>8}  worst pair"
 )
 
 
 def _line(target: "Target", finding: "Finding") -> str:
     federation, claim = target.federation, finding.claim
-    curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
+    once, frequency, curve = (
+        "-" if bound is None else f"{bound:.3f}"
+        for bound in (finding.one_run, finding.clopper_pearson, finding.gaussian)
+    )
     promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
     verdict = "  BROKEN" if finding.broken else ""
     return (
         f"{target.method:20} {target.noise:8} {federation.users:5} {federation.num_classes:2} "
-        f"{promised:>22}  {finding.epsilon:12.3f} {finding.clopper_pearson:12.3f} {curve:>8}  "
-        f"{finding.pair}{verdict}"
+        f"{promised:>22}  {finding.epsilon:12.3f} {once:>10} {frequency:>12} {curve:>8}  "
+        f"{finding.pair or '-'}{verdict}"
     )
 
 

@@ -164,7 +164,7 @@ def _line(target: "Target", finding: "Finding") -> str:
     return (
         f"{target.method:20} {target.noise:8} {federation.users:5} {federation.num_classes:2} "
         f"{promised:>22}  {finding.epsilon:12.3f} {once:>10} {frequency:>12} {curve:>8}  "
-        f"{finding.pair or '-'}{verdict}"
+        f"{finding.pair or f'{finding.canaries} canaries'}{verdict}"
     )
 
 

@@ -113,21 +113,15 @@ class Canaries(WorstCase):
 
     def signed(self, signs: np.ndarray) -> EmbeddingSet:
         """The data set in which the (m,) canaries have these signs, ±1."""
-        x = np.zeros((self.users, self.rows, self.features), np.float32)
-        y = np.zeros((self.users, self.rows), np.int64)
-        y[:] = np.arange(self.rows) % 2
-        group = self.privacy.group_size
-        if not self.alone:
-            user, row = np.divmod(np.arange(self.count * group), self.rows)
-        elif self.privacy.unit == "user":
-            user, row = np.divmod(np.arange(self.count * group * self.rows), self.rows)
-        else:
-            user, row = np.divmod(np.arange(self.count * group), group)
-            row = self.rows - 1 - row
-        canary = np.arange(self.count).repeat(len(user) // self.count)
-        user = user + self.holders.start
-        x[user, row, canary % self.features] = FAR * signs[canary]
-        y[user, row] = canary // self.features
+        by_user, group = self.privacy.unit == "user", self.privacy.group_size
+        held = group * self.rows if by_user else group  # rows of a canary
+        canary, row = np.divmod(np.arange(self.count * held), held)
+        apart = self.rows if self.alone and not by_user else held
+        row += canary * apart + apart - held + self.holders.start * self.rows
+        x = np.zeros((self.users * self.rows, self.features), np.float32)
+        y = np.arange(self.users * self.rows) % self.rows % 2
+        x[row, canary % self.features] = FAR * signs[canary]
+        y[row] = canary // self.features
         return self.as_set(x, y)
 
 
@@ -164,8 +158,9 @@ def audit_once(
             f"whose sums are not Gaussian or not known without noise, got {canaries}"
         )
     case = Canaries.of(target.federation, canaries, alone=_alone(target))
-    # of an owner of so many rows, too
+    # no rounds, which one owner of so many rows would make; every canary's direction is kept
     fixed = {"rounds": 0} if target.method == "discriminant" else {}
+    fixed |= {"components": case.features} if "class_noise" in target.options else {}
     target = replace(target, federation=case, options={**target.options, **fixed})
     signs = 2 * np.random.default_rng(seed).integers(0, 2, canaries) - 1
     turned = signs.copy()
@@ -193,17 +188,6 @@ def audit_once(
     return OneRun(claim, tuple(mu))
 
 
-def _alone(target: Target) -> bool:
-    """Whether canaries of one user would be trained or clipped together, or are users."""
-    together = target.options.get("user_clip") is None and METHODS[target.method].sums_rows
-    return not together or target.federation.privacy.unit == "user"
-
-
-def _opened(released: Release) -> Tensor:
-    assert released.opened is not None
-    return released.opened
-
-
 def least_mu(opened: Tensor, known: list[Tensor], *, confidence: float) -> float:
     """Lower bound of g/σ from one sum; see the module.
 
@@ -225,3 +209,14 @@ def least_mu(opened: Tensor, known: list[Tensor], *, confidence: float) -> float
     quotient = min(t / spread, SHARPEST) if spread > 0 else math.copysign(SHARPEST, t)
     least = float(nctdtrinc(freedom, confidence, quotient))
     return max(0.0, least) * float((signed - turned).norm() / half.norm())
+
+
+def _alone(target: Target) -> bool:
+    """Whether canaries of one user would be trained or clipped together, or are users."""
+    together = target.options.get("user_clip") is None and METHODS[target.method].sums_rows
+    return not together or target.federation.privacy.unit == "user"
+
+
+def _opened(released: Release) -> Tensor:
+    assert released.opened is not None
+    return released.opened

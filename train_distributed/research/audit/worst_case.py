@@ -110,7 +110,7 @@ class WorstCase:
         return self.as_set(x, y)
 
     def as_set(self, x: np.ndarray, y: np.ndarray) -> EmbeddingSet:
-        """The set of (users, rows, features) rows with (users, rows) labels."""
+        """The set of rows and labels, user by user, in (users, rows) or one after another."""
         return EmbeddingSet(
             embeddings=x.reshape(-1, self.features),
             labels=y.reshape(-1),

@@ -20,7 +20,6 @@ FLOAT = ("dp-fl", "amp", "admm-dual", "admm-primal", "charter")  # methods witho
 CUTS = ("charter", "charter-sum")
 # Methods without a sum of users' noise that is opened to the audit: it takes no user's noise away.
 UNSHARED = ("centralised-softmax", "centralised-svm", "charter-sum", *FLOAT)
-TRIALS = 2000  # of each neighbour, where there are no canaries
 ROWS, ROWS_OF_CUTS = 3, 6  # of a user, where none are given; every cut takes some anew
 
 
@@ -49,12 +48,12 @@ class Audit:
     releases: int = 1
     """Number of releases of the same data, the r-th with ε/r, whose promises compose."""
     canaries: int | None = None
-    """Number of records (or users) with random signs in one release, whose sum bounds epsilon if
-    its noise is Gaussian (default: 16384, or 1024 users where each needs its own; none for SGD,
-    rounds, evaluations and rivals; 0: by --trials alone)."""
+    """Number of records or users with random signs in one release, whose sum bounds epsilon in
+    seconds if its noise is Gaussian; 0 for --trials alone (default: 16384, or 1024 where each needs
+    a user of its own; none for SGD, further rounds, evaluations and rivals)."""
     trials: int | None = None
-    """Number of releases of each neighbour; three times as many for float noise in `all` (default:
-    2000 where there are no canaries, none where there are)."""
+    """Number of releases of each neighbour, a bound without that assumption; three times as many
+    for float noise in `all` (default: 2000 where there are no canaries, none where there are)."""
     confidence: float = 0.9999
     """Confidence of each lower bound: a method that keeps its promise is found to break it with a
     chance of at most 1 - confidence."""
@@ -70,13 +69,14 @@ class Audit:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
-        from train_distributed.research.audit.attack import attack
+        from train_distributed.research.audit.attack import attack, numbers
 
         out = output_directory(self.out, "audit", overwrite=self.overwrite)
         rows: list[dict[str, Any]] = []
         lines: list[str] = []
         for target in self._targets():
-            finding = attack(target, **self._many(target), confidence=self.confidence)
+            many = numbers(target, self.trials, self.canaries, listed=self.method == "all")
+            finding = attack(target, **many, confidence=self.confidence)
             for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
                 print(line, flush=True)
                 lines.append(line)
@@ -89,17 +89,6 @@ class Audit:
             (partial / "table.txt").write_text("\n".join(lines) + "\n", "utf-8")
         print(f"{lines[-1]}; written: {out}")
         return Audited(out, broken)
-
-    def _many(self, target: "Target") -> dict[str, int]:
-        """Number of canaries, and of trials."""
-        from train_distributed.research.audit.one_run import most_canaries
-
-        most = most_canaries(target)
-        canaries = most if self.canaries is None else self.canaries
-        canaries = canaries if most or self.method != "all" else 0
-        trials = TRIALS * (not canaries) if self.trials is None else self.trials
-        many = 3 if self.method == "all" and target.noise == "float" else 1
-        return {"canaries": canaries, "trials": many * trials}
 
     def _targets(self) -> "tuple[Target, ...]":
         from train_distributed.research.audit.target import Target, by_servers, standing

@@ -21,13 +21,14 @@ from train_distributed.research.audit.lower_bound import (
     gaussian_epsilon,
     power_and_size,
 )
-from train_distributed.research.audit.one_run import audit_once
+from train_distributed.research.audit.one_run import audit_once, most_canaries
 from train_distributed.research.audit.target import Claim, Target
 from train_distributed.research.audit.worst_case import Neighbours
 
 TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
 RIDGE = 1e-9  # of the noise covariance, relative: releases that share noise make it singular
 CUTS = 201  # thresholds to choose from
+TRIALS = 2000  # size: of each neighbour, where there are no canaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,22 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """Everything found, by name, as JSON takes it."""
         return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
+
+
+def numbers(
+    target: Target, trials: int | None, canaries: int | None, *, listed: bool
+) -> dict[str, int]:
+    """Trials and canaries for `attack`, those left out by whether one release proves a bound.
+
+    Of a list, targets without canaries go by trials whatever is given, and float noise, which is
+    cheap, by three times as many.
+    """
+    most = most_canaries(target)
+    canaries = most if canaries is None or (listed and not most) else canaries
+    if trials is None:
+        trials = 0 if canaries else TRIALS
+    many = 3 if listed and target.noise == "float" else 1
+    return {"trials": many * trials, "canaries": canaries}
 
 
 def attack(

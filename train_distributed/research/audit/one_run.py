@@ -129,11 +129,14 @@ def most_canaries(target: Target) -> int:
     """Canaries that a release takes seconds with; 0: one release proves no bound.
 
     Its sums must be Gaussian, and known without their noise: SGD draws batches, and rounds of
-    gradients know the noise of all earlier sums.
+    gradients know the noise of all earlier sums. Canaries have classes of their own, for which a
+    list of shares, the `prior`, would be too short.
     """
-    answers = isinstance(target.federation, AnswersCase)
-    drawn = target.options.get("solver") == "sgd" or bool(target.options.get("rounds"))
-    if target.method not in METHODS or answers or drawn or target.releases > 1:
+    if target.method not in METHODS or isinstance(target.federation, AnswersCase):
+        return 0
+    options = target.options
+    drawn = options.get("solver") == "sgd" or options.get("rounds")
+    if drawn or target.releases > 1 or not isinstance(options.get("prior", ""), str):
         return 0
     return CANARIES_OF_USERS if _alone(target) else CANARIES
 
@@ -154,8 +157,8 @@ def audit_once(
     """
     if not most_canaries(target):
         raise ValueError(
-            f"canaries must be left out or 0 for method {target.method!r} with these settings, "
-            f"whose sums are not Gaussian or not known without noise, got {canaries}"
+            f"canaries must be left out or 0 for method {target.method!r} with these settings: one "
+            f"release proves no bound of them, got {canaries}"
         )
     case = Canaries.of(target.federation, canaries, alone=_alone(target))
     # no rounds, which one owner of so many rows would make; every canary's direction is kept

@@ -72,6 +72,7 @@ RIVALS = (
 OF_RIVALS = (
     *("learning-rate", "eps-frac", "eps-out-frac", "rho", "eta", "iterations", "graph", "edges"),
     *("half-width", "gradient-clip", "cut-rounds", "bits", "constants"),
+)
 READS = ("embed run", "predict", "evaluate")  # commands that read pictures in any layout
 AFTER = "write it after the encoder's name, as in"
 FURTHER = (  # settings of `protect`

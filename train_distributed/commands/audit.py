@@ -53,8 +53,13 @@ class Audit:
     config: Path | None = None
     """Options of the method and of the promise: configuration.json of `rehearse`, or a file of
     three lines as in docs/methods.md (default: the method's own; for rivals, their papers')."""
-    trials: int = 2000
-    """Number of releases of each neighbour; three times as many for float noise in a list."""
+    canaries: int | None = None
+    """Number of records or users with random signs in one release, whose sum bounds epsilon in
+    seconds if its noise is Gaussian; 0 for --trials alone (default: 16384, or 1024 where each needs
+    a user of its own; none for SGD, further rounds, evaluations and rivals)."""
+    trials: int | None = None
+    """Number of releases of each neighbour, a bound without that assumption; three times as many
+    for float noise in `all` (default: 2000 where there are no canaries, none where there are)."""
     confidence: float = 0.9999
     """Confidence of each lower bound: a method that keeps its promise is found to break it with a
     chance of at most 1 - confidence."""
@@ -70,7 +75,7 @@ class Audit:
             ValueError: a setting out of range.
             FileExistsError: the directory exists.
         """
-        from train_distributed.research.audit.attack import attack
+        from train_distributed.research.audit.attack import attack, numbers
 
         out = output_directory(self.out, "audit", self.config, overwrite=self.overwrite)
         rows: list[dict[str, Any]] = []
@@ -85,8 +90,8 @@ class Audit:
         )
         listed = settings.method in LISTS
         for target in self._list(settings.method) if listed else (self._target(settings),):
-            many = 3 if listed and target.noise == "float" else 1
-            finding = attack(target, trials=many * self.trials, confidence=self.confidence)
+            many = numbers(target, self.trials, self.canaries, listed=listed)
+            finding = attack(target, **many, confidence=self.confidence)
             for line in (() if rows else (HEADINGS,)) + (_line(target, finding),):
                 print(line, flush=True)
                 lines.append(line)
@@ -170,19 +175,22 @@ class Audited:
 
 HEADINGS = (
     f"{'method':20} {'noise':8} {'users':>5} {'K':>2} {'promised (eps, delta)':>22}  "
-    f"{'eps at least':>12} {'by frequency':>12} {'by curve':>8}  worst pair"
+    f"{'eps at least':>12} {'by one run':>10} {'by frequency':>12} {'by curve':>8}  worst pair"
 )
 
 
 def _line(target: "Target", finding: "Finding") -> str:
     federation, claim = target.federation, finding.claim
-    curve = "-" if finding.gaussian is None else f"{finding.gaussian:.3f}"
+    once, frequency, curve = (
+        "-" if bound is None else f"{bound:.3f}"
+        for bound in (finding.one_run, finding.clopper_pearson, finding.gaussian)
+    )
     promised = f"({claim.epsilon:.4g}, {claim.delta:g})"
     verdict = "  BROKEN" if finding.broken else ""
     return (
         f"{target.method:20} {target.noise:8} {federation.users:5} {federation.num_classes:2} "
-        f"{promised:>22}  {finding.epsilon:12.3f} {finding.clopper_pearson:12.3f} {curve:>8}  "
-        f"{finding.pair}{verdict}"
+        f"{promised:>22}  {finding.epsilon:12.3f} {once:>10} {frequency:>12} {curve:>8}  "
+        f"{finding.pair or f'{finding.canaries} canaries'}{verdict}"
     )
 
 

@@ -1,7 +1,12 @@
-"""The attack: release either neighbour many times, project, and count how often one can tell."""
+"""Two attacks: one release with many canaries, or many releases of two neighbours.
+
+`one_run` measures Gaussian noise, in one release. By trials, either neighbour is released many
+times, what was opened is projected, and the bound is how often one can tell: it assumes nothing of
+the noise, and is far below the truth.
+"""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,30 +21,34 @@ from train_distributed.research.audit.lower_bound import (
     gaussian_epsilon,
     power_and_size,
 )
+from train_distributed.research.audit.one_run import audit_once, most_canaries
 from train_distributed.research.audit.target import Claim, Target
 from train_distributed.research.audit.worst_case import Neighbours
 
 TUNING = 0.2  # share of the trials that choose direction and threshold, and prove nothing
 RIDGE = 1e-9  # of the noise covariance, relative: releases that share noise make it singular
 CUTS = 201  # thresholds to choose from
+TRIALS = 2000  # size: of each neighbour, where there are no canaries
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """Lower bounds that an attack proves, with the promise they are compared with."""
 
     claim: Claim
-    clopper_pearson: float  # ε at δ is at least this, whatever the mechanism
-    gaussian: float | None  # the same for a Gaussian curve; None: none is promised
-    confidence: float  # of both bounds together
-    trials: int  # releases of either data set
-    pair: str
-    separation: float  # of the projections: difference of means over standard deviation
+    clopper_pearson: float | None = None  # ε at δ is at least this, whatever the mechanism
+    gaussian: float | None = None  # the same for a Gaussian curve; None: none is promised
+    one_run: float | None = None  # the same for a sum whose noise is Gaussian, by one release
+    confidence: float  # of all bounds together
+    trials: int = 0  # releases of either data set
+    canaries: int = 0  # in the one release
+    pair: str = ""
+    separation: float | None = None  # of projections: difference of means over standard deviation
 
     @property
     def epsilon(self) -> float:
-        """The larger of the two lower bounds."""
-        return max(self.clopper_pearson, self.gaussian or 0.0)
+        """The largest of the lower bounds."""
+        return max(self.clopper_pearson or 0.0, self.gaussian or 0.0, self.one_run or 0.0)
 
     @property
     def broken(self) -> bool:
@@ -51,33 +60,64 @@ class Finding:
         return _finite(asdict(self) | {"epsilon_at_least": self.epsilon, "broken": self.broken})
 
 
-def attack(target: Target, *, trials: int, confidence: float = 0.9999) -> Finding:
-    """A lower bound of ε for the release as a whole.
+def numbers(
+    target: Target, trials: int | None, canaries: int | None, *, listed: bool
+) -> dict[str, int]:
+    """Trials and canaries for `attack`, those left out by whether one release proves a bound.
+
+    Of a list, targets without canaries go by trials whatever is given, and float noise, which is
+    cheap, by three times as many.
+    """
+    most = most_canaries(target)
+    canaries = most if canaries is None or (listed and not most) else canaries
+    if trials is None:
+        trials = 0 if canaries else TRIALS
+    many = 3 if listed and target.noise == "float" else 1
+    return {"trials": many * trials, "canaries": canaries}
+
+
+def attack(
+    target: Target, *, trials: int = 0, canaries: int = 0, confidence: float = 0.9999
+) -> Finding:
+    """A lower bound of ε for the release as a whole, by trials, by one release, or both.
 
     The attacker knows both data sets of the worst pair and the noise of the dishonest users; it
-    sees what the sums open. Clopper-Pearson bounds on a projection test: at most a fraction
-    1 − confidence of the audits of correct code finds it broken.
+    sees what the sums open. Clopper-Pearson bounds on a projection test, and `one_run`: at most a
+    fraction 1 − confidence of the audits of correct code finds it broken.
 
     Args:
         target: what is released.
-        trials: releases of either data set, at least 16: four tune the attack.
-        confidence: of the bounds, in (0, 1).
+        trials: releases of either data set, at least 16: four tune the attack; 0: none.
+        canaries: in the one release, at least 2; 0: no such release.
+        confidence: of all bounds together, in (0, 1).
 
     Raises:
         ValueError: an argument out of range, or a release that refuses its settings.
     """
-    check.at_least(16, trials=trials)
+    if trials or not canaries:
+        check.at_least(16, trials=trials)
+    if canaries:
+        check.at_least(2, canaries=canaries)
     check.within("(0, 1)", confidence=confidence)
     target.federation.validate()
     if not target.federation.privacy.private:
         raise ValueError("epsilon must be finite for an audit, got inf")
-    pair, shift = worst_pair(target)
-    claim = target.claim(pair.first)
-    drawn = [
-        torch.stack([target.opened(data) for _ in tqdm(range(trials), disable=None, leave=False)])
-        for data in (pair.first, pair.second)
-    ]
-    return judge(drawn[0], drawn[1], shift, claim, confidence=confidence, pair=str(pair))
+    each = 1 - (1 - confidence) / 2 if trials and canaries else confidence
+    once = audit_once(target, canaries=canaries, confidence=each) if canaries else None
+    if not trials:
+        assert once is not None
+        found = Finding(claim=once.claim, confidence=confidence)
+    else:
+        pair, shift = worst_pair(target)
+        drawn = [
+            torch.stack([target.opened(of) for _ in tqdm(range(trials), disable=None, leave=False)])
+            for of in (pair.first, pair.second)
+        ]
+        claim = target.claim(pair.first)
+        found = judge(drawn[0], drawn[1], shift, claim, confidence=each, pair=str(pair))
+    if once is None:
+        return found
+    return replace(found, one_run=once.epsilon, canaries=canaries, confidence=confidence)
 
 
 def worst_pair(target: Target) -> tuple[Neighbours, Tensor]:

@@ -91,22 +91,33 @@ class Target:
         if isinstance(self.federation, AnswersCase):
             evaluated = self.federation.summed(data, promise, self.noise)
             return evaluated.opened, evaluated.report
+        released = run_method(self.request(data, promise, seed=seed))
+        seen = released.weights if released.opened is None else released.opened
+        return seen.double().flatten(), released.report
+
+    def request(
+        self,
+        data: EmbeddingSet,
+        promise: Privacy | None = None,
+        *,
+        seed: torch.Generator | None = None,
+        **more: Any,
+    ) -> ReleaseRequest:
+        """What a release of a data set is asked for; `more` are further fields of it."""
         # Λ is the same whatever the noise, and with none
         fixed = {"l2_reg": 1.0} if rule_of(self.method).l2_reg else {}
-        request = ReleaseRequest(
+        return ReleaseRequest(
             embeddings=data,
             method=self.method,
-            privacy=promise,
+            privacy=promise or self.federation.privacy,
             transform=self.transform,
             noise=self.noise if seed is None else "float",
             generator=seed,
             min_survivors=self.federation.min_survivors,
             faults=FaultInjection(self.federation.dropped, self.federation.known_noise),
             options=fixed | dict(self.options),
+            **more,
         )
-        released = run_method(request)
-        seen = released.weights if released.opened is None else released.opened
-        return seen.double().flatten(), released.report
 
 
 @dataclass(frozen=True)

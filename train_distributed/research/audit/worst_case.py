@@ -107,6 +107,10 @@ class WorstCase:
         if self.features > 1:
             x[touched, 1] = FAR * math.sin(angle)
         y[touched] = label
+        return self.as_set(x, y)
+
+    def as_set(self, x: np.ndarray, y: np.ndarray) -> EmbeddingSet:
+        """The set of rows and labels, user by user, in (users, rows) or one after another."""
         return EmbeddingSet(
             embeddings=x.reshape(-1, self.features),
             labels=y.reshape(-1),

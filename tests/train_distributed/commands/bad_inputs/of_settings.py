@@ -172,10 +172,12 @@ CASES = table(
     ("plot r.json", r"results must", put("r.json", '{"experiment": "frontier"}')),
     ("plot r.json", r"results must be", put("r.json", '{"experiment": []}')),
     # audit, protect, account
-    (f"{AUDIT} --trials 0", r"trials must be >= .* got 0"),
+    (f"{AUDIT} --trials 8", r"trials must be >= .* got 8"),
+    (f"{AUDIT} --canaries 1", r"canaries must be >= 2, got 1"),
+    
     (f"{AUDIT} --users 0", r"users must be .* got 0"),
     (f"{AUDIT} --rows 0", r"rows must be .* got 0"),
-    (f"{AUDIT} --rows 1000000000000", r"memory must suffice, got: Unable to allocate"),
+    (f"{AUDIT} --canaries 0 --rows 1000000000000", r"memory must suffice, got: Unable to allocate"),
     (f"{AUDIT} --confidence 1", r"confidence must be in \(0, 1\), got 1"),
     (f"{AUDIT} --epsilon -3", r"epsilon must be > 0, got -3"),
     (f"{AUDIT} --epsilon inf", r"epsilon must be finite for an audit, got inf"),

@@ -30,13 +30,21 @@ NEEDED = r"missing a required (keyword-only )?argument"  # in the words of Pytho
 
 CALLS: list[tuple[Any, Any, str]] = [
     (lambda: td.run("x", public="y", colour=1), TypeError, r"'colour'; help\(run\)"),
-    (lambda: td.run("x", public="y", epsilom=1), TypeError, "unexpected keyword argument 'epsilom'"),
+    (
+        lambda: td.run("x", public="y", epsilom=1),
+        TypeError,
+        "unexpected keyword argument 'epsilom'",
+    ),
     (lambda: embed.embed_images(), TypeError, NEEDED),
     (lambda: td.run(), TypeError, NEEDED),
     (lambda: td.run("x", embeddings="y"), TypeError, "multiple values"),
     (lambda: embed.embed_images(data="x", layout="user"), ValueError, "layout must be one of"),
     (lambda: td.simulate("x", public="y", noise="laplace"), ValueError, "noise must be one of"),
-    (lambda: td.run("x", public="y", unit="row"), ValueError, "unit must be one of record, user, got 'row'"),
+    (
+        lambda: td.run("x", public="y", unit="row"),
+        ValueError,
+        "unit must be one of record, user, got 'row'",
+    ),
     (lambda: td.demo(users=0), ValueError, r"users must be in \[10, 2500\], got 0"),
     (lambda: td.demo(seeds=0), ValueError, "seeds must be >= 1, got 0"),
     (lambda: td.demo(epsilons=()), ValueError, "epsilons must be given"),

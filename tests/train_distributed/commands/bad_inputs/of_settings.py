@@ -174,7 +174,6 @@ CASES = table(
     # audit, protect, account
     (f"{AUDIT} --trials 8", r"trials must be >= .* got 8"),
     (f"{AUDIT} --canaries 1", r"canaries must be >= 2, got 1"),
-    
     (f"{AUDIT} --users 0", r"users must be .* got 0"),
     (f"{AUDIT} --rows 0", r"rows must be .* got 0"),
     (f"{AUDIT} --canaries 0 --rows 1000000000000", r"memory must suffice, got: Unable to allocate"),

@@ -35,12 +35,6 @@ protect = function("protect", Protect)
 rehearse = function("rehearse", Rehearse)
 run = function("run", Run)
 simulate = function("simulate", Simulate)
-sweep = function("plot_sweep", Plot)
-predict = function("predict", Predict)
-protect = function("protect", Protect)
-rehearse = function("rehearse", Rehearse)
-run = function("run", Run)
-simulate = function("simulate", Simulate)
 
 
 def rival(name: str, **options: Any) -> Path:

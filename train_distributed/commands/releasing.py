@@ -378,7 +378,11 @@ def options_of(command: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in fields(command):
         value: Any = getattr(command, each.name)
-        found |= asdict(value) if is_dataclass(value) else {each.name: value}
+        found |= (
+            asdict(value)
+            if is_dataclass(value) and not isinstance(value, type)
+            else {each.name: value}
+        )
     return found
 
 

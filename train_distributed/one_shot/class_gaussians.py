@@ -25,6 +25,7 @@ class Posterior:
     means: Tensor  # (q, K)
     covariance: Tensor  # (q, q) Σ_k (n_k/N) V_k
     noise: Tensor  # (q, q) half of Cov(noise of a difference of two classes, it), of mean pairs
+    doubt: Tensor  # (q, q) of unknown means, which Bayes' rule adds to the covariance of a class
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,19 @@ class Weighed:
 
 
 def believed(
-    noisy: NoisyMeans, guesses: Sequence[Guess], covariance: Tensor
+    noisy: NoisyMeans, guesses: Sequence[Guess], covariance: Tensor, within: Tensor
 ) -> tuple[Posterior, dict[str, float]]:
     """Posterior over all guesses, and the probability of each.
+
+    Bayes' rule under a mixture is not that of one Gaussian with the mixture's covariance V: a guess
+    of little probability and great variance would leave no class any score. Scores are precisions
+    times means, so their `doubt` is that of the mean precision, E[(W + V)⁻¹]⁻¹ − W.
 
     Args:
         noisy: class means.
         guesses: at least one.
         covariance: (q, q) C, public.
+        within: (q, q) W, public, positive definite.
 
     Returns:
         Means (q, K) and covariance of a mixture; probabilities by source, added up.
@@ -102,17 +107,20 @@ def believed(
     )
     weights = torch.softmax(logs, 0)
     means = torch.einsum("g,gqk->qk", weights, torch.stack([each.means for each in found]))
-    spread = torch.zeros_like(covariance)
+    spread, precision = torch.zeros_like(covariance), torch.zeros_like(covariance)
     for weight, each in zip(weights, found, strict=True):
         apart = each.means - means
-        spread += weight * (each.covariance + apart * noisy.shares @ apart.mT)
+        own = each.covariance + apart * noisy.shares @ apart.mT
+        spread += weight * own
+        precision += weight * torch.linalg.inv(within + own)
+    doubt = torch.linalg.inv((precision + precision.mT) / 2) - within
     noise = torch.zeros_like(covariance)
     for weight, each in zip(weights, found, strict=True):
         noise += weight * (each.noise + noise_of_weights(noisy, each.slope, each.means - means))
     odds = dict.fromkeys((guess.source for guess in guesses), 0.0)
     for guess, weight in zip(guesses, weights.tolist(), strict=True):
         odds[guess.source] += weight
-    return Posterior(means, spread, noise), odds
+    return Posterior(means, spread, noise, doubt), odds
 
 
 def noise_of_weights(noisy: NoisyMeans, slope: Tensor, apart: Tensor) -> Tensor:

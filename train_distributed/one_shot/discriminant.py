@@ -112,12 +112,13 @@ class Discriminant(Estimator):
         shares = self.statistic.counts(noised) / rows
         public = conditioned(transform.public.within, PUBLIC_SHRINKAGE)
         if not self.statistic.moments:
-            return Gaussians(posterior.means, public + posterior.covariance, shares), None
+            return Gaussians(posterior.means, public + posterior.doubt, shares), None
         noise = self.statistic.moment_std(noised) / rows
         private = within_class(self.statistic.moment_matrix(noised) / rows, posterior, shares)
         knowing = transform.known is not None
         scatter = NoisyScatter(public, private, noise, posterior.covariance, knowing)
-        return Gaussians(posterior.means, scatter.covariance(), shares), scatter
+        covariance = scatter.covariance() + posterior.doubt
+        return Gaussians(posterior.means, covariance, shares), scatter
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of the class means, and the probability of each guess by its source.
@@ -142,7 +143,8 @@ class Discriminant(Estimator):
             odds = TRUSTED * each.trust - math.log(2)
             shapes = (each.covariance.double(), wide)
             guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
-        return believed(self._noisy(noised), guesses, covariance)
+        within = conditioned(seen.within, PUBLIC_SHRINKAGE)
+        return believed(self._noisy(noised), guesses, covariance, within)
 
     def _noisy(self, noised: NoisedSum) -> NoisyMeans:
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)

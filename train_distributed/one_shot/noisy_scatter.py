@@ -47,9 +47,9 @@ class NoisyScatter:
         return ridge / (1 + (ridge / most) ** 2) if self.knowing else ridge
 
     def covariance(self) -> Tensor:
-        """(q, q) Σ = W + V + ridge, W by `spiked_covariance`."""
+        """(q, q) W + ridge, W by `spiked_covariance`."""
         ridge = self.ridge * torch.eye(len(self.noised), dtype=torch.float64)
-        return spiked_covariance(self.public, self.noised, self.noise) + self.unsure + ridge
+        return spiked_covariance(self.public, self.noised, self.noise) + ridge
 
     def ratio(self, found: Gaussians, true: float = 1.0) -> float:
         """Variance of the scores within classes over the one that Σ claims; a posterior mean, > 0.

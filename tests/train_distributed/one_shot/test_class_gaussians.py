@@ -39,7 +39,7 @@ def test_without_noise_and_prior_it_is_linear_discriminant_analysis() -> None:
     counts = hot.sum(0)
     shares = counts / 200
     none = torch.zeros(5, 5, dtype=torch.float64)
-    exact = Posterior((x.T @ hot) / counts, none, none)
+    exact = Posterior((x.T @ hot) / counts, none, none, none)
     within = within_class(x.T @ x / 200, exact, shares)
     directions, bias = linear_discriminant(exact.means, within, shares)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows, labels)
@@ -136,7 +136,7 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     within, spread = covariance(3, 16), 0.1 * covariance(3, 17)
     means = torch.randn(3, 3, generator=torch.Generator().manual_seed(18)).double()
     moments = within + means / 3 @ means.T + spread
-    found = within_class(moments, Posterior(means, spread, 0 * spread), EQUAL)
+    found = within_class(moments, Posterior(means, spread, 0 * spread, spread), EQUAL)
     assert torch.allclose(found, within, atol=1e-12)
 
 

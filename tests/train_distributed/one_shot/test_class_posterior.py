@@ -162,7 +162,7 @@ def test_no_guess_does_harm_and_a_right_one_serves(tau: float) -> None:
         wrong = Guess("wrong", guessed.roll(1, 1), 0.2 * between, one, 5.0)
         tried = ([none], [none, right], [none, wrong])
         for place, guesses in enumerate(tried):
-            found, odds = believed(noisy, guesses, spread)
+            found, odds = believed(noisy, guesses, spread, spread)
             risks[place] += (found.means - truth).square().sum()
             assert sum(odds.values()) == pytest.approx(1)
         risks[3] += (noisy.means - truth).square().sum()
@@ -172,6 +172,23 @@ def test_no_guess_does_harm_and_a_right_one_serves(tau: float) -> None:
     if tau < 1:  # the sum says that it is wrong
         assert wrong <= 1.02 * nothing
         assert tau < 0.1 or right < 0.9 * nothing
+
+
+def test_an_unlikely_guess_that_knows_nothing_leaves_scores_as_they_are() -> None:
+    """Its variance is in the posterior's, a hundred times that within classes, not in the doubt."""
+    within, draw = covariance(Q, 21), torch.Generator().manual_seed(22)
+    noise, shares = torch.full((4,), 30.0).double(), torch.full((4,), 0.25).double()
+    noisy = NoisyMeans(30 * torch.randn(Q, 4, generator=draw, dtype=torch.float64), noise, shares)
+    said = torch.randn(Q, 4, generator=draw, dtype=torch.float64)
+    right = Guess("right", said, 0.1 * within, scales_about_one(), 4.0)
+    free = Guess("free", said[:, :1], 100 * within, scales_at_all(), shifts=SHIFTS[-1:])
+    alone, _ = believed(noisy, [right], within, within)
+    found, odds = believed(noisy, [right, free], within, within)
+    assert 0.005 < odds["free"] < 0.1
+    assert torch.allclose(alone.doubt, alone.covariance)
+    assert found.covariance.trace() > 2 * alone.covariance.trace()
+    assert found.doubt.trace() < 1.3 * alone.doubt.trace() + 0.1 * within.trace()
+    assert torch.linalg.eigvalsh(found.doubt).min() > 0
 
 
 @pytest.mark.parametrize("std", [0.0, 1e-9, 1e9])
@@ -185,8 +202,9 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
         Guess("free", randn(Q, 1, seed=6), root @ root.T, scales_at_all(), shifts=SHIFTS[-1:]),
     ]
     for covariance_of_all in (root @ root.T, torch.eye(Q, dtype=torch.float64)):
-        found, odds = believed(noisy, guesses, covariance_of_all)
+        found, odds = believed(noisy, guesses, covariance_of_all, torch.eye(Q, dtype=torch.float64))
         assert found.means.isfinite().all()
+        assert found.doubt.isfinite().all()
         assert found.covariance.isfinite().all()
         assert sum(odds.values()) == pytest.approx(1)
 
@@ -219,7 +237,7 @@ def test_the_true_share_is_unbiased_where_the_prior_is_wrong(
         seen = means + tau * torch.randn(q, k, generator=draw, dtype=torch.float64)
         noisy = NoisyMeans(seen, tau, shares)
         guess = Guess("any", torch.zeros(q, 1).double(), 0.09 * one, scales_about_one())
-        posterior, _ = believed(noisy, [guess], one)
+        posterior, _ = believed(noisy, [guess], one, one)
         apart = posterior.means - posterior.means.mean(1, keepdim=True)
         found += true_share(noisy, posterior, one) * float(apart.square().sum())
         true += float((apart * means).sum())
@@ -240,13 +258,13 @@ def test_noise_in_the_means_is_by_their_slopes(sizes: list[float]) -> None:
     tau, one = 0.5 / shares, torch.eye(Q, dtype=torch.float64)
 
     def apart(seen: Tensor) -> Tensor:
-        means = believed(NoisyMeans(seen, tau, shares), [guess], one)[0].means
+        means = believed(NoisyMeans(seen, tau, shares), [guess], one, one)[0].means
         return means - means.mean(1, keepdim=True)
 
     seen = torch.randn(Q, k, generator=draw, dtype=torch.float64)
     slopes = torch.autograd.functional.jacobian(apart, seen)  # (q, K, q, K)
     expected = torch.einsum("jkik,k->ij", slopes, tau.square()) / (k - 1)
-    found = believed(NoisyMeans(seen, tau, shares), [guess], one)[0].noise
+    found = believed(NoisyMeans(seen, tau, shares), [guess], one, one)[0].noise
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
@@ -258,6 +276,6 @@ def test_the_true_share_is_as_usual_where_noise_says_nothing_of_it() -> None:
         torch.full((3,), 1 / 3).double(),
     )
     one = torch.eye(4, dtype=torch.float64)
-    posterior = Posterior(torch.eye(4, 3).double(), one, one)
+    posterior = Posterior(torch.eye(4, 3).double(), one, one, one)
     assert true_share(loud, posterior, one) == pytest.approx((1 + LEAST_TRUE) / 2, abs=1e-3)
     assert true_share(loud, replace(posterior, means=none), one) == 1

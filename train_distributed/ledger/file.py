@@ -29,8 +29,7 @@ from typing import Any
 
 from pretrain.cli.json_text import parsed
 from pretrain.cli.waiting import lock
-from train_distributed.store.database import NotADatabase, application_of
-from train_distributed.store.store import APPLICATION, Store
+from train_distributed.store.store import APPLICATION, NotADatabase, Store, application_of
 
 HINT = "; --ledger names another place"
 GENESIS = hashlib.sha256(b"blind-averaging ledger, version 1").hexdigest()
@@ -40,7 +39,7 @@ TEXT = b'{"body": '  # how a ledger of version 0.1 begins, a file of text
 
 
 @dataclass(frozen=True)
-class Line:
+class LedgerLine:
     """One line, verified."""
 
     kind: str
@@ -61,7 +60,7 @@ class Line:
         return self.hash[:ID_DIGITS]
 
 
-Append = Callable[[str, dict[str, Any]], Line]  # (kind, body) -> the line
+Append = Callable[[str, dict[str, Any]], LedgerLine]  # (kind, body) -> the line
 
 
 class LedgerFile:
@@ -70,7 +69,7 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[Line]:
+    def read(self) -> list[LedgerLine]:
         """Reads and verifies all of it; no lines where there is no file.
 
         Raises:
@@ -83,7 +82,7 @@ class LedgerFile:
             return self._lines([row.content for row in store.scan()], GENESIS)
 
     @contextmanager
-    def locked(self) -> Iterator[tuple[list[Line], Append]]:
+    def locked(self) -> Iterator[tuple[list[LedgerLine], Append]]:
         """All lines, and how the only writer adds one; it is on the disk when the block ends.
 
         Raises:
@@ -93,7 +92,7 @@ class LedgerFile:
         with self._store() as store, store.transaction() as rows:
             lines = self._lines([row.content for row in rows], GENESIS)
 
-            def append(kind: str, body: dict[str, Any]) -> Line:
+            def append(kind: str, body: dict[str, Any]) -> LedgerLine:
                 previous = lines[-1].hash if lines else GENESIS
                 content = self._text(kind, body, previous)
                 store.append(content)
@@ -130,9 +129,9 @@ class LedgerFile:
         }
         return json.dumps(stated, allow_nan=False).encode()
 
-    def _lines(self, contents: Iterable[bytes], previous: str) -> list[Line]:
+    def _lines(self, contents: Iterable[bytes], previous: str) -> list[LedgerLine]:
         """Lines, oldest first, from the one that follows `previous` on; raises as `read`."""
-        lines: list[Line] = []
+        lines: list[LedgerLine] = []
         for content in contents:
             line = _read(content, lines[-1].hash if lines else previous)
             if line is None:
@@ -188,13 +187,13 @@ def _line_hash(_previous: bytes, _name: str, content: bytes) -> bytes:
     return hashlib.sha256(content[:-1]).digest()
 
 
-def _read(content: bytes, previous: str) -> Line | None:
+def _read(content: bytes, previous: str) -> LedgerLine | None:
     """A line that follows from the one before it; None otherwise."""
     try:
         stated = parsed(content)
         follows = stated["previous"] == previous
         named = _line_hash(b"", "", content).hex()
-        line = Line(stated["kind"], stated["body"], stated["time"], named, stated)
+        line = LedgerLine(stated["kind"], stated["body"], stated["time"], named, stated)
     except (ValueError, TypeError, KeyError):
         return None
     return line if follows and isinstance(line.body, dict) else None

@@ -24,11 +24,19 @@ from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit,
 from train_distributed.ledger.file import (
     Append,
     LedgerFile,
-    Line,
+    LedgerLine,
     is_ledger,
     locked_directories,
 )
-from train_distributed.ledger.state import GIVE_BACK, LIMIT, MERGED, RESERVE, SPEND, State, Total
+from train_distributed.ledger.state import (
+    GIVE_BACK,
+    LIMIT,
+    MERGED,
+    RESERVE,
+    SPEND,
+    LedgerState,
+    Total,
+)
 from train_distributed.privacy.promise import Unit
 
 __all__ = ["Entry", "Ledger", "Limit"]
@@ -94,11 +102,11 @@ class Ledger:
         found.refuse_copy(found.state())
         return found
 
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         """State after all lines; raises as `lines`."""
         return self._read(self._file.read())
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LedgerLine]:
         """All lines, verified; raises ValueError where the chain is broken, or it is no ledger."""
         return self._file.read()
 
@@ -137,7 +145,7 @@ class Ledger:
         self._afford(self.state(), entry, ())
 
     def _reserved(
-        self, state: State, append: Append, entry: Entry, at_most: Iterable[Limit]
+        self, state: LedgerState, append: Append, entry: Entry, at_most: Iterable[Limit]
     ) -> str:
         """Id of the entry, which is appended unless its reference is there already."""
         for record in state.records:
@@ -214,7 +222,7 @@ class Ledger:
                     note(MERGED, {"into": os.fspath(self.path.resolve())})
         return len(missing)
 
-    def counted_in(self, state: State) -> str:
+    def counted_in(self, state: LedgerState) -> str:
         """Path of the ledger that counts what this one holds, a copy; empty where it is itself.
 
         A copy names the place where its original was written; one that was moved finds nothing
@@ -223,7 +231,7 @@ class Ledger:
         place = state.merged or state.place
         return place if place and (state.merged or self._is_copy_of(Path(place), state)) else ""
 
-    def refuse_copy(self, state: State) -> None:
+    def refuse_copy(self, state: LedgerState) -> None:
         """Refuses a ledger whose entries another one counts, which would miss its own.
 
         Raises:
@@ -271,10 +279,10 @@ class Ledger:
                 f"up to hash {head}, got {len(lines)} lines without it"
             )
 
-    def _read(self, lines: list[Line]) -> State:
-        return State.read(lines, str(self.path))
+    def _read(self, lines: list[LedgerLine]) -> LedgerState:
+        return LedgerState.read(lines, str(self.path))
 
-    def _afford(self, state: State, entry: Entry, at_most: Iterable[Limit]) -> None:
+    def _afford(self, state: LedgerState, entry: Entry, at_most: Iterable[Limit]) -> None:
         spent = [record.entry for record in state.records]
         limits = [*at_most] if state.limit is None else [state.limit, *at_most]
         for limit in limits:
@@ -289,13 +297,13 @@ class Ledger:
                 )
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[list[Line], Append]]:
+    def _writing(self) -> Iterator[tuple[list[LedgerLine], Append]]:
         """Locks the file of a ledger that is no copy; yields its lines and how to append one."""
         self.refuse_copy(self.state())
         with self._file.locked() as (lines, append):
             yield lines, append
 
-    def _is_copy_of(self, place: Path, state: State) -> bool:
+    def _is_copy_of(self, place: Path, state: LedgerState) -> bool:
         try:
             elsewhere = place.is_file() and not os.path.samefile(place, self.path)
             return elsewhere and is_ledger(place) and Ledger(place).state().first == state.first

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from train_distributed.ledger.entry import PARTS, Entry, Limit, read_fields
-from train_distributed.ledger.file import GENESIS, Line
+from train_distributed.ledger.file import GENESIS, LedgerLine
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
@@ -24,7 +24,7 @@ TORN = "torn"  # a line that version 0.1 had not written to its end, and the ent
 
 
 @dataclass(frozen=True)
-class Record:
+class CountedEntry:
     """An entry, and whether its result was written."""
 
     id: str
@@ -86,10 +86,10 @@ class Total:
 
 
 @dataclass(frozen=True)
-class State:
+class LedgerState:
     """Entries, limit and head of a ledger."""
 
-    records: tuple[Record, ...]  # without those that were given back
+    records: tuple[CountedEntry, ...]  # without those that were given back
     limit: Limit | None
     raised: int  # how often a limit was raised
     torn: int  # lines that were not written to their end
@@ -101,20 +101,22 @@ class State:
     merged: str = ""  # ledger that counts all of its entries since
 
     @classmethod
-    def read(cls, lines: Sequence[Line], name: str) -> Self:
+    def read(cls, lines: Sequence[LedgerLine], name: str) -> Self:
         """State after all lines of a ledger, which errors call `name`.
 
         Raises:
             ValueError: a line of another version, or one that says nonsense.
         """
-        records: dict[str, Record] = {}
+        records: dict[str, CountedEntry] = {}
         limit, raised, torn, given_back, merged = None, 0, 0, 0, ""
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
                     entry = read_fields(Entry, stored)
                     origin = str(line.body.get("origin", line.hash))
-                    kept = Record(line.id, entry, line.time, torn=line.kind == TORN, origin=origin)
+                    kept = CountedEntry(
+                        line.id, entry, line.time, torn=line.kind == TORN, origin=origin
+                    )
                     records[line.id] = kept
                 elif line.kind == SPEND:
                     id = line.body["id"]
@@ -148,7 +150,7 @@ class State:
         """Cost of all entries, for one record or one user."""
         return Total.of((record.entry for record in self.records), unit)
 
-    def record(self, id: str) -> Record:
+    def record(self, id: str) -> CountedEntry:
         """The entry that was reserved under this id; raises ValueError where there is none."""
         for record in self.records:
             if record.id == id:

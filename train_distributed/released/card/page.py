@@ -32,7 +32,7 @@ from train_distributed.released.card.quality import (
 )
 
 if TYPE_CHECKING:
-    from train_distributed.ledger.state import State
+    from train_distributed.ledger.state import LedgerState
 
 ACCUSED = 0.001  # of the innocent: false alarms that the card speaks of
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
@@ -47,7 +47,7 @@ def card(
     name: str = "",
     files: Mapping[str, str] | None = None,
     command: str | None = None,
-    ledger: "State | None" = None,
+    ledger: "LedgerState | None" = None,
     evaluation: Mapping[str, Any] | None = None,
 ) -> str:
     """A model card.
@@ -154,7 +154,7 @@ def _measured(report: Report) -> dict[str, Any]:
     }
 
 
-def _totals(ledger: "State") -> Iterator[tuple[str, float, float]]:
+def _totals(ledger: "LedgerState") -> Iterator[tuple[str, float, float]]:
     """Unit, ε and δ of all entries of a ledger together, for units that have a promise."""
     for unit in ("record", "user"):
         total = ledger.total(unit)

@@ -46,7 +46,7 @@ class Card:
         """
         from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
-        from train_distributed.released.card.page import card
+        from train_distributed.released.card import card
 
         if self.out is not None:
             refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from train_distributed.released.evaluation_intervals import (
+from train_distributed.released.evaluation_estimates import (
     ClassRecalls,
     Interval,
     absolute_sum,

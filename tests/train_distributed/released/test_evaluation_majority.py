@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_bounds import FINEST_GRID
 from train_distributed.released.evaluation_estimates import Estimates, estimate
 
 NAMES = tuple("abcde")

@@ -12,8 +12,8 @@ from embed import PublicTransform
 from train_distributed import Privacy, Release, accounting
 from train_distributed.one_shot.attacker import best_guess
 from train_distributed.one_shot.report_file import Report
-from train_distributed.released.card.numbers import rounded_up
-from train_distributed.released.card.page import card
+from train_distributed.released.card import card
+from train_distributed.released.numbers import rounded_up
 
 
 def stated(epsilon: float = 1.0, delta: float = 1e-5, **more: Any) -> dict[str, Any]:

@@ -9,9 +9,8 @@ import pytest
 from tests.train_distributed.released.conftest import make_release
 from train_distributed import Privacy
 from train_distributed.one_shot.report_file import Report
-from train_distributed.released.card.numbers import percent_range
-from train_distributed.released.card.page import card
-from train_distributed.released.card.quality import balanced, bootstrap, interval
+from train_distributed.released.card import balanced, bootstrap, card, exact
+from train_distributed.released.numbers import percent_range
 
 
 def metrics(confusion: list[list[int]], **more: object) -> dict:
@@ -48,20 +47,20 @@ def test_the_interval_of_a_share_covers_it() -> None:
     """Of 40 rows, at every tenth of a share: at least as often as it says."""
     rng = np.random.default_rng(0)
     for share in np.arange(0, 1.01, 0.1):
-        ends = [interval(hits, 40) for hits in range(41)]
-        covers = np.array([low <= share <= high for low, high in ends])
+        ends = [exact(hits, 40) for hits in range(41)]
+        covers = np.array([each.low <= share <= each.high for each in ends])
         assert covers[rng.binomial(40, share, 4000)].mean() >= 0.94
 
 
 def test_intervals_of_counts_cover_what_drew_them() -> None:
     rng = np.random.default_rng(1)
     truth = np.array([[0.3, 0.05, 0.05], [0.1, 0.2, 0.0], [0.06, 0.04, 0.2]])
-    exact = balanced(1e6 * truth)
+    right = balanced(1e6 * truth)
     covered = np.zeros(2)
     for _ in range(60):
         drawn = rng.multinomial(300, truth.ravel()).reshape(3, 3)
         ends = bootstrap(drawn)
-        covered += [low <= of <= high for of, (low, high) in zip(exact, ends.values(), strict=True)]
+        covered += [low <= of <= high for of, (low, high) in zip(right, ends.values(), strict=True)]
     assert (covered >= 53).all()
 
 

@@ -65,10 +65,10 @@ def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def save_torch(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
+def save_torch(program: ExportedProgram, facts: dict[str, Any], path: Path) -> None:
     """Writes the program as a .pt2 archive; its facts are the extra file release.json."""
     with quiet():
-        torch.export.save(program, path, extra_files={"release.json": json.dumps(told)})
+        torch.export.save(program, path, extra_files={"release.json": json.dumps(facts)})
 
 
 def run_torch(path: Path) -> Run:
@@ -84,7 +84,7 @@ def run_torch(path: Path) -> Run:
     return run
 
 
-def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> None:
+def save_onnx(program: ExportedProgram, facts: dict[str, Any], path: Path) -> None:
     """Writes the program as one ONNX file; its facts are the model's metadata: words, or JSON.
 
     Raises ValueError if onnx or onnxscript is not installed, or an operation has no ONNX form.
@@ -98,7 +98,7 @@ def save_onnx(program: ExportedProgram, told: dict[str, Any], path: Path) -> Non
     except torch.onnx.errors.OnnxExporterError as error:
         raise ValueError(f"model must be one that ONNX can express, got: {short(error)}") from error
     assert converted is not None
-    text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in told.items()}
+    text = {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()}
     converted.model.metadata_props.update(text)
     converted.save(path, external_data=False)
 

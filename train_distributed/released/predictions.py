@@ -61,7 +61,7 @@ def write_predictions(
     """Classifies all rows into a CSV file of HEADER: the best three classes of each.
 
     Where rows may be skipped it has a column more, UNREADABLE: an image that cannot be read has no
-    class, and the reason there. `advance` is told how many rows are done, block by block. Raises
+    class, and the reason there. `advance` is called with the number of rows of each block. Raises
     ValueError for a row that does not fit the model.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a rehearsal predicts: a mean with an interval, over tasks that are like the asked one."""
+"""Prediction of a rehearsal: a mean with an interval, over tasks like the one asked for."""
 
 import math
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class Predictions:
         return predictive_interval(values, self.shared, sampled=self._sampled(values))
 
     def gain(self, epsilon: float | None) -> Interval:
-        """Interval of what private rows add to balanced accuracy, beside what is public."""
+        """Interval of what private rows add to the balanced accuracy of public knowledge alone."""
         ours = self._values("private", epsilon, balanced=True)
         theirs = self._values(self.beside, None, balanced=True)
         sampled = self._sampled(ours)

@@ -10,8 +10,7 @@ import tyro
 from tests.benchmarks.audit_rounds import MultiRoundAudit
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
-from train_distributed.research.protection.exact_cost import ExactCost
-from train_distributed.research.protection.rates import Rates
+from train_distributed.research.protection.results import ExactCost, Rates
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.research.protection.mechanisms import View
-from train_distributed.research.protection.models import TargetHead, TargetModel
+from train_distributed.research.protection.training import TargetHead, TargetModel
 
 OUTER, INNER = 100, 20  # steps of L-BFGS
 SOLVED = 1e-7  # of the gradient's squared norm: the search ends
@@ -50,7 +50,11 @@ class Guess:
 
     x: Tensor  # (S, *record_shape) float64
     labels: Tensor  # (S,) int64
-    mismatch: float  # squared distance of its gradient from the one seen; nan where not measured
+
+    @classmethod
+    def nothing(cls, batch: int, dim: int) -> "Guess":
+        """Zeros, where the gradient says nothing."""
+        return cls(torch.zeros(batch, dim).double(), torch.zeros(batch).long())
 
 
 def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.Generator) -> Guess:
@@ -92,9 +96,8 @@ def deep_leakage(
         difference = (target.gradient(seen.start, x, targets) - seen.gradient)[seen.known]
         return difference.square().sum()
 
-    last = _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
-    labels = (logits if fixed is None else fixed).detach().argmax(1)
-    return Guess(x.detach(), labels, last)
+    _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
+    return Guess(x.detach(), (logits if fixed is None else fixed).detach().argmax(1))
 
 
 def head_batch(
@@ -108,8 +111,7 @@ def head_batch(
     """
     matrix = target.matrix(seen.gradient)
     if not torch.isfinite(matrix).all():
-        zeros = torch.zeros(batch, target.dim, dtype=torch.float64)
-        return Guess(zeros, torch.zeros(batch, dtype=torch.int64), float("nan"))
+        return Guess.nothing(batch, target.dim)
     rank = min(batch, target.num_classes - 1, len(matrix))
     basis = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
     weights, shown = basis.mT @ target.matrix(seen.start), basis.mT @ matrix
@@ -123,14 +125,14 @@ def head_batch(
         data = (z.mT @ residual / batch - shown).square().sum()
         return data + (scale * (z @ basis[0] - target.constant)).square().mean()
 
-    last = _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
-    return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1), last)
+    _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
+    return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1))
 
 
 def _search(
     mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float, history: int = 100
-) -> float:
-    """Minimises in place; returns the last loss, nan after leaving the numbers."""
+) -> None:
+    """Minimises in place; a search that leaves the numbers ends at its last finite dummies."""
     search = torch.optim.LBFGS(
         dummies,
         lr=1.0,
@@ -154,12 +156,11 @@ def _search(
         if not all(torch.isfinite(dummy).all() for dummy in dummies):
             for dummy, last in zip(dummies, kept, strict=True):
                 dummy.data.copy_(last)
-            return float("nan")
+            return
         losses.append(loss)
         stuck = len(losses) > PATIENCE and loss > PROGRESS * losses[-1 - PATIENCE]
         if loss <= solved or stuck:
-            break
-    return losses[-1]
+            return
 
 
 def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Guess:
@@ -175,7 +176,7 @@ def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Gue
     """
     matrix, known = target.matrix(seen.gradient), target.matrix(seen.known).double()
     if not torch.isfinite(matrix).all() or not matrix.any():
-        return Guess(torch.zeros(1, target.dim).double(), torch.zeros(1).long(), float("nan"))
+        return Guess.nothing(1, target.dim)
     residual = torch.linalg.svd(matrix, full_matrices=False).Vh[0]
     row = _least_squares(matrix, known, residual)
     for _ in range(0 if known.all() else rounds):
@@ -185,7 +186,7 @@ def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Gue
     if residual[label] > 0:
         row = -row
     scale = target.constant / row[0] if row[0] > 0 else 1 / row.norm()
-    return Guess((row[1:] * scale)[None], label[None], float("nan"))
+    return Guess((row[1:] * scale)[None], label[None])
 
 
 def _least_squares(matrix: Tensor, known: Tensor, factor: Tensor) -> Tensor:

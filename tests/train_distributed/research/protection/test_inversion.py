@@ -8,7 +8,7 @@ import torch
 
 from embed import PublicTransform
 from pretrain.sources import open_images
-from train_distributed.research.protection import rates
+from train_distributed.research.protection import results
 from train_distributed.research.protection.inversion import Observation, invert, rank_one
 from train_distributed.research.protection.mechanisms import (
     Randomisation,
@@ -16,9 +16,10 @@ from train_distributed.research.protection.mechanisms import (
     Unprotected,
     View,
 )
-from train_distributed.research.protection.models import TargetHead, TargetNetwork
 from train_distributed.research.protection.training import (
     FederationOptions,
+    TargetHead,
+    TargetNetwork,
     head_federation,
     image_federation,
 )
@@ -160,7 +161,7 @@ def test_digits_are_recovered_from_single_gradients_of_untrained_networks(refere
     federation = image_federation(
         images, FederationOptions(clients=20, rows=500, step=0.1, rounds=0), test_rows=500
     )
-    found, _ = rates.success(federation, 0.9, attacks=1, seed=0)
+    found, _ = results.success(federation, 0.9, attacks=1, seed=0)
     assert found.hits.size == 20
     assert found.rate >= 0.9
 
@@ -171,10 +172,10 @@ def test_rates_of_batches_are_between_none_and_all(tmp_path):
     federation = head_federation(
         private, public, transform, FederationOptions(clients=2, rows=20, step=1.0, rounds=0)
     )
-    single, _ = rates.success(federation, 0.9, attacks=2, seed=0)
+    single, _ = results.success(federation, 0.9, attacks=2, seed=0)
     assert single.rate == 1
     # Of 8 records all are found on some processors, of 16 a tenth to a third with each of 4 seeds.
     batches = replace(federation, options=replace(federation.options, batch=16))
-    some, _ = rates.success(batches, 0.9, attacks=1, seed=0)
+    some, _ = results.success(batches, 0.9, attacks=1, seed=0)
     assert some.hits.shape == (2, 1, 1, 16)
     assert 0 < some.rate < 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.partition import Partition, split, uneven_sizes
+from train_distributed.partition import Partition, split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.shared_training import CLIP, TRAINED
 
@@ -28,17 +28,14 @@ class Scenario:
     scheme: str = "iid"  # one of partition.SCHEMES
     rows_per_user: int | None = None  # n on average, drawn at random; None: all rows are spread
     concentration: float | None = None  # of classes, dirichlet only
-    size_concentration: float | None = None  # of local sizes; None: equal ones
     stands_for: tuple[int, int] | None = None  # (users, rows each) whose sums and noise these are
 
     @property
     def name(self) -> str:
-        """The scheme with its concentrations, for keys and legends."""
+        """The scheme with its concentration, for keys and legends."""
         words = [self.scheme]
         if self.concentration is not None:
             words.append(f"{self.concentration:g}")
-        if self.size_concentration is not None:
-            words.append(f"sizes {self.size_concentration:g}")
         if self.stands_for is not None:
             words.append("for {} x {}".format(*self.stands_for))
         elif self.rows_per_user is not None:
@@ -70,9 +67,6 @@ class Scenario:
             wanted = (self.users or 1) * self.rows_per_user
             check.within(f"[1, {len(labels)}]", **{"users * rows_per_user": wanted})
             rows = torch.randperm(len(labels), generator=generator)[:wanted].sort().values
-        sizes = None
-        if self.size_concentration is not None and self.users is not None:
-            sizes = uneven_sizes(len(rows), self.users, self.size_concentration, generator)
         by_writer = self.scheme == "by-writer"
         if by_writer and writers is None:
             raise ValueError("embeddings must name their users for scheme 'by-writer', got none")
@@ -80,7 +74,6 @@ class Scenario:
             labels[rows],
             self.users,
             self.scheme,
-            sizes=sizes,
             concentration=self.concentration,
             writers=writers[rows] if by_writer and writers is not None else None,
             generator=None if self.users == 1 else generator,  # a single user's order is free

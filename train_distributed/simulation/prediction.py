@@ -16,7 +16,7 @@ WORTH = 0.02  # gain of private rows from which they are worth it
 
 
 @dataclass(frozen=True)
-class Interval:
+class PredictedInterval:
     """Mean, and bounds between which the mean over many runs of one new task lies."""
 
     mean: float
@@ -39,7 +39,7 @@ def predictive_interval(
     *,
     sampled: float = 0.0,
     bounds: tuple[float, float] = (0.0, 1.0),
-) -> Interval:
+) -> PredictedInterval:
     """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
 
     Let classes be drawn independently, a task's expected result be a mean over its classes, of
@@ -86,7 +86,9 @@ def predictive_interval(
     reach = float(stats.t.ppf((1 + COVERED) / 2, degrees)) * math.sqrt(spread)
     mean = float(means.mean())
     low, high = bounds
-    return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within))
+    return PredictedInterval(
+        mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within)
+    )
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,14 @@ class Predictions:
     shared: np.ndarray  # (J, J) of their tasks, see `predictive_interval`
     rows: float = math.inf  # that tasks of the same classes draw from
 
-    def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
+    def of(
+        self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False
+    ) -> PredictedInterval:
         """Interval of accuracy, or of balanced accuracy."""
         values = self._values(kind, epsilon, balanced=balanced)
         return predictive_interval(values, self.shared, sampled=self._sampled(values))
 
-    def gain(self, epsilon: float | None) -> Interval:
+    def gain(self, epsilon: float | None) -> PredictedInterval:
         """Interval of what private rows add to the balanced accuracy of public knowledge alone."""
         ours = self._values("private", epsilon, balanced=True)
         theirs = self._values(self.beside, None, balanced=True)
@@ -172,7 +176,7 @@ def draw_rehearsal(predictions: Predictions, epsilons: Sequence[float], path: Pa
     figure.savefig(path, dpi=150)
 
 
-def _drawn(found: Sequence[Interval]) -> tuple[np.ndarray, np.ndarray]:
+def _drawn(found: Sequence[PredictedInterval]) -> tuple[np.ndarray, np.ndarray]:
     """(n,) means and (2, n) reaches below and above, in per cent."""
     means, low, high = (np.array([getattr(f, n) for f in found]) for n in ("mean", "low", "high"))
     return 100 * means, 100 * np.stack([means - low, high - means])

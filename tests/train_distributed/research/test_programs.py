@@ -8,9 +8,9 @@ import pytest
 import tyro
 
 from tests.benchmarks.audit_rounds import MultiRoundAudit
+from tests.benchmarks.bench_protection import ExactCost, Rates
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
-from train_distributed.research.protection.results import ExactCost, Rates
 
 
 @pytest.mark.parametrize(

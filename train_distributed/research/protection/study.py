@@ -128,7 +128,7 @@ class AttackBenchmark:
         options = self.federation.options
         seen = Observation.of(view, model, options.step)
         size = len(view.clients) * options.batch
-        return invert(self.federation.target, seen, size, generator).x
+        return invert(self.federation.target, seen, size, generator)
 
     @cached_property
     def unprotected(self) -> Recoveries:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.benchmarks.bench_protection import cost
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.paillier import KeyPair, Packing
-from train_distributed.research.protection.results import cost
 
 pytest.importorskip("phe")
 WIDE = FixedPoint(step=2.0**-32, bound=64.0, parties=10)

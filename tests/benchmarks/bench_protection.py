@@ -1,6 +1,6 @@
 """The programs behind results/protection: success rates of attacks, and the cost of exact sums.
 
-`python -m train_distributed.research.protection.results rates --images NPZ` attacks single images
+`python tests/benchmarks/bench_protection.py rates --images NPZ` attacks single images
 of writers on untrained and on trained networks; with `--embeddings DIR --public DIR` it attacks a
 softmax head's gradients on batches of one and of eight. `... exact-cost` sums a head's parameters
 by Paillier encryption and by secret sharing, by real messages.
@@ -69,7 +69,7 @@ def success(
         gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
         guess = invert(target, seen, batch, generator)
-        hits[k, m, 0] = target.recovered(guess.x, x[k], threshold).numpy()
+        hits[k, m, 0] = target.recovered(guess, x[k], threshold).numpy()
         accuracies.append(target.accuracy(start, *federation.test))
     return Recoveries(hits, shared=False), accuracies
 

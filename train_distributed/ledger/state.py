@@ -8,19 +8,56 @@ Users are those of one division of the rows: promises for the users of two divis
 rows of both, only a user that holds all rows is covered by any.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
+from pretrain.cli.json_text import parsed
 from train_distributed.ledger.entry import PARTS, Entry, Limit, read_fields
-from train_distributed.ledger.file import GENESIS, LedgerLine
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
 RESERVE, SPEND, LIMIT, MERGED = "reserve", "spend", "limit", "merged"  # kinds of lines
 GIVE_BACK = "give-back"  # of an entry for which no noise was drawn
 TORN = "torn"  # a line that version 0.1 had not written to its end, and the entry read from it
+GENESIS = hashlib.sha256(b"blind-averaging ledger, version 1").hexdigest()
+ID_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One line, verified."""
+
+    kind: str
+    body: dict[str, Any]
+    time: str
+    hash: str
+    stated: dict[str, Any]  # all of it
+
+    @property
+    def place(self) -> str:
+        """Path of the ledger that the line was written to; empty where it does not say."""
+        place = self.stated.get("place")
+        return place if isinstance(place, str) else ""
+
+    @property
+    def id(self) -> str:
+        """Id of the entry that it reserves."""
+        return self.hash[:ID_DIGITS]
+
+    @classmethod
+    def read(cls, content: bytes, previous: str) -> "LedgerLine | None":
+        """The line, if it follows from the one with this hash; None otherwise."""
+        try:
+            stated = parsed(content)
+            follows = stated["previous"] == previous
+            named = line_hash(b"", "", content).hex()
+            line = cls(stated["kind"], stated["body"], stated["time"], named, stated)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return line if follows and isinstance(line.body, dict) else None
 
 
 @dataclass(frozen=True)
@@ -174,3 +211,8 @@ def _together(entries: list[Entry], *, apart: bool) -> Cost:
             worst = worst.worst(Cost.of(costs))
         everywhere.append(worst)
     return Cost.of(everywhere)
+
+
+def line_hash(_previous: bytes, _name: str, content: bytes) -> bytes:
+    """Hash of a line; the text names the line before it."""
+    return hashlib.sha256(content[:-1]).digest()

@@ -116,7 +116,7 @@ def test_a_ledger_is_one_file_that_may_be_copied(ledger, tmp_path) -> None:
 
 
 def test_lines_of_other_versions_are_refused(ledger) -> None:
-    with ledger._file.locked() as (_, append):
+    with ledger._locked() as (_, append):
         append("gift", {"entry": to_words(GAUSSIAN)})
     with pytest.raises(ValueError, match="kind must be one of this version's, got 'gift'"):
         ledger.state()
@@ -127,7 +127,7 @@ def test_lines_of_other_versions_are_refused(ledger) -> None:
     [{}, {"entry": 3}, {"entry": {}}, {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}],
 )
 def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
-    with ledger._file.locked() as (_, append):
+    with ledger._locked() as (_, append):
         append("reserve", body)
     with pytest.raises(ValueError, match="cannot be read"):
         ledger.state()
@@ -206,7 +206,7 @@ def test_a_ledger_of_text_is_refused_in_one_line(ledger, content: bytes, use) ->
 
 
 def test_lines_that_were_torn_in_it_count_as_far_as_they_could_be_read(ledger, capsys) -> None:
-    with ledger._file.locked() as (_, append):
+    with ledger._locked() as (_, append):
         append("torn", {"entry": to_words(STATED), "bytes": 400, "sha256": "00"})
         append("torn", {"entry": None, "bytes": 4, "sha256": "00"})
     state = ledger.state()

@@ -99,7 +99,7 @@ class Kind:
             picked = torch.randperm(len(x), generator=draw)[: users * rows]
             partition = split(y[picked], users, "iid", generator=draw)
             memory = RowsInMemory(x[picked], y[picked], partition)
-            (course,) = simulate(memory, built, [Privacy(epsilon, DELTA)], draw)
+            course = simulate(memory, built, Privacy(epsilon, DELTA), draw)
             fitted = course.fitted()
             scores = course.moved(held).double() @ fitted.weights
             found.append(_measures(scores, fitted, labels))

@@ -25,11 +25,10 @@ from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import EVALUATION
 from train_distributed import Privacy, Release
+from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluate import evaluate
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_bounds import FINEST_GRID
-from train_distributed.released.evaluation_estimates import Estimates
-from train_distributed.released.evaluation_intervals import Interval
+from train_distributed.released.evaluation_estimates import Estimates, Interval
 
 DELTA = 1e-5
 

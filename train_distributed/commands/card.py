@@ -14,7 +14,7 @@ from train_distributed.commands.releasing import Run, Simulate, options_of
 from train_distributed.commands.rivals import command_of
 
 if TYPE_CHECKING:
-    from train_distributed.ledger.state import State
+    from train_distributed.ledger.state import LedgerState
 
 HTML, MARKDOWN = "card.html", "card.md"
 EVALUATION = "evaluation.json"  # in the directory that `evaluate` writes
@@ -46,7 +46,7 @@ class Card:
         """
         from train_distributed.one_shot.files import MODEL
         from train_distributed.one_shot.model import Release
-        from train_distributed.released.card.page import card
+        from train_distributed.released.card import card
 
         if self.out is not None:
             refuse_inputs(self.out, (self.model, self.ledger, self.evaluation))
@@ -89,7 +89,7 @@ class Card:
                     found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
         return found
 
-    def _spent(self, noted: Any) -> "State | None":
+    def _spent(self, noted: Any) -> "LedgerState | None":
         """State of the ledger, if it is the one that the release was counted in."""
         if self.ledger is None:
             return None

@@ -72,8 +72,7 @@ class Demo:
 
     def _plan(self, transform: str = SIMCLR) -> "Grid":
         from train_distributed.simulation.digits import NUM_CLASSES
-        from train_distributed.simulation.plan import Grid, MethodConfig
-        from train_distributed.simulation.scenario import Scenario
+        from train_distributed.simulation.plan import Grid, MethodConfig, Scenario
 
         return Grid(
             settings=[MethodConfig(label, name, transform) for label, name in METHODS.items()],

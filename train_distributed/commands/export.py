@@ -61,8 +61,7 @@ class Export:
 
     def _into(self, partial: Path) -> dict[str, Any]:
         from train_distributed.one_shot.model import Release
-        from train_distributed.released.encoder import released_encoder
-        from train_distributed.released.export.programs import (
+        from train_distributed.released.export import (
             described,
             largest_difference,
             picture_size,
@@ -73,6 +72,7 @@ class Export:
             some_pictures,
             trace,
         )
+        from train_distributed.released.pictures import released_encoder
 
         released, path = Release.load(self.model), partial / FILES[self.format]
         size = picture_size(released, self.input_size)

@@ -14,7 +14,7 @@ from train_distributed.privacy.promise import Unit
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.ledger.entry import Limit
     from train_distributed.ledger.ledger import Ledger
-    from train_distributed.ledger.state import Record, State, Total
+    from train_distributed.ledger.state import CountedEntry, LedgerState, Total
 
 REPORTS = ("report.json", "evaluation.json")  # of results that name a ledger
 KindName = Literal["release", "evaluation", "re-release"]
@@ -234,7 +234,7 @@ class Merge(Place):
         print(f"{added} entries of {self.other} are counted in {ledger.path} from now on")
 
 
-def lines_of(state: "State", delta: float | None) -> Iterator[str]:
+def lines_of(state: "LedgerState", delta: float | None) -> Iterator[str]:
     """A ledger for people: its entries, totals, limit, head."""
     for record in state.records:
         yield _entry_line(record)
@@ -283,13 +283,13 @@ def document_of(ledger: "Ledger", delta: float | None) -> dict[str, Any]:
     }
 
 
-def _total(state: "State", unit: Unit, delta: float | None) -> "tuple[Total, float]":
+def _total(state: "LedgerState", unit: Unit, delta: float | None) -> "tuple[Total, float]":
     """Cost of all entries, and the delta that epsilon is stated at."""
     total = state.total(unit)
     return total, delta or (state.limit.delta if state.limit else total.least_delta)
 
 
-def _entry_line(record: "Record") -> str:
+def _entry_line(record: "CountedEntry") -> str:
     entry = record.entry
     noise = f"epsilon {entry.epsilon:.6g}, delta {entry.delta:g}"
     if entry.gaussian:
@@ -306,7 +306,7 @@ def _entry_line(record: "Record") -> str:
     return text.encode("unicode_escape").decode()  # names may hold anything
 
 
-def _limit_line(state: "State", limit: "Limit") -> str:
+def _limit_line(state: "LedgerState", limit: "Limit") -> str:
     total = state.total(limit.unit).epsilon(limit.delta)
     raised = f", raised {state.raised} time(s)" if state.raised else ""
     return (

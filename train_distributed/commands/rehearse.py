@@ -78,9 +78,8 @@ class Rehearse:
         return out
 
     def _into(self, partial: Path, promises: Sequence[Privacy]) -> Iterator[str]:
-        from train_distributed.simulation.prediction import Predictions
+        from train_distributed.simulation.prediction import Predictions, draw_rehearsal
         from train_distributed.simulation.rehearsal import METHOD, SEEDS, Rehearsal, Sizes
-        from train_distributed.simulation.rehearsal_figure import draw_rehearsal
         from train_distributed.simulation.tasks import overlap
 
         public = self._opened("public", self.public)

@@ -155,7 +155,7 @@ class Releasing(Output, Counting, PublicSide, Data):
         private, simulated = self._partitions()
         method = self._chosen().method
         if self.with_encoder:  # before any noise is drawn: it may be the wrong one
-            from train_distributed.released.encoder import carry_encoder
+            from train_distributed.released.pictures import carry_encoder
 
             weights = None if self.with_encoder is True else self.with_encoder
             carry_encoder(private.encoding, partial, weights)

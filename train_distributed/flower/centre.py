@@ -35,8 +35,7 @@ from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.session import set_bytes
 from train_distributed.secure_sum.wire import bytes_to_words, words_to_bytes
-from train_distributed.store.database import make_durable
-from train_distributed.store.store import Store, read_store
+from train_distributed.store.store import Store, make_durable, read_store
 
 WORD = np.dtype("<f8")
 DIRECTORY, FILE = "centre", "sums.sqlite"

@@ -26,9 +26,8 @@ from train_distributed.one_shot.validation import refuse_seeded_split
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.released.evaluate import overlap_words
-from train_distributed.released.evaluation import Evaluation
+from train_distributed.released.evaluation import Evaluation, held_out, submissions
 from train_distributed.released.evaluation_estimates import estimate
-from train_distributed.released.evaluation_rows import held_out, submissions
 from train_distributed.secure_sum.opening import Opened
 
 REPORT = "evaluation.json"

@@ -18,8 +18,7 @@ from typing import Self
 
 from pretrain.cli.output import new_file, sync_directory
 from train_distributed.flower.documents.document import read_document, safe
-from train_distributed.store.database import NotADatabase, make_durable
-from train_distributed.store.store import Store
+from train_distributed.store.store import NotADatabase, Store, make_durable
 
 LONGEST_FAULT = 200  # characters
 NAME, LEFT_OUT = "session", "left-out.json"

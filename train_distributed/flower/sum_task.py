@@ -22,7 +22,7 @@ from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_g
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
 from train_distributed.privacy.promise import Privacy
-from train_distributed.released.card.numbers import rounded_up
+from train_distributed.released.numbers import rounded_up
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.roll import Roll
 from train_distributed.secure_sum.window import Window

@@ -11,30 +11,59 @@ what the other one counts. Where two have gone on all the same, `merge` makes on
 A ledger sees only what is written to it. It does not know of copies of the rows without it, or on
 other machines, of commands run with `--ledger none`, of simulations that say so, or of its own end
 being cut off.
+
+**The file** is a store of lines, whose running hash names the whole ledger. A line is JSON that
+names the line before it by its hash:
+
+    {"body": {...}, "kind": "reserve", "time": "...", "previous": <64 hex>, "salt": <32 hex>,
+     "place": "/..."}
+
+Its own hash is SHA-256 of the text without the closing brace. Reports name it, and a line says
+which rows were used, so every line has a salt from the operating system that never leaves the
+ledger: without it nobody can try which rows give the hash. It also says where the ledger lay, so
+that a copy knows its original. Lines that version 0.1 wrote have neither.
+
+A chain cannot tell that lines are missing at its end, nor that all of it was made again: there is
+no key, and none would be safe from whoever can write the file. Compare `head` with what was printed
+or reported before.
 """
 
+import fcntl
+import json
 import os
+import secrets
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pretrain.cli.waiting import lock
 from train_distributed.ledger.entry import PARTS, TOLERANCE, Entry, Kind, Limit, to_words
-from train_distributed.ledger.file import (
-    Append,
-    LedgerFile,
-    Line,
-    is_ledger,
-    locked_directories,
+from train_distributed.ledger.state import (
+    GENESIS,
+    GIVE_BACK,
+    LIMIT,
+    MERGED,
+    RESERVE,
+    SPEND,
+    LedgerLine,
+    LedgerState,
+    Total,
+    line_hash,
 )
-from train_distributed.ledger.state import GIVE_BACK, LIMIT, MERGED, RESERVE, SPEND, State, Total
 from train_distributed.privacy.promise import Unit
+from train_distributed.store.store import APPLICATION, NotADatabase, Store, application_of
 
 __all__ = ["Entry", "Ledger", "Limit"]
 
 NONE = "none"  # what `--ledger` is given to keep none, and what a report then says
 SUFFIX = ".ledger"
+HINT = "; --ledger names another place"
+SALT_BYTES = 16
+TEXT = b'{"body": '  # how a ledger of version 0.1 begins, a file of text
+Append = Callable[[str, dict[str, Any]], LedgerLine]  # (kind, body) -> the line
 
 
 class Ledger:
@@ -58,7 +87,6 @@ class Ledger:
 
     def __init__(self, path: Path, *near: Path) -> None:
         self.path = path
-        self._file = LedgerFile(path)
         self._near = {path.resolve().parent, *near}  # where other ledgers of these rows may lie
 
     @classmethod
@@ -94,13 +122,21 @@ class Ledger:
         found.refuse_copy(found.state())
         return found
 
-    def state(self) -> State:
+    def state(self) -> LedgerState:
         """State after all lines; raises as `lines`."""
-        return self._read(self._file.read())
+        return self._read(self.lines())
 
-    def lines(self) -> list[Line]:
-        """All lines, verified; raises ValueError where the chain is broken, or it is no ledger."""
-        return self._file.read()
+    def lines(self) -> list[LedgerLine]:
+        """All lines, verified; none where there is no file.
+
+        Raises:
+            ValueError: a line was altered or removed, or it is no ledger of this version.
+            OSError: it cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        with self._store() as store:
+            return self._verified([row.content for row in store.scan()], GENESIS)
 
     def total(self, unit: Unit = "record") -> Total:
         """Cost of all entries, reserved and spent alike."""
@@ -137,7 +173,7 @@ class Ledger:
         self._afford(self.state(), entry, ())
 
     def _reserved(
-        self, state: State, append: Append, entry: Entry, at_most: Iterable[Limit]
+        self, state: LedgerState, append: Append, entry: Entry, at_most: Iterable[Limit]
     ) -> str:
         """Id of the entry, which is appended unless its reference is there already."""
         for record in state.records:
@@ -166,7 +202,7 @@ class Ledger:
         Raises:
             ValueError: nothing is reserved under this id, or its result was written.
         """
-        with self._file.locked() as (lines, append):
+        with self._locked() as (lines, append):
             if self._read(lines).record(id).spent:
                 raise ValueError(f"id must be of an entry that is not spent, got {id!r}")
             append(GIVE_BACK, {"id": id})
@@ -210,11 +246,11 @@ class Ledger:
             for each in missing:
                 append(RESERVE, {"entry": to_words(each.entry), "origin": each.origin})
             if not state.merged:
-                with other._file.locked() as (_, note):
+                with other._locked() as (_, note):
                     note(MERGED, {"into": os.fspath(self.path.resolve())})
         return len(missing)
 
-    def counted_in(self, state: State) -> str:
+    def counted_in(self, state: LedgerState) -> str:
         """Path of the ledger that counts what this one holds, a copy; empty where it is itself.
 
         A copy names the place where its original was written; one that was moved finds nothing
@@ -223,7 +259,7 @@ class Ledger:
         place = state.merged or state.place
         return place if place and (state.merged or self._is_copy_of(Path(place), state)) else ""
 
-    def refuse_copy(self, state: State) -> None:
+    def refuse_copy(self, state: LedgerState) -> None:
         """Refuses a ledger whose entries another one counts, which would miss its own.
 
         Raises:
@@ -262,7 +298,7 @@ class Ledger:
             ValueError: lines are missing since, or it is another ledger's.
         """
         length, head = report.get("length"), report.get("head")
-        lines = self._file.read()
+        lines = self.lines()
         if not (isinstance(length, int) and 0 < length <= len(lines)) or (
             lines[length - 1].hash != head
         ):
@@ -271,10 +307,10 @@ class Ledger:
                 f"up to hash {head}, got {len(lines)} lines without it"
             )
 
-    def _read(self, lines: list[Line]) -> State:
-        return State.read(lines, str(self.path))
+    def _read(self, lines: list[LedgerLine]) -> LedgerState:
+        return LedgerState.read(lines, str(self.path))
 
-    def _afford(self, state: State, entry: Entry, at_most: Iterable[Limit]) -> None:
+    def _afford(self, state: LedgerState, entry: Entry, at_most: Iterable[Limit]) -> None:
         spent = [record.entry for record in state.records]
         limits = [*at_most] if state.limit is None else [state.limit, *at_most]
         for limit in limits:
@@ -289,13 +325,13 @@ class Ledger:
                 )
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[list[Line], Append]]:
+    def _writing(self) -> Iterator[tuple[list[LedgerLine], Append]]:
         """Locks the file of a ledger that is no copy; yields its lines and how to append one."""
         self.refuse_copy(self.state())
-        with self._file.locked() as (lines, append):
+        with self._locked() as (lines, append):
             yield lines, append
 
-    def _is_copy_of(self, place: Path, state: State) -> bool:
+    def _is_copy_of(self, place: Path, state: LedgerState) -> bool:
         try:
             elsewhere = place.is_file() and not os.path.samefile(place, self.path)
             return elsewhere and is_ledger(place) and Ledger(place).state().first == state.first
@@ -322,3 +358,103 @@ class Ledger:
                 f"blind-averaging ledger merge --ledger {shlex.quote(str(self.path))} "
                 f"--other {shlex.quote(str(path))}"
             )
+
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[list[LedgerLine], Append]]:
+        """All lines, and how the only writer adds one; it is on the disk when the block ends.
+
+        Raises:
+            ValueError: a line was altered or removed, or it is no ledger of this version.
+            OSError: it cannot be read or written, and nothing was added.
+        """
+        with self._store() as store, store.transaction() as rows:
+            lines = self._verified([row.content for row in rows], GENESIS)
+
+            def append(kind: str, body: dict[str, Any]) -> LedgerLine:
+                previous = lines[-1].hash if lines else GENESIS
+                content = self._text(kind, body, previous)
+                store.append(content)
+                lines.extend(self._verified([content], previous))
+                return lines[-1]
+
+            yield lines, append
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        if self.path.exists() and not self.path.is_file():
+            raise ValueError(f"ledger must be a file, got {self.path}")
+        try:
+            with Store(self.path, "ledger", seal=line_hash, hint=HINT) as store:
+                yield store
+        except NotADatabase as error:
+            if not _is_text(self.path):
+                raise self._broken(1) from error
+            raise ValueError(
+                f"ledger must be of version 0.2 or later, got one of version 0.1: {self.path} "
+                "(write to it with version 0.2 first, such as by `ledger limit`: all its lines are "
+                "carried over)"
+            ) from error
+
+    def _text(self, kind: str, body: dict[str, Any], previous: str) -> bytes:
+        """A line that follows the one of this hash, at this moment."""
+        stated = {
+            "body": body,
+            "kind": kind,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "previous": previous,
+            "salt": secrets.token_hex(SALT_BYTES),
+            "place": os.fspath(self.path.resolve()),
+        }
+        return json.dumps(stated, allow_nan=False).encode()
+
+    def _verified(self, contents: Iterable[bytes], previous: str) -> list[LedgerLine]:
+        """Lines, oldest first, from the one that follows `previous` on; raises as `lines`."""
+        lines: list[LedgerLine] = []
+        for content in contents:
+            line = LedgerLine.read(content, lines[-1].hash if lines else previous)
+            if line is None:
+                raise self._broken(len(lines) + 1)
+            lines.append(line)
+        return lines
+
+    def _broken(self, number: int) -> ValueError:
+        return ValueError(
+            f"ledger must be an unbroken chain of lines, line {number} is altered or does not "
+            f"follow from the one before it: {self.path}"
+        )
+
+
+@contextmanager
+def locked_directories(directories: Iterable[Path]) -> Iterator[None]:
+    """Holds a lock on each of the directories that exist, until the block ends.
+
+    Whoever looks whether a directory holds another ledger of the same rows, and then opens one, is
+    alone with it meanwhile. Locks are taken in one order, so that no two wait for each other.
+
+    Raises:
+        OSError: a directory cannot be locked.
+    """
+    with ExitStack() as stack:
+        for directory in sorted({place.resolve() for place in directories if place.is_dir()}):
+            try:
+                opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, opened)
+                lock(opened, fcntl.LOCK_EX, f"the ledgers in {directory} in use")
+            except OSError as error:
+                words = f"ledger cannot be written: {error.strerror}{HINT}"
+                raise OSError(error.errno, words, str(directory)) from error
+        yield
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether a file begins as a ledger does, of any version; other programs use the name too."""
+    if not path.is_file():
+        return False
+    application = application_of(path)
+    return _is_text(path) if application is None else application == APPLICATION
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file that is not SQLite's is a ledger of version 0.1."""
+    with path.open("rb") as file:
+        return file.read(len(TEXT)) == TEXT

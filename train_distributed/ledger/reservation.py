@@ -98,7 +98,7 @@ class LedgerReservation:
         other one the promise would be kept as well.
 
         Args:
-            facts: all that the release is made of, beside the rows; JSON-ready.
+            facts: all that the release is made of besides the rows, JSON-ready.
 
         Raises:
             ValueError: a file that holds no centre.
@@ -156,10 +156,10 @@ class LedgerReservation:
         """One line of it, for people."""
         if self._ledger is None:
             return NONE
-        told = self.report()
-        total = told["epsilon_total"]
+        report = self.report()
+        total = report["epsilon_total"]
         epsilon = total if isinstance(total, str) else f"epsilon {total:.6g}"
-        return f"{self._ledger.path}: {epsilon} at delta {told['delta_total']:g} in all"
+        return f"{self._ledger.path}: {epsilon} at delta {report['delta_total']:g} in all"
 
     def spend(self) -> None:
         """Notes that the result was written, once it has reached the disk."""

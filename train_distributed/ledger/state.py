@@ -8,23 +8,60 @@ Users are those of one division of the rows: promises for the users of two divis
 rows of both, only a user that holds all rows is covered by any.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
+from pretrain.cli.json_text import parsed
 from train_distributed.ledger.entry import PARTS, Entry, Limit, read_fields
-from train_distributed.ledger.file import GENESIS, Line
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.promise import Unit
 
 RESERVE, SPEND, LIMIT, MERGED = "reserve", "spend", "limit", "merged"  # kinds of lines
 GIVE_BACK = "give-back"  # of an entry for which no noise was drawn
 TORN = "torn"  # a line that version 0.1 had not written to its end, and the entry read from it
+GENESIS = hashlib.sha256(b"blind-averaging ledger, version 1").hexdigest()
+ID_DIGITS = 16
 
 
 @dataclass(frozen=True)
-class Record:
+class LedgerLine:
+    """One line, verified."""
+
+    kind: str
+    body: dict[str, Any]
+    time: str
+    hash: str
+    stated: dict[str, Any]  # all of it
+
+    @property
+    def place(self) -> str:
+        """Path of the ledger that the line was written to; empty where it does not say."""
+        place = self.stated.get("place")
+        return place if isinstance(place, str) else ""
+
+    @property
+    def id(self) -> str:
+        """Id of the entry that it reserves."""
+        return self.hash[:ID_DIGITS]
+
+    @classmethod
+    def read(cls, content: bytes, previous: str) -> "LedgerLine | None":
+        """The line, if it follows from the one with this hash; None otherwise."""
+        try:
+            stated = parsed(content)
+            follows = stated["previous"] == previous
+            named = line_hash(b"", "", content).hex()
+            line = cls(stated["kind"], stated["body"], stated["time"], named, stated)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return line if follows and isinstance(line.body, dict) else None
+
+
+@dataclass(frozen=True)
+class CountedEntry:
     """An entry, and whether its result was written."""
 
     id: str
@@ -86,10 +123,10 @@ class Total:
 
 
 @dataclass(frozen=True)
-class State:
+class LedgerState:
     """Entries, limit and head of a ledger."""
 
-    records: tuple[Record, ...]  # without those that were given back
+    records: tuple[CountedEntry, ...]  # without those that were given back
     limit: Limit | None
     raised: int  # how often a limit was raised
     torn: int  # lines that were not written to their end
@@ -101,20 +138,22 @@ class State:
     merged: str = ""  # ledger that counts all of its entries since
 
     @classmethod
-    def read(cls, lines: Sequence[Line], name: str) -> Self:
+    def read(cls, lines: Sequence[LedgerLine], name: str) -> Self:
         """State after all lines of a ledger, which errors call `name`.
 
         Raises:
             ValueError: a line of another version, or one that says nonsense.
         """
-        records: dict[str, Record] = {}
+        records: dict[str, CountedEntry] = {}
         limit, raised, torn, given_back, merged = None, 0, 0, 0, ""
         for line in lines:
             try:
                 if line.kind in (RESERVE, TORN) and (stored := line.body.get("entry")) is not None:
                     entry = read_fields(Entry, stored)
                     origin = str(line.body.get("origin", line.hash))
-                    kept = Record(line.id, entry, line.time, torn=line.kind == TORN, origin=origin)
+                    kept = CountedEntry(
+                        line.id, entry, line.time, torn=line.kind == TORN, origin=origin
+                    )
                     records[line.id] = kept
                 elif line.kind == SPEND:
                     id = line.body["id"]
@@ -148,7 +187,7 @@ class State:
         """Cost of all entries, for one record or one user."""
         return Total.of((record.entry for record in self.records), unit)
 
-    def record(self, id: str) -> Record:
+    def record(self, id: str) -> CountedEntry:
         """The entry that was reserved under this id; raises ValueError where there is none."""
         for record in self.records:
             if record.id == id:
@@ -172,3 +211,8 @@ def _together(entries: list[Entry], *, apart: bool) -> Cost:
             worst = worst.worst(Cost.of(costs))
         everywhere.append(worst)
     return Cost.of(everywhere)
+
+
+def line_hash(_previous: bytes, _name: str, content: bytes) -> bytes:
+    """Hash of a line; the text names the line before it."""
+    return hashlib.sha256(content[:-1]).digest()

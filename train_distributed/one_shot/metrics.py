@@ -21,7 +21,7 @@ BINS = 15  # size: of equal width, as Guo et al. 2017 use
 SHOWN = 100  # size: classes up to which confusions are reported, and drawn with names
 
 
-class Evaluation:
+class ClassifierMetrics:
     """Rows with labels, block by block, and what they show together.
 
     Args:

@@ -84,12 +84,12 @@ def suitability(
 
 def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:
     """All metrics on the rows of a split; see `metrics`. Raises ValueError for an empty split."""
-    from train_distributed.one_shot.metrics import Evaluation
+    from train_distributed.one_shot.metrics import ClassifierMetrics
 
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
-    evaluation = Evaluation.of(released, len(rows))
+    evaluation = ClassifierMetrics.of(released, len(rows))
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
         evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])

@@ -28,18 +28,18 @@ from train_distributed.one_shot.validation import (
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
-from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_bounds import FINEST_GRID
+from train_distributed.released import FINEST_GRID
+from train_distributed.released.evaluation import (
+    Evaluation,
+    Overlap,
+    held_out,
+    submissions,
+)
 from train_distributed.released.evaluation_estimates import (
     Estimates,
     Sampling,
     check_reading,
     estimate,
-)
-from train_distributed.released.evaluation_rows import (
-    Overlap,
-    held_out,
-    submissions,
 )
 
 Prior = ClassPrior | Literal["both"]

@@ -11,7 +11,7 @@ import numpy as np
 from embed import EmbeddingSet
 from embed.project import ROWS
 from pretrain.datasets import SPLITS
-from train_distributed.one_shot.metrics import Evaluation
+from train_distributed.one_shot.metrics import ClassifierMetrics
 from train_distributed.one_shot.model import Release, probabilities
 
 OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
@@ -61,7 +61,7 @@ def write_predictions(
     """Classifies all rows into a CSV file of HEADER: the best three classes of each.
 
     Where rows may be skipped it has a column more, UNREADABLE: an image that cannot be read has no
-    class, and the reason there. `advance` is told how many rows are done, block by block. Raises
+    class, and the reason there. `advance` is called with the number of rows of each block. Raises
     ValueError for a row that does not fit the model.
 
     Returns:
@@ -70,7 +70,7 @@ def write_predictions(
     counts = np.zeros(len(released.class_names), np.int64)
     evaluation = None
     if rows.labels is not None:
-        evaluation = Evaluation.of(released, rows.count)
+        evaluation = ClassifierMetrics.of(released, rows.count)
     done = 0
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)

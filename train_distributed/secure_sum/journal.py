@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.store.database import make_durable
-from train_distributed.store.store import Claimed, Store, read_store
+from train_distributed.store.store import Claimed, Store, make_durable, read_store
 
 FILE = "journal.sqlite"
 

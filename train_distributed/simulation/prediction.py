@@ -1,10 +1,12 @@
-"""What a rehearsal predicts: a mean with an interval, over tasks that are like the asked one."""
+"""Prediction of a rehearsal: a mean with an interval, over tasks like the one asked for."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from scipy import stats
 
 from train_distributed.simulation.rehearsal import Kind, Played
@@ -14,7 +16,7 @@ WORTH = 0.02  # gain of private rows from which they are worth it
 
 
 @dataclass(frozen=True)
-class Interval:
+class PredictedInterval:
     """Mean, and bounds between which the mean over many runs of one new task lies."""
 
     mean: float
@@ -37,7 +39,7 @@ def predictive_interval(
     *,
     sampled: float = 0.0,
     bounds: tuple[float, float] = (0.0, 1.0),
-) -> Interval:
+) -> PredictedInterval:
     """`COVERED` interval for the mean of one new task, given those of J rehearsed ones.
 
     Let classes be drawn independently, a task's expected result be a mean over its classes, of
@@ -84,7 +86,9 @@ def predictive_interval(
     reach = float(stats.t.ppf((1 + COVERED) / 2, degrees)) * math.sqrt(spread)
     mean = float(means.mean())
     low, high = bounds
-    return Interval(mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within))
+    return PredictedInterval(
+        mean, max(low, mean - reach), min(high, mean + reach), math.sqrt(within)
+    )
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,15 @@ class Predictions:
     shared: np.ndarray  # (J, J) of their tasks, see `predictive_interval`
     rows: float = math.inf  # that tasks of the same classes draw from
 
-    def of(self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False) -> Interval:
+    def of(
+        self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False
+    ) -> PredictedInterval:
         """Interval of accuracy, or of balanced accuracy."""
         values = self._values(kind, epsilon, balanced=balanced)
         return predictive_interval(values, self.shared, sampled=self._sampled(values))
 
-    def gain(self, epsilon: float | None) -> Interval:
-        """Interval of what private rows add to balanced accuracy, beside what is public."""
+    def gain(self, epsilon: float | None) -> PredictedInterval:
+        """Interval of what private rows add to the balanced accuracy of public knowledge alone."""
         ours = self._values("private", epsilon, balanced=True)
         theirs = self._values(self.beside, None, balanced=True)
         sampled = self._sampled(ours)
@@ -138,3 +144,39 @@ class Predictions:
                 value = cell.balanced if balanced else cell.accuracy
                 found.setdefault(cell.task, []).append(value)
         return np.array(list(found.values()))
+
+
+BASELINES: tuple[tuple[Kind, str], ...] = (
+    ("no privacy", "C2"),
+    ("public alone", "C1"),
+    ("largest class", "grey"),
+)
+
+
+def draw_rehearsal(predictions: Predictions, epsilons: Sequence[float], path: Path) -> None:
+    """Draws accuracy and balanced accuracy, each in a panel, as a PNG."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for panel, balanced in zip(figure.subplots(1, 2, sharey=True), (False, True), strict=True):
+        found = [predictions.of("private", each, balanced=balanced) for each in epsilons]
+        middle, reach = _drawn(found)
+        panel.errorbar(epsilons, middle, reach, fmt="o-", capsize=4, color="C0", label="private")
+        for kind, colour in BASELINES:
+            if not any(cell.kind == kind for cell in predictions.cells):
+                continue
+            level = predictions.of(kind, balanced=balanced)
+            panel.axhline(100 * level.mean, color=colour, linewidth=1, label=kind)
+            panel.axhspan(100 * level.low, 100 * level.high, color=colour, alpha=0.1)
+        panel.set(xscale="log", xlabel="ε", ylim=(0, 100))
+        panel.set_xticks(epsilons, [f"{each:g}" for each in epsilons])
+        panel.minorticks_off()
+        panel.set_title("balanced accuracy" if balanced else "accuracy")
+        panel.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("predicted / %, with 80 % intervals")
+    figure.axes[1].legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _drawn(found: Sequence[PredictedInterval]) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) means and (2, n) reaches below and above, in per cent."""
+    means, low, high = (np.array([getattr(f, n) for f in found]) for n in ("mean", "low", "high"))
+    return 100 * means, 100 * np.stack([means - low, high - means])

@@ -27,11 +27,12 @@ from train_distributed.one_shot.rounds import rounds_of, sums_of
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.coordinates import ClassTotals, RawCoordinates
+from train_distributed.simulation.plan import Scenario
 from train_distributed.simulation.runner import accuracies, largest_share
-from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory, released
 from train_distributed.simulation.tasks import (
+    ClassTotals,
+    RawCoordinates,
     Task,
     held_out_tasks,
     tasks_like,

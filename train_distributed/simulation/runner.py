@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, product
-from typing import Generic, TypeVar, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -17,12 +17,9 @@ from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Grid, MethodConfig, Result, Trial
-from train_distributed.simulation.scenario import Scenario, held_out
+from train_distributed.simulation.plan import Grid, MethodConfig, Result, Scenario, Trial, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
-K = TypeVar("K")
-V = TypeVar("V")
 Mapped = Iterator[tuple[PublicTransform, Tensor]]  # transform of the rows, (d, K) weights of them
 Rivals = Callable[[Trial, Grid, RowsInMemory, PublicTransform], Mapped]
 SCORED = 64  # weights that are tested together
@@ -40,13 +37,13 @@ def run_trials(
     finished: Collection[str] = (),
     rivals: Rivals | None = None,
 ) -> Iterator[tuple[str, list[Result]]]:
-    """The cells of every job that is not finished, with the job's key.
+    """Yields (key, results) of each unfinished trial.
 
     `rivals` trains what is not one of METHODS, for every promise of the plan.
 
-    A seed fixes the partition, the test rows and the noise; a job's cells do not depend on which
-    others were run. Labels of test rows are read to report accuracies: choosing a setting by them
-    costs privacy that no ε here accounts for.
+    A seed fixes the partition, the test rows and the noise; a trial's results do not depend on
+    which others were run. Labels of test rows are read to report accuracies: choosing a setting by
+    them costs privacy that no ε here accounts for.
     """
     embeddings.need_labels()
     stage = _Stage(embeddings, transforms, plan, rivals)
@@ -68,14 +65,14 @@ class _Stage:
         self.embeddings, self.transforms, self.plan = embeddings, transforms, plan
         self.rivals = rivals
         self.labels = torch.tensor(embeddings.labels)
-        self.rows = _Latest(self._rows)
-        self.held = _Latest(self._held)
+        self.rows = lru_cache(1)(self._rows)
+        self.held = lru_cache(1)(self._held)
         self.sums: dict[object, list[Tensor]] = {}
         self.known: dict[object, list[Found]] = {}
 
     def play(self, job: Trial) -> list[Result]:
         name = job.family[0].transform
-        held, test = self.held((name, job.scenario, job.seed))
+        held, test = self.held(name, job.scenario, job.seed)
         cells = partial(self._cells, job, held, largest_share(self.labels[test]))
         if self.rivals and job.family[0].method not in METHODS:
             x, y = self.rows(name)[test], self.labels[test]
@@ -145,8 +142,7 @@ class _Stage:
     def _rows(self, name: str) -> Tensor:
         return self.transforms[name](self.embeddings.embeddings)
 
-    def _held(self, place: tuple[str, Scenario, int]) -> tuple[RowsInMemory, Tensor]:
-        name, scenario, seed = place
+    def _held(self, name: str, scenario: Scenario, seed: int) -> tuple[RowsInMemory, Tensor]:
         train, test = held_out(self.embeddings.labels, self.embeddings.split, self.plan.folds, seed)
         labels = self.labels[train]
         users = self.embeddings.users
@@ -185,20 +181,6 @@ def _trained_alike(statistics: Sequence[Statistic]) -> bool:
     heads = [each.unclipped for each in statistics]
     free = [each.without_radius for each in heads if isinstance(each, TrainedHeads)]
     return all(head == free[0] for head in free)
-
-
-class _Latest(Generic[K, V]):
-    """The last value of a function, so that consecutive equal questions are answered once."""
-
-    def __init__(self, make: Callable[[K], V]) -> None:
-        self.make = make
-        self.last: tuple[K, V] | None = None
-
-    def __call__(self, key: K) -> V:
-        if self.last is None or self.last[0] != key:
-            self.last = None  # the old value goes before the new one is made
-            self.last = (key, self.make(key))
-        return self.last[1]
 
 
 def largest_share(y: Tensor) -> float:

@@ -1,6 +1,6 @@
 """Many releases from one training: what is the same for several ε and settings is computed once."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,28 +51,14 @@ class RowsInMemory:
 
 
 def simulate(
-    users: RowsInMemory,
-    method: Method,
-    promises: Iterable[Privacy],
-    generator: torch.Generator,
-) -> Iterator[Course]:
-    """One release per promise of one method; noise is float and seeded.
-
-    Not for release: several promises kept on the same rows compose.
-    """
+    users: RowsInMemory, method: Method, promise: Privacy, generator: torch.Generator
+) -> Course:
+    """One simulated release, after all of its sums; noise is float and seeded."""
 
     def draw(number: int, dimension: int) -> Tensor:
         return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
-    total = first_total(users, method)
-    for promise in promises:
-        yield released(method, total, users, users.sizes, promise, draw)
-
-
-def first_total(users: RowsInMemory, method: Method) -> Tensor:
-    """(D,) unscaled sum that a release of the method begins with."""
-    course = Course(method)
-    return totals(replace(users, x=course.sent(users.x)), [course.statistic])[0]
+    return released(method, None, users, users.sizes, promise, draw)
 
 
 def released(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from pretrain import check
 from pretrain.cli.waiting import Waiting
-from train_distributed.store.database import Database, make_durable
+from train_distributed.store.store import Database, make_durable
 
 POSTGRESQL = "postgresql://"
 CONNECT_SECONDS = 10

@@ -11,9 +11,8 @@ import pytest
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.simulation.plan import Grid, MethodConfig, Scenario
 from train_distributed.simulation.runner import run_trials
-from train_distributed.simulation.scenario import Scenario
 
 PROGRAM = """
 import sys

@@ -16,7 +16,7 @@ from train_distributed.commands.card import _command
 from train_distributed.commands.configuration import jsonable
 from train_distributed.commands.releasing import Releasing, Run, options_of
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.released.card.numbers import rounded_up
+from train_distributed.released.numbers import rounded_up
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pretrain.encoder import encoder_hash, save_encoder
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
-from train_distributed.released.export.programs import run_torch
+from train_distributed.released.export import run_torch
 
 SIZE = 12
 
@@ -68,7 +68,7 @@ def test_a_missing_package_is_named_with_its_extra(
     call, model, tmp_path, monkeypatch, package: str
 ) -> None:
     if package == "onnxruntime":
-        monkeypatch.setattr("train_distributed.released.export.programs.save_onnx", lambda *_: None)
+        monkeypatch.setattr("train_distributed.released.export.save_onnx", lambda *_: None)
     monkeypatch.setitem(sys.modules, package, None)
     out = str(tmp_path / "out")
     code, _, error = call("export", "--model", str(model), "--format", "onnx", "--out", out)
@@ -78,7 +78,7 @@ def test_a_missing_package_is_named_with_its_extra(
 
 
 def test_a_difference_is_said(call, model, tmp_path, monkeypatch) -> None:
-    from train_distributed.released.export.network import _Head
+    from train_distributed.released.export import _Head
 
     whole = _Head.forward
 

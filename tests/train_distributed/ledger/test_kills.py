@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.ledger.state import State
+from train_distributed.ledger.state import LedgerState
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("ledger_kills.py")
@@ -56,7 +56,7 @@ def torn(path: Path) -> None:
         each.write_bytes(content)
 
 
-def check(path: Path) -> State:
+def check(path: Path) -> LedgerState:
     """All that was acknowledged is in the ledger, and its total is at least theirs."""
     state = Ledger.open(path).state()
     acknowledged = Path(f"{path}.acknowledged").read_text().split()
@@ -69,7 +69,7 @@ def check(path: Path) -> State:
     return state
 
 
-def exercise(path: Path, operations: int, workers: int, seed: int) -> tuple[int, int, State]:
+def exercise(path: Path, operations: int, workers: int, seed: int) -> tuple[int, int, LedgerState]:
     """Kills until so many operations are done: operations, kills, what the ledger holds."""
     draw, done, kills = random.Random(seed), 0, 0
     while done < operations:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
-from train_distributed.ledger import file as ledger_file
+from train_distributed.ledger import ledger as ledger_file
 from train_distributed.ledger.entry import Entry, Limit, gaussian_fields
 from train_distributed.ledger.ledger import Ledger
 

@@ -17,9 +17,8 @@ from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
-from train_distributed.released import evaluation_rows
+from train_distributed.released import FINEST_GRID, evaluation
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_bounds import FINEST_GRID
 from train_distributed.research.rows import Rows
 
 ORDERS = list(itertools.permutations(range(3)))
@@ -100,7 +99,7 @@ def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted() -> None:
     held = own_partition(data, 2)
     for _ in range(1200):
         given = Evaluation(num_classes=2), [model], data, np.arange(5), held, FINEST_GRID
-        list(evaluation_rows.submissions(*given))
+        list(evaluation.submissions(*given))
     check_uniform(drawn)
 
 
@@ -197,7 +196,7 @@ def test_no_model_makes_an_evaluation_depend_on_a_row_s_place(p: int, size: floa
         data = EmbeddingSet(embeddings=x, labels=y, users=0 * y, split=np.full(99, 2, np.uint8))
         given = method, [model], data, np.arange(99), own_partition(data, 2), FINEST_GRID
         with ByPlace():
-            ((_, own),) = evaluation_rows.submissions(*given)
+            ((_, own),) = evaluation.submissions(*given)
         sent.append(own[0])
     moved = float((sent[0] - sent[1]).norm())
     assert moved <= method.record_sensitivity(torch.tensor([99])) * (1 + 1e-9)

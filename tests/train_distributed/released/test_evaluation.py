@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_bounds import (
+from train_distributed.released import (
     COARSEST_GRID,
     FINEST_GRID,
     MOST_BINS,
 )
+from train_distributed.released.evaluation import Evaluation
 
 NO_SIZES = torch.ones(1)
 

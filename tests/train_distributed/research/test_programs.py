@@ -8,10 +8,9 @@ import pytest
 import tyro
 
 from tests.benchmarks.audit_rounds import MultiRoundAudit
+from tests.benchmarks.bench_protection import ExactCost, Rates
 from train_distributed.research.experiments.adult.experiment import Figures
 from train_distributed.research.experiments.charter_rates.experiment import Slopes
-from train_distributed.research.protection.exact_cost import ExactCost
-from train_distributed.research.protection.rates import Rates
 
 
 @pytest.mark.parametrize(

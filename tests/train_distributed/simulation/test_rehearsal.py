@@ -17,8 +17,8 @@ from train_distributed.commands.releasing import Run
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room
-from train_distributed.simulation.coordinates import RawCoordinates
 from train_distributed.simulation.rehearsal import Played, Rehearsal, Sizes
+from train_distributed.simulation.tasks import RawCoordinates
 
 PROMISE = Privacy(1.0, 1e-5)
 SIZES = Sizes(users=10, rows_per_user=16, num_classes=4)

@@ -11,9 +11,8 @@ from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
-from train_distributed.simulation.plan import Grid, MethodConfig
+from train_distributed.simulation.plan import Grid, MethodConfig, Scenario, held_out
 from train_distributed.simulation.runner import accuracies, run_trials
-from train_distributed.simulation.scenario import Scenario, held_out
 from train_distributed.simulation.shared_training import RowsInMemory, released, totals
 
 TRANSFORM = PublicTransform.identity(3)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from train_distributed.store.database import Database, application_of
-from train_distributed.store.store import Claimed, Store, read_store
+from train_distributed.store.store import Claimed, Database, Store, application_of, read_store
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ class Init:
         Raises:
             ValueError: a party file that is bad or given twice, or a setting out of range.
         """
-        from train_distributed.released.card.numbers import rounded_up
+        from train_distributed.released.numbers import rounded_up
 
         check.given(hosts=self.hosts or None)
         check.within("[1, 65535]", port=self.port)

@@ -85,7 +85,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from embed.options import ExtractOptions, ImageOptions
     from pretrain.encoder import build_encoder, origin, without_directory
     from train_distributed.flower.documents.terms import read_transform
-    from train_distributed.released.encoder import named_encoder
+    from train_distributed.released.pictures import named_encoder
 
     out, size = folder / EMBEDDINGS, given.resize
     check.given(class_names=given.class_names or None)

@@ -293,7 +293,7 @@ class Participant:
         from train_distributed.flower.model_task import ModelTask
         from train_distributed.flower.sum_task import SUMS
         from train_distributed.one_shot.report import class_names
-        from train_distributed.released.card.numbers import rounded_up
+        from train_distributed.released.numbers import rounded_up
 
         task, invitation, account = self.task, self.invitation, self.account
         federation, guarantee = invitation.federation, task.guarantee

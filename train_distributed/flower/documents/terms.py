@@ -12,7 +12,7 @@ from train_distributed.flower.documents.party import MOST_ROWS
 from train_distributed.one_shot.method_options import SettledOptions
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.privacy.promise import Privacy
-from train_distributed.released.evaluation_bounds import MOST_BINS
+from train_distributed.released import MOST_BINS
 
 if TYPE_CHECKING:
     from embed import PublicTransform

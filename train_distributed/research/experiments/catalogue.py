@@ -14,8 +14,7 @@ from train_distributed.research.experiments.conditions import Conditions, Experi
 from train_distributed.research.experiments.frontier_figure import draw_frontier
 from train_distributed.research.experiments.summary import table
 from train_distributed.research.experiments.trials import OURS, PUBLISHED, trials
-from train_distributed.simulation.plan import MethodConfig, Result
-from train_distributed.simulation.scenario import Scenario, held_out
+from train_distributed.simulation.plan import MethodConfig, Result, Scenario, held_out
 
 MORE_DATA = 67  # Table 2 of the paper
 PAPER_L2_REGS = {"softmax": (0.003, 0.01, 0.03, 0.1, 0.3), "svm": (0.01, 0.03, 0.1, 0.3)}

@@ -16,9 +16,8 @@ from train_distributed.research.baselines.learn import train
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.simulation.plan import Grid, MethodConfig, Trial
+from train_distributed.simulation.plan import Grid, MethodConfig, Scenario, Trial
 from train_distributed.simulation.runner import run_trials
-from train_distributed.simulation.scenario import Scenario
 from train_distributed.simulation.shared_training import RowsInMemory
 
 OURS, PUBLISHED = "ours", "published"  # transforms

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pretrain import check
 from train_distributed.research.protection.mechanisms import View
-from train_distributed.research.protection.models import TargetHead, TargetModel
+from train_distributed.research.protection.training import TargetHead, TargetModel
 
 OUTER, INNER = 100, 20  # steps of L-BFGS
 SOLVED = 1e-7  # of the gradient's squared norm: the search ends
@@ -44,16 +44,9 @@ class Observation:
         return cls(sent, gradient, view.known)
 
 
-@dataclass(frozen=True)
-class Guess:
-    """Batch as the attacker reconstructs it."""
-
-    x: Tensor  # (S, *record_shape) float64
-    labels: Tensor  # (S,) int64
-    mismatch: float  # squared distance of its gradient from the one seen; nan where not measured
-
-
-def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.Generator) -> Guess:
+def invert(
+    target: TargetModel, seen: Observation, batch: int, generator: torch.Generator
+) -> Tensor:
     """Reconstructs a batch from its mean gradient.
 
     Args:
@@ -61,6 +54,9 @@ def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.
         seen: the gradient, and where it was taken.
         batch: S, known to the attacker.
         generator: draws the initial guesses.
+
+    Returns:
+        (S, *record_shape) float64 guesses; zeros where the gradient says nothing.
 
     Raises:
         ValueError: batch < 1.
@@ -75,7 +71,7 @@ def invert(target: TargetModel, seen: Observation, batch: int, generator: torch.
 
 def deep_leakage(
     target: TargetModel, seen: Observation, batch: int, generator: torch.Generator
-) -> Guess:
+) -> Tensor:
     """L-BFGS (lr 1, strong Wolfe) on dummies drawn uniformly from the unit cube, logits normal.
 
     A search that leaves the numbers returns its last finite dummies.
@@ -92,14 +88,13 @@ def deep_leakage(
         difference = (target.gradient(seen.start, x, targets) - seen.gradient)[seen.known]
         return difference.square().sum()
 
-    last = _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
-    labels = (logits if fixed is None else fixed).detach().argmax(1)
-    return Guess(x.detach(), labels, last)
+    _search(mismatch, dummies, SOLVED * float(seen.gradient.square().sum()))
+    return x.detach()
 
 
 def head_batch(
     target: TargetHead, seen: Observation, batch: int, generator: torch.Generator
-) -> Guess:
+) -> Tensor:
     """Deep leakage from a head's gradient Xᵀ(P − Y)/S, searched inside its own column space.
 
     The leading singular vectors U (p + 1, r), r = min(S, K − 1, p + 1), span what the gradient
@@ -108,8 +103,7 @@ def head_batch(
     """
     matrix = target.matrix(seen.gradient)
     if not torch.isfinite(matrix).all():
-        zeros = torch.zeros(batch, target.dim, dtype=torch.float64)
-        return Guess(zeros, torch.zeros(batch, dtype=torch.int64), float("nan"))
+        return torch.zeros(batch, target.dim, dtype=torch.float64)
     rank = min(batch, target.num_classes - 1, len(matrix))
     basis = torch.linalg.svd(matrix, full_matrices=False).U[:, :rank]
     weights, shown = basis.mT @ target.matrix(seen.start), basis.mT @ matrix
@@ -123,14 +117,14 @@ def head_batch(
         data = (z.mT @ residual / batch - shown).square().sum()
         return data + (scale * (z @ basis[0] - target.constant)).square().mean()
 
-    last = _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
-    return Guess((z.detach() @ basis.mT)[:, 1:], logits.detach().argmax(1), last)
+    _search(mismatch, dummies, SOLVED**2 * scale**2, history=20)
+    return (z.detach() @ basis.mT)[:, 1:]
 
 
 def _search(
     mismatch: Callable[[], Tensor], dummies: list[Tensor], solved: float, history: int = 100
-) -> float:
-    """Minimises in place; returns the last loss, nan after leaving the numbers."""
+) -> None:
+    """Minimises in place; a search that leaves the numbers ends at its last finite dummies."""
     search = torch.optim.LBFGS(
         dummies,
         lr=1.0,
@@ -154,15 +148,14 @@ def _search(
         if not all(torch.isfinite(dummy).all() for dummy in dummies):
             for dummy, last in zip(dummies, kept, strict=True):
                 dummy.data.copy_(last)
-            return float("nan")
+            return
         losses.append(loss)
         stuck = len(losses) > PATIENCE and loss > PROGRESS * losses[-1 - PATIENCE]
         if loss <= solved or stuck:
-            break
-    return losses[-1]
+            return
 
 
-def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Guess:
+def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Tensor:
     """The record behind a head's gradient: G ≈ [a, x] rᵀ, least squares over the entries seen.
 
     Alternating least squares from the leading singular vectors, of which it is a fixed point where
@@ -175,17 +168,16 @@ def rank_one(target: TargetHead, seen: Observation, *, rounds: int = 100) -> Gue
     """
     matrix, known = target.matrix(seen.gradient), target.matrix(seen.known).double()
     if not torch.isfinite(matrix).all() or not matrix.any():
-        return Guess(torch.zeros(1, target.dim).double(), torch.zeros(1).long(), float("nan"))
+        return torch.zeros(1, target.dim, dtype=torch.float64)
     residual = torch.linalg.svd(matrix, full_matrices=False).Vh[0]
     row = _least_squares(matrix, known, residual)
     for _ in range(0 if known.all() else rounds):
         residual = _least_squares(matrix.mT, known.mT, row)
         row = _least_squares(matrix, known, residual)
-    label = residual.abs().argmax()
-    if residual[label] > 0:
+    if residual[residual.abs().argmax()] > 0:
         row = -row
     scale = target.constant / row[0] if row[0] > 0 else 1 / row.norm()
-    return Guess((row[1:] * scale)[None], label[None], float("nan"))
+    return (row[1:] * scale)[None]
 
 
 def _least_squares(matrix: Tensor, known: Tensor, factor: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from train_distributed.research.protection.measure import AttackBenchmark, Measurement
 from train_distributed.research.protection.mechanisms import Randomisation, Unprotected
 from train_distributed.research.protection.study import (
     PROTECTIONS,
+    AttackBenchmark,
     Cost,
+    Measurement,
     Preference,
     Study,
     by_formula,

@@ -30,7 +30,7 @@ from train_distributed.commands.predict import Predict
 from train_distributed.flower.progress import Log
 from train_distributed.flower.superlink import Operation
 from train_distributed.ledger.ledger import NONE
-from train_distributed.released.export.programs import run_torch
+from train_distributed.released.export import run_torch
 from train_distributed.secure_sum.opening import Opened
 
 CLASSES, ROWS, USERS = tuple(COLOURS), 24, 3

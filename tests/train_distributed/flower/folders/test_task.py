@@ -26,7 +26,7 @@ from train_distributed.one_shot.statistic import NoisedSum
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
-from train_distributed.released.card.page import card
+from train_distributed.released.card import card
 from train_distributed.secure_sum.opening import Opened
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed import Privacy, release
-from train_distributed.released.card.page import card
+from train_distributed.released.card import card
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FRAME = """<iframe id="page" width="{width}" height="800" srcdoc="{page}"></iframe>

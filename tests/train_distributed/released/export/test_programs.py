@@ -20,9 +20,9 @@ from pretrain.intake.decode import squared
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from train_distributed import Privacy, Release, release
-from train_distributed.released.encoder import encoding_of, released_encoder
-from train_distributed.released.export.network import _Brought, _Pixels, scaling_matrix
-from train_distributed.released.export.programs import (
+from train_distributed.released.export import (
+    _Brought,
+    _Pixels,
     described,
     largest_difference,
     picture_size,
@@ -30,9 +30,11 @@ from train_distributed.released.export.programs import (
     run_torch,
     save_onnx,
     save_torch,
+    scaling_matrix,
     some_pictures,
     trace,
 )
+from train_distributed.released.pictures import encoding_of, released_encoder
 
 NAMES = ("blue", "green", "red")
 PARITY, DARK = 1e-5, 0.3

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from embed.engines.forward import traced
 from tests.benchmarks.run_by import RunBy
-from train_distributed.released.export.programs import run_onnx, save_onnx
+from train_distributed.released.export import run_onnx, save_onnx
 
 class Classifier(torch.nn.Module):
     def forward(self, pixels):

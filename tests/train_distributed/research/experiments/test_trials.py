@@ -17,8 +17,7 @@ from train_distributed.research.experiments.catalogue import ours, published
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.trials import trials
 from train_distributed.simulation import runner
-from train_distributed.simulation.plan import MethodConfig
-from train_distributed.simulation.scenario import Scenario
+from train_distributed.simulation.plan import MethodConfig, Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.benchmarks.bench_protection import cost
 from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.research.protection import exact_cost, exact_sums
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.paillier import KeyPair, Packing
 
@@ -32,7 +32,7 @@ def integer_sum(w):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [exact_sums.Paillier(KEY_BITS), exact_sums.Shares(), exact_sums.Shares(servers=2)],
+    [protect.Paillier(KEY_BITS), protect.Shares(), protect.Shares(servers=2)],
 )
 def test_the_wire_gives_the_exact_fixed_point_sum(mechanism):
     w = models()
@@ -131,7 +131,7 @@ def test_a_sparse_message_is_read_back_and_shows_exact_values(keep):
 
 def test_messages_of_exact_sums_look_nothing_like_the_model():
     w = models(clients=2, m=2000)
-    for mechanism in (exact_sums.Shares(), exact_sums.Paillier(KEY_BITS)):
+    for mechanism in (protect.Shares(), protect.Paillier(KEY_BITS)):
         for k, view in enumerate(mechanism.views(w, None)["message"]):
             assert view.clients == (k,)
             assert abs(float(torch.corrcoef(torch.stack([view.values, w[k]]))[0, 1])) < 0.15
@@ -147,7 +147,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
             "key_bits must be >= 45, the message space",
         ),
         (lambda: KeyPair.generate(WIDE, 1001), "key_bits must be a positive multiple of 16"),
-        (lambda: exact_sums.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
+        (lambda: protect.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -156,11 +156,11 @@ def test_bad_input_is_named(call, message):
 
 
 def test_the_cost_of_an_exact_sum_adds_up():
-    found = exact_cost.cost(exact_sums.Shares(), models(clients=3, m=20))
+    found = cost(protect.Shares(), models(clients=3, m=20))
     assert found["exact"] is True
     assert (
         found["bytes_per_client"]
-        == exact_sums.Shares().exchange(models(clients=3, m=20), None).bytes_per_client
+        == protect.Shares().exchange(models(clients=3, m=20), None).bytes_per_client
     )
     everything = 3 * found["cpu_seconds_per_client"] + found["cpu_seconds_of_server"]
     assert found["cpu_seconds_of_all"] == pytest.approx(everything)
@@ -169,9 +169,9 @@ def test_the_cost_of_an_exact_sum_adds_up():
 @pytest.mark.slow
 def test_ten_clients_send_7690_parameters_under_a_2048_bit_key():
     w = models(clients=10, m=7690)
-    out = exact_sums.Paillier().exchange(w, None)
+    out = protect.Paillier().exchange(w, None)
     assert [round(10 * v * 2**32) for v in out.mean.tolist()] == integer_sum(w)
     decrypting = out.seconds_per_client
     assert 10 * out.seconds_per_client + out.seconds_server + decrypting < 360
-    shares = exact_sums.Shares().exchange(w, None)
+    shares = protect.Shares().exchange(w, None)
     assert torch.equal(shares.mean, out.mean)

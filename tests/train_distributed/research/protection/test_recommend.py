@@ -9,14 +9,13 @@ import pytest
 from scipy.stats import spearmanr
 
 from embed import PublicTransform
-from train_distributed.research.protection import exact_sums
 from train_distributed.research.protection import mechanisms as protect
-from train_distributed.research.protection.closed_forms import Constants
-from train_distributed.research.protection.estimate import Leakage
-from train_distributed.research.protection.measure import AttackBenchmark, Measurement
-from train_distributed.research.protection.mechanisms import Facts, StudySettings
+from train_distributed.research.protection.leakage import Constants, Leakage
+from train_distributed.research.protection.mechanisms import FormulaInputs, StudySettings
 from train_distributed.research.protection.study import (
+    AttackBenchmark,
     Candidate,
+    Measurement,
     Preference,
     by_formula,
     by_measurement,
@@ -35,11 +34,13 @@ def point(mechanism, parameter, leaked, loss, megabits, high=None):
 
 def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
     held = Constants(0.5, 1.0)
-    optimum = held.solve(0.5, protect.Sparsification, Facts(100))
+    optimum = held.solve(0.5, protect.Sparsification, FormulaInputs(100))
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
     paillier = Candidate(
-        held.solve(0.5, exact_sums.Paillier, Facts(100)), point("paillier", 2048, 0, 0, 9), ()
+        held.solve(0.5, protect.Paillier, FormulaInputs(100)),
+        point("paillier", 2048, 0, 0, 9),
+        (),
     )
     both = (compression, paillier)
     chosen = [by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
@@ -74,14 +75,14 @@ def test_the_pareto_front_against_its_definition():
 
 
 def test_what_is_deployed_for_a_degenerate_optimum():
-    settings = StudySettings(0.4, 1e-3, 2048, 3, 1, 6)
-    tiny = Constants(0.5, 1.0).solve(0.5, exact_sums.Paillier, Facts(7690, 8e-4))
+    settings = StudySettings()
+    tiny = Constants(0.5, 1.0).solve(0.5, protect.Paillier, FormulaInputs(7690, 8e-4))
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
     for chosen, bits in ((None, 2048), (tiny.log_parameter, 2048), (2100 * math.log(2), 2112)):
-        assert exact_sums.Paillier.deploy(chosen, settings).parameter == bits
+        assert protect.Paillier.deploy(chosen, settings).parameter == bits
     with pytest.raises(ValueError, match=r"r\* must be <= .* 64-bit word"):
-        exact_sums.Shares.deploy(100.0, settings)
+        protect.Shares.deploy(100.0, settings)
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +110,13 @@ def test_leakage_and_accuracy_both_fall_with_noise(digits):
 
 def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
     benchmark = AttackBenchmark(digits, 0.9, tuple(digits.models(1, 5, 0)), 1, 10, 1, 0)
-    exact = benchmark.measure(exact_sums.Shares())
+    exact = benchmark.measure(protect.Shares())
     plain = benchmark.measure(protect.Unprotected())
     assert plain.leakage.rate == 1
     assert exact.leakage.rate < 1
     assert abs(exact.utility_loss) < 0.01
     assert exact.bytes_per_client > plain.bytes_per_client
-    two, three = (benchmark.attack(exact_sums.Shares(servers=count)) for count in (2, 3))
+    two, three = (benchmark.attack(protect.Shares(servers=count)) for count in (2, 3))
     assert two.hits.tolist() == three.hits.tolist()
 
 

@@ -1,12 +1,14 @@
-"""Rate at which unprotected gradients give records away.
+"""The programs behind results/protection: success rates of attacks, and the cost of exact sums.
 
-`python -m train_distributed.research.protection.rates --images NPZ` attacks single images of
-writers on untrained and on trained networks; with `--embeddings DIR --public DIR` it attacks a
-softmax head's gradients on batches of one and of eight.
+`python tests/benchmarks/bench_protection.py rates --images NPZ` attacks single images
+of writers on untrained and on trained networks; with `--embeddings DIR --public DIR` it attacks a
+softmax head's gradients on batches of one and of eight. `... exact-cost` sums a head's parameters
+by Paillier encryption and by secret sharing, by real messages.
 """
 
 import json
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -21,13 +23,20 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from pretrain import check
 from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory, write_json
+from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TEST, TRAIN
 from pretrain.sources import open_images
-from train_distributed.research.protection.estimate import Recoveries
 from train_distributed.research.protection.inversion import Observation, invert
-from train_distributed.research.protection.mechanisms import Unprotected
+from train_distributed.research.protection.leakage import Recoveries
+from train_distributed.research.protection.mechanisms import (
+    ExactSum,
+    Paillier,
+    Shares,
+    Unprotected,
+    fixed_point,
+)
+from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing, arithmetic
 from train_distributed.research.protection.training import (
     FederatedTraining,
     FederationOptions,
@@ -60,7 +69,7 @@ def success(
         gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
         guess = invert(target, seen, batch, generator)
-        hits[k, m, 0] = target.recovered(guess.x, x[k], threshold).numpy()
+        hits[k, m, 0] = target.recovered(guess, x[k], threshold).numpy()
         accuracies.append(target.accuracy(start, *federation.test))
     return Recoveries(hits, shared=False), accuracies
 
@@ -135,5 +144,58 @@ def _with(federation: FederatedTraining, **options: Any) -> FederatedTraining:
     return replace(federation, options=replace(federation.options, **options))
 
 
+def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
+    """One aggregation of all clients' models (K, m), in this process, one client after the other.
+
+    Returns:
+        Bytes and CPU seconds of one client and of the busiest server, wall seconds of everything
+        with key generation, and whether the mean is that of the fixed-point numbers bit for bit.
+    """
+    began = time.perf_counter()
+    out = mechanism.exchange(models, None)
+    wall = time.perf_counter() - began
+    return {
+        "mechanism": mechanism.name,
+        "parameter": mechanism.parameter,
+        "bytes_per_client": out.bytes_per_client,
+        "cpu_seconds_per_client": out.seconds_per_client,
+        "cpu_seconds_of_server": out.seconds_server,
+        "cpu_seconds_of_all": len(models) * out.seconds_per_client + out.seconds_server,
+        "wall_seconds_of_all": wall,
+        "exact": torch.equal(out.mean, mechanism.mean(models, None)),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactCost:
+    """One aggregation by Paillier encryption and one by secret sharing."""
+
+    clients: int = 10
+    parameters: int = 7690
+    key_bits: int = DEPLOYED_BITS
+    out: Path = Path("results/protection/exact_sums")
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Measures, prints, writes report.json."""
+        refuse_existing(self.out, overwrite=self.overwrite)
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.clients, self.parameters)
+        models = torch.randn(shape, generator=generator, dtype=torch.float64)
+        exact = (Paillier(self.key_bits), Shares())
+        found = [cost(mechanism, models) for mechanism in exact]
+        slots = Packing(fixed_point(self.clients), self.key_bits).slots
+        report = provenance() | {
+            "clients": self.clients,
+            "parameters": self.parameters,
+            "paillier_arithmetic": arithmetic(),
+            "parameters_per_ciphertext": slots,
+            "sums": found,
+        }
+        with new_directory(self.out, overwrite=self.overwrite) as partial:
+            write_json(partial / "report.json", report)
+        print(json.dumps(found, indent=1))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: tyro.cli(Rates)))
+    sys.exit(run_command(lambda: tyro.cli(Rates | ExactCost)))

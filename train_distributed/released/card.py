@@ -8,9 +8,10 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,22 +23,22 @@ from train_distributed.one_shot.attacker import best_guess, gaussian_mu, true_po
 from train_distributed.one_shot.figure import confusion_figure, draw_attack
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
-from train_distributed.one_shot.report_file import Report
-from train_distributed.released.card import numbers
-from train_distributed.released.card.quality import (
-    DRAWS,
-    Evaluated,
-    class_rows,
-    shown_intervals,
-)
+from train_distributed.one_shot.report_file import Metrics, Report, converted
+from train_distributed.released import numbers
+from train_distributed.released.evaluation_estimates import Interval, proportion
+from train_distributed.released.numbers import percent, percent_range
 
 if TYPE_CHECKING:
-    from train_distributed.ledger.state import State
+    from train_distributed.ledger.state import LedgerState
 
 ACCUSED = 0.001  # of the innocent: false alarms that the card speaks of
 MARKUP = re.compile(r"([\\`*_\[\]|~$])")
 LEADING = re.compile(r"^(\d*)([#+.)-])(?=[\s#-]|$)")  # of headings, lists and rules
 NEEDED = ("private", "epsilon", "delta", "neighbouring", "users", "suitable_for_release")
+CONFIDENCE = 0.95
+DRAWS = 2000  # of the bootstrap
+BATCH = 50  # of them at a time
+SEED = 0  # of it: a card made twice is the same card
 
 
 def card(
@@ -47,7 +48,7 @@ def card(
     name: str = "",
     files: Mapping[str, str] | None = None,
     command: str | None = None,
-    ledger: "State | None" = None,
+    ledger: "LedgerState | None" = None,
     evaluation: Mapping[str, Any] | None = None,
 ) -> str:
     """A model card.
@@ -86,7 +87,7 @@ def card(
         settings=list(_settings(report.configuration or {})),
         ledger=ledger,
         totals=[] if ledger is None else list(_totals(ledger)),
-        evaluation=None if evaluation is None else Evaluated.of(evaluation),
+        evaluation=None if evaluation is None else EvaluationFindings.of(evaluation),
         infinity=math.inf,
         **promised,
         **_measured(report),
@@ -109,7 +110,7 @@ def markdown_text(text: str) -> str:
 
 def _environment(markup: str) -> Environment:
     environment = Environment(
-        loader=PackageLoader(__package__ or "", "."),
+        loader=PackageLoader("train_distributed.released", "."),
         autoescape=markup == "html",
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -154,7 +155,7 @@ def _measured(report: Report) -> dict[str, Any]:
     }
 
 
-def _totals(ledger: "State") -> Iterator[tuple[str, float, float]]:
+def _totals(ledger: "LedgerState") -> Iterator[tuple[str, float, float]]:
     """Unit, ε and δ of all entries of a ledger together, for units that have a promise."""
     for unit in ("record", "user"):
         total = ledger.total(unit)
@@ -169,3 +170,126 @@ def _settings(configuration: Mapping[str, Any], of: str = "") -> Iterator[tuple[
             yield from _settings(value, f"{of}{name}.")
         elif value is not None:
             yield f"{of}{name}", public_argument(value) if isinstance(value, str) else str(value)
+
+
+def exact(hits: int, rows: int) -> Interval:
+    """Interval of a share of independent rows, by Clopper and Pearson 1934.
+
+    It covers the share with a probability of at least CONFIDENCE.
+
+    Examples:
+        >>> found = exact(8, 10)
+        >>> f"{found.low:.3f} {found.high:.3f}"
+        '0.444 0.975'
+    """
+    return proportion(hits, rows, 0.0, confidence=CONFIDENCE)
+
+
+def bootstrap(confusion: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Percentile intervals of balanced accuracy and macro F1: the counts are drawn again.
+
+    Args:
+        confusion: (K, K) counts by label and predicted class.
+    """
+    rows, size = int(confusion.sum()), len(confusion)
+    rng = np.random.default_rng(SEED)
+    used = confusion.ravel().nonzero()[0]  # pairs that did not occur are not drawn
+    found = []
+    for _ in range(DRAWS // BATCH):
+        drawn = np.zeros((BATCH, size * size))
+        drawn[:, used] = rng.multinomial(rows, confusion.ravel()[used] / rows, BATCH)
+        found.append(balanced(drawn.reshape(BATCH, size, size)))
+    draws = np.concatenate(found, axis=1)
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
+    names = ("balanced_accuracy", "macro_f1")
+    return {name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)}
+
+
+def balanced(confusion: np.ndarray) -> np.ndarray:
+    """Mean recall of the classes that occur, mean F1 of those that occur or are predicted.
+
+    Args:
+        confusion: (..., K, K) counts.
+
+    Returns:
+        (2, ...) both.
+    """
+    hits = np.diagonal(confusion, axis1=-2, axis2=-1)
+    present = confusion.sum(-1)
+    either = present + confusion.sum(-2)
+    recall = hits / np.maximum(present, 1)
+    f1 = 2 * hits / np.maximum(either, 1)
+    return np.stack(
+        [
+            recall.sum(-1) / np.maximum((present > 0).sum(-1), 1),
+            f1.sum(-1) / np.maximum((either > 0).sum(-1), 1),
+        ]
+    )
+
+
+def shown_intervals(metrics: Metrics) -> dict[str, str]:
+    """Intervals by metric, in words; "" where the counts are not known."""
+    words = {"accuracy": exact(round(metrics.accuracy * metrics.rows), metrics.rows).ends}
+    if metrics.confusion is not None:
+        found = bootstrap(np.array(metrics.confusion))
+        words |= {name: percent_range(*ends) for name, ends in found.items()}
+    return {"balanced_accuracy": "", "macro_f1": ""} | words
+
+
+def class_rows(metrics: Metrics) -> list[list[str]]:
+    """Rows of the table of classes: name, rows, recall and precision with their intervals."""
+    predicted = [None] * len(metrics.per_class)
+    if metrics.confusion is not None:
+        predicted = np.array(metrics.confusion).sum(0).tolist()
+    return [
+        [name, f"{of.rows:,}", *_share(of.recall, of.rows), *_share(of.precision, guessed)]
+        for (name, of), guessed in zip(metrics.per_class.items(), predicted, strict=True)
+    ]
+
+
+def _share(value: float | None, of: int | None) -> list[str]:
+    """A share and its interval, where they are known."""
+    if value is None:
+        return ["–", ""]
+    if not of:
+        return [percent(value), ""]
+    return [percent(value), exact(round(value * of), of).ends]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPrior:
+    """Findings under one prior of the classes."""
+
+    accuracy: Interval
+    balanced_accuracy: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationFindings:
+    """Promise and findings of a private evaluation."""
+
+    private: bool
+    epsilon: float
+    delta: float
+    neighbouring: str
+    users: int
+    rows: int
+    sampling: str
+    confidence_level: float
+    accuracy: Interval
+    recall: dict[str, Interval]
+    suitable_for_release: bool
+    majority_baseline: Interval | None = None
+    majority_class: str = ""
+    balanced_accuracy: Interval | None = None
+    warnings: list[str] = field(default_factory=list)
+    expected_calibration_error: Interval | None = None
+    unsuitable_because: list[str] = field(default_factory=list)
+    with_the_training: str | None = None
+    prior: str | None = None  # that the model answered for
+    by_prior: dict[str, EvaluatedPrior] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        """Evaluation from what `evaluate` wrote; raises ValueError for a missing or wrong key."""
+        return converted(written, cls, "evaluation must be what `evaluate` writes")

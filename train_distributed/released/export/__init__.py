@@ -1,1 +1,0 @@
-"""A released model as one file for other programs: ONNX, torch.export."""

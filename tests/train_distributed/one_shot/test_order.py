@@ -20,7 +20,7 @@ from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partitio
 from train_distributed.released import evaluation_rows
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_bounds import FINEST_GRID
-from train_distributed.research.rows import Rows
+from train_distributed.research.rivals.common import Rows
 
 ORDERS = list(itertools.permutations(range(3)))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tyro
 
+from tests.benchmarks.adult import Figures
 from tests.benchmarks.audit_rounds import MultiRoundAudit
-from train_distributed.research.experiments.adult.experiment import Figures
-from train_distributed.research.experiments.charter_rates.experiment import Slopes
+from tests.benchmarks.charter_rates import Slopes
 from train_distributed.research.protection.exact_cost import ExactCost
 from train_distributed.research.protection.rates import Rates
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from embed import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
-from train_distributed.research.baselines.dual_svm import fit_dual
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
+from train_distributed.research.rivals.averages import fit_dual
 
 CLIP_NORM = 5.0
 CLOUDS = ((-1.5, 1.0), (1.0, -1.0))  # centres of the two classes

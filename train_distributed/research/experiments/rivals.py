@@ -18,11 +18,12 @@ from pretrain.datasets import TEST, TRAIN
 from train_distributed import partition
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.summary import text_table
-from train_distributed.research.options import OPTIONS, CharterOptions
+from train_distributed.research.rivals.common import Rows as UserRows
+from train_distributed.research.rivals.learn import ManyRoundsOptions, learn_rows
+from train_distributed.research.rivals.options import OPTIONS, CharterOptions
 from train_distributed.simulation.runner import accuracies, largest_share
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
@@ -83,10 +84,10 @@ class LearnerBenchmark:
     ) -> tuple[Tensor, dict[str, Any]]:
         """ADMM or Charter, all of whose messages together spend ε."""
         x, users = self.held.x, self.held.partition
-        rows = multi_round.Rows(x, self.held.y, users, self.num_classes, self.transform.clip_norm)
+        rows = UserRows(x, self.held.y, users, self.num_classes, self.transform.clip_norm)
         options = OPTIONS[LEARNERS[name]](**WITHOUT_NOISE.get(name, {}))
         options = affordable(options, rows)
-        weights, costs = multi_round.learn_rows(
+        weights, costs = learn_rows(
             rows, LEARNERS[name], promise, options, generator, measure_risk=False
         )
         kept = {"epsilon": costs.get("epsilon_composed"), "rounds": costs["rounds"]}
@@ -94,7 +95,7 @@ class LearnerBenchmark:
         return weights, kept | {"options": asdict(options)}
 
 
-def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_round.Options:
+def affordable(options: ManyRoundsOptions, rows: UserRows) -> ManyRoundsOptions:
     """Charter with as many cut rounds as its smallest client's rows allow, where it wants more."""
     if not isinstance(options, CharterOptions):
         return options

@@ -12,10 +12,10 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import known_rows
 from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.research.baselines.learn import train
-from train_distributed.research.baselines.task import Task
+from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.research.experiments.checkpoint import Rows, Work
 from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.research.rivals.learn import train
 from train_distributed.simulation.plan import Grid, MethodConfig, Trial
 from train_distributed.simulation.runner import run_trials
 from train_distributed.simulation.scenario import Scenario
@@ -81,7 +81,7 @@ def rivals(
         mapped, options = facts.settled(setting.method, transform, setting.options)
         rows = mapped.map_rows(held.x)[:, 1:].numpy()
         words = f"baseline, seed {trial.seed}, epsilon {promise.epsilon}"
-        task = Task(
+        request = ReleaseRequest(
             method=setting.method,
             embeddings=EmbeddingSet(embeddings=rows, labels=held.y.numpy()),
             transform=PublicTransform.identity(mapped.dim - 1, mapped.clip_norm, mapped.constant),
@@ -90,5 +90,6 @@ def rivals(
             privacy=promise,
             noise="float",
             generator=torch.Generator().manual_seed(zlib.crc32(words.encode())),
+            options=options,
         )
-        yield mapped, train(task, options).weights
+        yield mapped, train(request).weights

@@ -14,15 +14,14 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
-from train_distributed.research import charter
-from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.admm import solver
-from train_distributed.research.admm.nodes import Nodes
-from train_distributed.research.baselines import dp_fl
-from train_distributed.research.baselines.gradient_perturbation import GradientSum
-from train_distributed.research.charter import learner
-from train_distributed.research.charter.algorithm import Client
-from train_distributed.research.charter.plan import CharterPlan, CharterTask
+from train_distributed.research.rivals import charter, dp_fl
+from train_distributed.research.rivals.admm import calibration as admm_privacy
+from train_distributed.research.rivals.admm import solver
+from train_distributed.research.rivals.admm.graph import Nodes
+from train_distributed.research.rivals.charter import learner
+from train_distributed.research.rivals.charter.algorithm import Client
+from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask
+from train_distributed.research.rivals.gradient_perturbation import GradientSum
 
 
 def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:

@@ -10,11 +10,11 @@ import torch
 from embed import EmbeddingSet
 from train_distributed import partition
 from train_distributed.commands.sweep import Sweep
-from train_distributed.research.admm import calibration
-from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.options import AdmmOptions, CharterOptions
+from train_distributed.research.rivals.admm import calibration
+from train_distributed.research.rivals.common import Rows
+from train_distributed.research.rivals.options import AdmmOptions, CharterOptions
 
 META = {"class_names": ["a", "b", "c"]}
 
@@ -73,7 +73,7 @@ def test_alpha_spends_the_whole_budget():
 
 def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():
     x, y = torch.ones(40, 20, dtype=torch.float64), torch.arange(40) % 2
-    held = multi_round.Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
+    held = Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
     wanted = CharterOptions(rounds_per_feature=0.5)
     assert rivals.affordable(wanted, held) == CharterOptions(cut_rounds=3)
     few = rivals.affordable(CharterOptions(cut_rounds=2), held)

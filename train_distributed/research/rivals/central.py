@@ -226,6 +226,7 @@ def train_as_one_user(request: ReleaseRequest, options: HeadOptions, *, head: st
     refuse_users(request)
     source, order = request.source, users_of(request).partition.order
     method = build_method(head, source.transform, source.num_classes, given(options))
+    method = replace(method, transform=None)  # rows come mapped
     promise = replace(request.privacy, honest_fraction=None, noise_by="users")
     everything = Partition(order, torch.tensor([0, len(order)]))
     single = replace(request, partition=everything, privacy=promise)  # which trusts itself

@@ -66,6 +66,14 @@ def test_every_baseline_learns_and_reports(method: str, rows, arguments):
     assert released.weights.shape == (DIM + 1, CLASSES)
 
 
+@pytest.mark.parametrize("method", ["centralised-softmax", "centralised-svm", "dp-svm-smo"])
+def test_rows_are_mapped_once(method: str, rows, arguments):
+    promise = Privacy(100.0, 1e-5)
+    released = learn(rows, method, promise, noise="float", components=3, **arguments)
+    assert released.weights.shape == (4, CLASSES)
+    assert released.report["test_accuracy"] > 0.9
+
+
 @pytest.mark.parametrize(
     "method", ["output-perturbation", "gradient-perturbation", "dp-svm-smo", "centralised-svm"]
 )

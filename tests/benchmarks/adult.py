@@ -26,7 +26,7 @@ from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
 from train_distributed import partition
-from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Network, State
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings, AdmmState, Network
 from train_distributed.research.rivals.admm.calibration import charged, compose
 from train_distributed.research.rivals.admm.graph import Nodes, gather, ring
 from train_distributed.research.rivals.admm.solver import loss
@@ -183,7 +183,7 @@ class Figures:
         }
 
 
-def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], state: State) -> Measured:
+def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], state: AdmmState) -> Measured:
     measured = {}
     for prefix, weights in (("", state.sent), ("own_", state.own)):
         right = (torch.einsum("pkd,nd->pkn", weights, test[0]) > 0) == (test[1] == 1)

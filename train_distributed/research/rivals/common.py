@@ -136,7 +136,7 @@ def finish(
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class UserRows:
     """All users' transformed rows.
 
     Raises:
@@ -167,7 +167,7 @@ class Rows:
         users: Partition,
         num_classes: int,
         generator: torch.Generator | None,
-    ) -> "Rows":
+    ) -> "UserRows":
         """The training rows of a set, every user's in a random order (`one_shot.users`).
 
         On it depends, too, which rows a learner takes for learning and which for verification. A

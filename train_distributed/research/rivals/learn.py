@@ -20,7 +20,7 @@ from train_distributed.research.rivals.admm.learner import connect, learn_by_adm
 from train_distributed.research.rivals.charter.learner import charter_task, learn_by_charter
 from train_distributed.research.rivals.charter.plan import check_budget
 from train_distributed.research.rivals.common import (
-    Rows,
+    UserRows,
     finish,
     refuse_users,
     require_records,
@@ -116,7 +116,7 @@ def train_by_many_rounds(request: ReleaseRequest, options: ManyRoundsOptions) ->
     else:  # more rounds than the rows allow
         planned = charter_task(options, held.partition, source.transform.dim, problems, privacy)
         check_budget(planned, options.rounds(source.transform.dim))
-    rows = Rows.of(
+    rows = UserRows.of(
         held.embeddings, source.transform, held.partition, source.num_classes, request.generator
     )
     spend(request)
@@ -131,7 +131,7 @@ def train_by_many_rounds(request: ReleaseRequest, options: ManyRoundsOptions) ->
 
 
 def learn_rows(
-    rows: Rows,
+    rows: UserRows,
     method: str,
     privacy: Privacy,
     options: ManyRoundsOptions,

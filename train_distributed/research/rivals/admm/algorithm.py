@@ -6,7 +6,7 @@ Every node p minimises its own
     Z_p(f) = C/B_p Σ L(y f·x) + ρ/2 ‖f‖²
 
 and agrees with its neighbours; the limit without noise is argmin Σ_p Z_p, with the regulariser once
-per node. All nodes step together, and nothing but `State.sent` reaches a neighbour.
+per node. All nodes step together, and nothing but `AdmmState.sent` reaches a neighbour.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class AdmmSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class AdmmState:
     """Variables of all nodes after an iteration."""
 
     iteration: int  # t, from 0
@@ -57,7 +57,7 @@ class State:
     dual: Tensor  # (P, K, d) λ_p
 
     @classmethod
-    def zero(cls, nodes: Nodes) -> "State":
+    def zero(cls, nodes: Nodes) -> "AdmmState":
         """State before the first iteration."""
         zero = torch.zeros(nodes.shape, dtype=torch.float64)
         return cls(0, zero, zero, zero, zero)
@@ -80,7 +80,7 @@ class Network:
 
     def iterations(
         self, generator: torch.Generator | None, *, shares: Tensor | None = None
-    ) -> Iterator[State]:
+    ) -> Iterator[AdmmState]:
         """The states after iterations 1 … T, from f(0) = 0, λ(0) = 0, e(0) = 0.
 
         Args:
@@ -96,8 +96,8 @@ class Network:
         check.positive(shares=float(shares.min()))
         return self._iterations(generator, self.settings.alpha * shares)
 
-    def _iterations(self, generator: torch.Generator | None, alphas: Tensor) -> Iterator[State]:
-        state = State.zero(self.nodes)
+    def _iterations(self, generator: torch.Generator | None, alphas: Tensor) -> Iterator[AdmmState]:
+        state = AdmmState.zero(self.nodes)
         for t in range(self.settings.iterations):
             if self.settings.method == "none":
                 state = self._advance(state, anchor=state.own)
@@ -107,7 +107,9 @@ class Network:
                 state = self.primal_step(state, alphas, generator)
             yield state
 
-    def dual_step(self, state: State, alphas: Tensor, generator: torch.Generator | None) -> State:
+    def dual_step(
+        self, state: AdmmState, alphas: Tensor, generator: torch.Generator | None
+    ) -> AdmmState:
         """Algorithm 2: the dual variable is perturbed; also the last iteration of Algorithm 3.
 
         Everything it uses of the past has been sent: the anchors are the nodes' own *sent* values.
@@ -126,7 +128,9 @@ class Network:
         shift = weight / (2 * self.nodes.sizes) * noise
         return self._advance(state, anchor=state.sent, shift=shift, phi=phi)
 
-    def primal_step(self, state: State, alphas: Tensor, generator: torch.Generator | None) -> State:
+    def primal_step(
+        self, state: AdmmState, alphas: Tensor, generator: torch.Generator | None
+    ) -> AdmmState:
         """Algorithm 3: f_p stays at its node, f_p + e_p is sent; `alphas` (K,) is spent."""
         weight, rho = self.settings.loss_weight, self.settings.rho
         zeta = torch.tensor(
@@ -141,13 +145,13 @@ class Network:
 
     def _advance(
         self,
-        state: State,
+        state: AdmmState,
         *,
         anchor: Tensor,
         shift: Tensor | float = 0.0,
         phi: Tensor | float = 0.0,
         noise: Tensor | None = None,
-    ) -> State:
+    ) -> AdmmState:
         """(10) with anchors (anchor_p + sent_i)/2 and dual λ + shift, then (11)."""
         eta, graph, degrees = self.settings.eta, self.graph, self.graph.degrees[:, None, None]
         around = degrees * anchor + graph.neighbour_sum(state.sent)
@@ -164,10 +168,10 @@ class Network:
         noise = torch.zeros_like(own) if noise is None else noise
         sent = own + noise
         dual = state.dual + eta / 2 * (degrees * sent - graph.neighbour_sum(sent))
-        return State(state.iteration + 1, own, noise, sent, dual)
+        return AdmmState(state.iteration + 1, own, noise, sent, dual)
 
 
-def _parts(graph: Graph, eta: float, state: State, shift: Tensor) -> Tensor:
+def _parts(graph: Graph, eta: float, state: AdmmState, shift: Tensor) -> Tensor:
     """(P, K, 1), the norms of all that a step's linear term is added up from."""
     own, noise, sent, dual, shift = (
         value.norm(dim=-1, keepdim=True)

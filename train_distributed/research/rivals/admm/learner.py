@@ -21,7 +21,7 @@ from train_distributed.research.rivals.admm.graph import (
     ring,
     star,
 )
-from train_distributed.research.rivals.common import Rows, as_columns, excess
+from train_distributed.research.rivals.common import UserRows, as_columns, excess
 from train_distributed.research.rivals.options import AdmmOptions
 
 VARIANTS = {"admm-dual": "dvp", "admm-primal": "pvp"}
@@ -53,7 +53,7 @@ def connect(options: AdmmOptions, users: int, generator: torch.Generator | None)
 
 
 def learn_by_admm(
-    rows: Rows,
+    rows: UserRows,
     method: str,
     privacy: Privacy,
     options: AdmmOptions,

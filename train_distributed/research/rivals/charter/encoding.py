@@ -26,7 +26,7 @@ _STEPS_PER_STD = 1024
 _SMOOTHING = 4  # τ, steps: what a rounded continuous Gaussian needs more than a discrete one
 
 
-class Encoding(ABC):
+class MessageEncoding(ABC):
     """Turns a client's numbers into a noisy message, and all clients' messages into their mean."""
 
     bits: int  # of a number's payload
@@ -49,7 +49,7 @@ class Encoding(ABC):
 
 
 @dataclass(frozen=True)
-class Quantised(Encoding):
+class Quantised(MessageEncoding):
     """Noisy numbers in [-limit, limit] on a grid of 2^bits points, rounded up or down at random.
 
     A number inside the range keeps its expectation; one outside is clipped, which is
@@ -114,7 +114,7 @@ class Quantised(Encoding):
 
 
 @dataclass(frozen=True)
-class Summed(Encoding):
+class Summed(MessageEncoding):
     """Noisy integers modulo 2^64, of which the server sees the sum over clients.
 
     The sum's noise has at least the wanted ratio to the sensitivity, rounding included.

@@ -12,7 +12,7 @@ from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.rivals import charter
 from train_distributed.research.rivals.charter.plan import CharterTask
-from train_distributed.research.rivals.common import Rows, as_columns, excess
+from train_distributed.research.rivals.common import UserRows, as_columns, excess
 from train_distributed.research.rivals.options import CharterOptions
 
 SUMMED = {"charter": False, "charter-sum": True}
@@ -34,7 +34,7 @@ def charter_task(
 
 
 def learn_by_charter(
-    rows: Rows,
+    rows: UserRows,
     method: str,
     privacy: Privacy,
     options: CharterOptions,
@@ -81,7 +81,7 @@ def learn_by_charter(
 
 
 def _client(
-    rows: Rows, user: int, count: int, generator: torch.Generator | None
+    rows: UserRows, user: int, count: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Rows of one user in random order: the position decides what they are used for."""
     own = rows.users.rows(user)

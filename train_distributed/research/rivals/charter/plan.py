@@ -14,7 +14,7 @@ from pretrain import check
 from train_distributed import accounting
 from train_distributed.privacy.promise import honest_users
 from train_distributed.research.rivals.charter.amplification import sampled_noise_multiplier
-from train_distributed.research.rivals.charter.encoding import Encoding, Quantised, Summed
+from train_distributed.research.rivals.charter.encoding import MessageEncoding, Quantised, Summed
 
 CONSTANTS = ("tight", "paper")
 DEVIATION = 1.0  # σ, sub-Gaussian, of gradients and of losses
@@ -120,7 +120,7 @@ class CharterPlan:
         return self.rounds * (self.task.dimension * bits[0] + bits[1])
 
     @cached_property
-    def gradient_encoding(self) -> Encoding:
+    def gradient_encoding(self) -> MessageEncoding:
         """Encoding of a round's message.
 
         Raises:
@@ -132,7 +132,7 @@ class CharterPlan:
         return self._summed(self.gradient_std, moved, self.task.dimension, self.gradient_clip)
 
     @cached_property
-    def loss_encoding(self) -> Encoding:
+    def loss_encoding(self) -> MessageEncoding:
         """Encoding of the verification message.
 
         Raises:
@@ -143,7 +143,7 @@ class CharterPlan:
         moved = self.loss_clip / self.verification_rows
         return self._summed(self.loss_std, moved, self.rounds, self.loss_clip)
 
-    def _summed(self, std: float, moved: float, count: int, bound: float) -> Encoding:
+    def _summed(self, std: float, moved: float, count: int, bound: float) -> MessageEncoding:
         assert self.honest is not None
         return Summed(std, moved, count, bound, self.task.clients, self.honest)
 

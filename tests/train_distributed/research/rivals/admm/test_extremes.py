@@ -11,7 +11,7 @@ from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.rivals import admm
 from train_distributed.research.rivals.admm import algorithm, calibration
-from train_distributed.research.rivals.common import Rows
+from train_distributed.research.rivals.common import UserRows
 from train_distributed.research.rivals.learn import learn_rows
 from train_distributed.research.rivals.options import OPTIONS
 
@@ -58,7 +58,7 @@ def left_over(nodes, graph, settings, state, after, shift, phi):
 def dual_run(settings, nodes, generator):
     """The largest remainder of all steps."""
     graph, worst = admm.ring(3), 0.0
-    state = algorithm.State.zero(nodes)
+    state = algorithm.AdmmState.zero(nodes)
     for _ in range(settings.iterations):
         alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
         kept = generator.get_state()
@@ -80,7 +80,7 @@ def primal_run(settings, nodes, other, generator):
     """The largest distance of node 0's two hidden states, given what has been sent."""
     graph, worst = admm.ring(3), 0.0
     network = admm.Network(nodes, graph, settings)
-    state = hidden = algorithm.State.zero(nodes)
+    state = hidden = algorithm.AdmmState.zero(nodes)
     alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
     for _ in range(settings.iterations):
         after = network.primal_step(state, alphas, generator)
@@ -126,7 +126,7 @@ def check_learner(case):
     else:
         options = {"iterations": case.whole(1, 6), "rho": case.scale(), "eta": case.scale()}
     weights, _ = learn_rows(
-        Rows(x, y, partition.split(y, 3), classes, clip),
+        UserRows(x, y, partition.split(y, 3), classes, clip),
         name,
         Privacy(case.scale(), case.scale(-12, -0.01)),
         OPTIONS[name](**options),

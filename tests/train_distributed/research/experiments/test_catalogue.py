@@ -13,9 +13,8 @@ from train_distributed import Privacy
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
-from train_distributed.research.experiments.catalogue import ours, published
+from train_distributed.research.experiments.catalogue import ours, published, trials
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.trials import trials
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.scenario import Scenario

@@ -2,7 +2,7 @@
 
 import pytest
 
-from train_distributed.research.experiments.frontier_figure import _panels, draw_frontier
+from train_distributed.research.experiments.figures import _panels, draw_frontier
 from train_distributed.simulation.plan import Result
 
 

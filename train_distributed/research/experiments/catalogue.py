@@ -189,7 +189,7 @@ class Experiment(Protocol):
     """What is played, and how the content of results.json becomes a table and a figure."""
 
     def work(self, conditions: Conditions, private: Any, public: Any) -> Work:
-        """The jobs, on embedding sets or on None."""
+        """The trials, on embedding sets or on None."""
         ...
 
     def tell(self, result: Mapping[str, Any]) -> str:
@@ -203,20 +203,18 @@ class Experiment(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on partitions, every line at every ε and seed."""
+    """Methods on partitions, at every ε and seed; a line of the figure for each method."""
 
     partitions: Callable[[Conditions, EmbeddingSet], list[Scenario]]
     panel: str  # field of a cell that has a panel for each of its values
     lines: tuple[str, ...]  # fields that have a line for each of theirs
     x: Literal["epsilon", "users"] = "epsilon"
-    federated: bool = False  # with federated DP-SGD, too (Opacus)
+    methods: tuple[MethodConfig, ...] = (*ours(), *published())
 
     def work(self, conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
-        """Ours and the paper's on each partition."""
+        """Every method on each partition."""
         partitions = self.partitions(conditions, private)
-        dp_fl = [MethodConfig("DP-FL", "dp-fl", OURS)] if self.federated else []
-        settings = [*ours(), *published(), *dp_fl]
-        return trials(settings, partitions, conditions, private, public)
+        return trials(self.methods, partitions, conditions, private, public)
 
     def tell(self, result: Mapping[str, Any]) -> str:
         """Accuracy by panel and line, a column per value of x."""
@@ -244,9 +242,10 @@ def _cells(result: Mapping[str, Any]) -> list[Result]:
     return [Result(**cell) for cell in result["cells"]]
 
 
+WITH_DP_SGD = (*ours(), *published(), MethodConfig("DP-FL", "dp-fl", OURS))  # by Opacus
 EXPERIMENTS: dict[ExperimentName, Experiment] = {
     "frontier": Comparison(as_asked, "scheme", ("label", "users")),
-    "users": Comparison(equal_sizes, "epsilon", ("label", "scheme"), "users", federated=True),
+    "users": Comparison(equal_sizes, "epsilon", ("label", "scheme"), "users", WITH_DP_SGD),
     "non-iid": Comparison(to_one_class, "label", ("scheme",)),
     "rivals": rivals,
     "convergence": convergence,

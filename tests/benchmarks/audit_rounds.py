@@ -23,9 +23,9 @@ from tests.train_distributed.research.audit.rounds import charter as charter_aud
 from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
 from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.rivals import charter
 from train_distributed.research.rivals.admm import calibration as admm_privacy
 from train_distributed.research.rivals.admm.learner import TOLERANCE, VARIANTS, settings
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 from train_distributed.research.rivals.common import require_records
 from train_distributed.research.rivals.options import AdmmOptions
 
@@ -81,7 +81,7 @@ def audit(
         pair = admm_audit.worst_pair(10, math.pi - 0.1)
         losses = partial(admm_audit.trajectory_losses, pair, constants, 2)
     else:
-        task = charter.CharterTask(
+        task = CharterTask(
             clients=1,
             rows=6 * rounds,
             dimension=1,
@@ -89,7 +89,7 @@ def audit(
             delta=privacy.delta,
             diameter=1.0,
         )
-        plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
+        plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
         losses = partial(charter_audit.learning_losses, plan)
     first, second = (
         losses(truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale)

@@ -14,7 +14,8 @@ from tests.train_distributed.research.audit.rounds.charter import learning_losse
 from tests.train_distributed.research.learning import learn
 from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.rivals.charter import CharterTask, OneVsRestLogistic, make_plan
+from train_distributed.research.rivals.charter.algorithm import OneVsRestLogistic
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 from train_distributed.research.rivals.common import as_columns, excess
 
 

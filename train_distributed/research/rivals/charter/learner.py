@@ -10,8 +10,8 @@ from train_distributed import accounting
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import uniform
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.rivals import charter
-from train_distributed.research.rivals.charter.plan import CharterTask
+from train_distributed.research.rivals.charter.algorithm import OneVsRestLogistic, run
+from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.rivals.common import UserRows, as_columns, excess
 from train_distributed.research.rivals.options import CharterOptions
 
@@ -58,8 +58,8 @@ def learn_by_charter(
         ValueError: constants out of range, more rounds than the smallest client's rows allow.
     """
     dimension, each = rows.x.shape[1], int(rows.users.counts.min())
-    objective = charter.OneVsRestLogistic(rows.num_classes, dimension)
-    plan = charter.make_plan(
+    objective = OneVsRestLogistic(rows.num_classes, dimension)
+    plan = make_plan(
         charter_task(options, rows.users, dimension, objective.problems, privacy),
         rounds=options.rounds(dimension),
         constants=options.constants,
@@ -71,7 +71,7 @@ def learn_by_charter(
     )
     data = [_client(rows, user, each, generator) for user in range(rows.users.users)]
     half_width = options.half_width
-    points, report = charter.run(data, objective, plan, half_width=half_width, generator=generator)
+    points, report = run(data, objective, plan, half_width=half_width, generator=generator)
     report |= _promised(plan, privacy)
     report["who_sees_what"] = f"the server sees {report.pop('server_sees')}"
     if measure_risk:
@@ -89,7 +89,7 @@ def _client(
     return rows.x[chosen], rows.y[chosen]
 
 
-def _promised(plan: charter.CharterPlan, privacy: Privacy) -> dict[str, Any]:
+def _promised(plan: CharterPlan, privacy: Privacy) -> dict[str, Any]:
     """Privacy loss of all rounds and of one round."""
     report: dict[str, Any] = {} if plan.honest is None else {"honest_users": plan.honest}
     if privacy.private:

@@ -9,8 +9,16 @@ import torch
 
 from train_distributed import partition
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.rivals import admm
 from train_distributed.research.rivals.admm import calibration, learner, solver
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Network
+from train_distributed.research.rivals.admm.graph import (
+    Graph,
+    Nodes,
+    gather,
+    random_regular,
+    ring,
+    star,
+)
 
 
 def generator(seed=0):
@@ -25,15 +33,15 @@ def random_nodes(count=9, rows=30, dimension=5, problems=2, seed=0):
     y = torch.sign(x @ truth + 0.3 * torch.randn(count, rows, problems, generator=draw))
     counts = torch.randint(rows // 2, rows + 1, (count,), generator=draw)
     x = torch.where((torch.arange(rows) < counts[:, None])[..., None], x, 0.0)
-    return admm.Nodes(x, y, counts)
+    return Nodes(x, y, counts)
 
 
 GRID = (*((i, i + 1) for i in range(9) if i % 3 < 2), *((i, i + 3) for i in range(6)))  # 3 x 3
 GRAPHS = {
-    "ring": admm.ring(9),
-    "star": admm.star(9),
-    "grid": admm.Graph(9, GRID),
-    "regular": admm.random_regular(9, 4, generator(1)),
+    "ring": ring(9),
+    "star": star(9),
+    "grid": Graph(9, GRID),
+    "regular": random_regular(9, 4, generator(1)),
 }
 
 
@@ -61,8 +69,8 @@ def scipy_minimum(objective, start):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_without_noise_every_node_reaches_the_optimum_of_the_sum(name):
     nodes, rho = random_nodes(), 0.05
-    run = admm.AdmmSettings(method="none", iterations=300, rho=rho, eta=0.1)
-    *_, final = admm.Network(nodes, GRAPHS[name], run).iterations(None)
+    run = AdmmSettings(method="none", iterations=300, rho=rho, eta=0.1)
+    *_, final = Network(nodes, GRAPHS[name], run).iterations(None)
     for problem in range(2):
         expected = torch.from_numpy(scipy_optimum(nodes, problem, rho))
         assert (final.own[:, problem] - expected).norm(dim=-1).max() < 1e-6
@@ -95,13 +103,11 @@ def naive_step(nodes, graph, run, noise, node, own, before, sent, dual, last):
 @pytest.mark.parametrize("method", ["dvp", "pvp"])
 @pytest.mark.parametrize("alpha", [0.05, 2.0])
 def test_the_iterates_are_those_of_the_listing(method, alpha):
-    nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=1), admm.star(4)
-    run = admm.AdmmSettings(
-        method=method, iterations=3, rho=0.3, eta=0.2, loss_weight=2.0, alpha=alpha
-    )
+    nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=1), star(4)
+    run = AdmmSettings(method=method, iterations=3, rho=0.3, eta=0.2, loss_weight=2.0, alpha=alpha)
     draw, zeros = generator(5), torch.zeros(4, 3, dtype=torch.float64)
     own, before, sent, dual = zeros, zeros, zeros, zeros
-    for state in admm.Network(nodes, graph, run).iterations(generator(5)):
+    for state in Network(nodes, graph, run).iterations(generator(5)):
         last = state.iteration == run.iterations
         perturbed = method == "dvp" or last
         noise = exponential_norm((4, 1, 3), draw)[:, 0]
@@ -131,13 +137,13 @@ def test_the_iterates_are_those_of_the_listing(method, alpha):
 
 
 def test_shares_are_as_good_as_runs_of_their_own():
-    nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=2), admm.star(4)
+    nodes, graph = random_nodes(count=4, rows=12, dimension=3, problems=2), star(4)
     constants = {"method": "dvp", "iterations": 3, "rho": 0.01, "eta": 0.02}
-    run = admm.Network(nodes, graph, admm.AdmmSettings(**constants, alpha=1.0))
+    run = Network(nodes, graph, AdmmSettings(**constants, alpha=1.0))
     together = run.iterations(generator(), shares=torch.tensor([0.1, 2.0]))
     for problem, alpha in enumerate((0.1, 2.0)):
-        settings = admm.AdmmSettings(**constants, alpha=alpha)
-        alone = admm.Network(nodes, graph, settings).iterations(generator())
+        settings = AdmmSettings(**constants, alpha=alpha)
+        alone = Network(nodes, graph, settings).iterations(generator())
         together, copy = itertools.tee(together)
         for both, one in zip(copy, alone, strict=True):
             assert torch.allclose(both.sent[:, problem], one.sent[:, problem])
@@ -159,8 +165,8 @@ def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
 
 def test_excess_risk_vanishes_without_noise():
     nodes = random_nodes()
-    run = admm.AdmmSettings(method="none", iterations=300, rho=0.05, eta=0.1)
-    network = admm.Network(nodes, admm.ring(9), run)
+    run = AdmmSettings(method="none", iterations=300, rho=0.05, eta=0.1)
+    network = Network(nodes, ring(9), run)
     _, report = learner.run(network, 1e-5, None, measure_risk=True)
     assert abs(report["simulation_only"]["excess_risk"]) < 1e-10
     assert "epsilon_composed" not in report
@@ -170,21 +176,21 @@ def test_nodes_are_gathered_from_a_partition():
     x = torch.arange(12.0).reshape(6, 2) / 20
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
     users = partition.split(labels, 2, sizes=torch.tensor([4, 2]))
-    nodes = admm.gather(x, labels, users, 3)
+    nodes = gather(x, labels, users, 3)
     assert nodes.counts.tolist() == [4, 2]
     assert torch.equal(nodes.x[1], torch.cat([x[4:], torch.zeros(2, 2)]).double())
     assert nodes.y[0].tolist() == [[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, -1]]
-    assert admm.gather(x, labels % 2, users, 2).y[0].tolist() == [[-1], [1], [-1], [-1]]
+    assert gather(x, labels % 2, users, 2).y[0].tolist() == [[-1], [1], [-1], [-1]]
 
 
 def settings(**changes):
-    return admm.AdmmSettings(**{"method": "none", "iterations": 1, "rho": 1, "eta": 1} | changes)
+    return AdmmSettings(**{"method": "none", "iterations": 1, "rho": 1, "eta": 1} | changes)
 
 
 def filled(x, y, counts, nodes=None):
     shape = (len(counts), 1, 1)
     rows = torch.full((nodes or len(counts), 1, 1), x)
-    return admm.Nodes(rows, torch.full(shape, y), torch.tensor(counts))
+    return Nodes(rows, torch.full(shape, y), torch.tensor(counts))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +206,7 @@ def filled(x, y, counts, nodes=None):
         (lambda: settings(method="dvp"), r"alpha must be in \(0, inf\)"),
         (lambda: settings(method="dvp", alpha=-1.0), r"alpha must be in \(0, inf\)"),
         (
-            lambda: admm.Network(random_nodes(), admm.ring(4), settings()),
+            lambda: Network(random_nodes(), ring(4), settings()),
             "nodes_of_graph must be 9",
         ),
     ],

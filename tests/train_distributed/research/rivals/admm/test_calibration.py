@@ -8,8 +8,8 @@ import torch
 
 from tests.train_distributed.research.audit.rounds import admm as audit
 from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
-from train_distributed.research.rivals import admm
 from train_distributed.research.rivals.admm import calibration
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings
 
 
 def test_dual_noise_when_the_curvature_suffices():
@@ -63,12 +63,12 @@ def largest_dual_loss(settings, alpha, rows, neighbours, *, doubled=False):
 @pytest.mark.parametrize(("rho", "eta"), [(0.05, 0.1), (0.003, 0.01)])
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 3.0])
 def test_no_pair_and_output_of_a_dual_step_loses_more_than_alpha(rows, rho, eta, alpha):
-    run = admm.AdmmSettings(method="dvp", iterations=1, rho=rho, eta=eta, alpha=alpha)
+    run = AdmmSettings(method="dvp", iterations=1, rho=rho, eta=eta, alpha=alpha)
     assert largest_dual_loss(run, alpha, rows, 2) <= alpha
 
 
 def test_the_listing_with_twice_the_rate_is_caught():
-    run = admm.AdmmSettings(method="dvp", iterations=1, rho=0.05, eta=0.1, alpha=1.0)
+    run = AdmmSettings(method="dvp", iterations=1, rho=0.05, eta=0.1, alpha=1.0)
     assert largest_dual_loss(run, 1.0, 10, 2) > 0.85  # the search is strong enough
     assert largest_dual_loss(run, 1.0, 10, 2, doubled=True) > 1.7
 
@@ -86,7 +86,7 @@ def losses(run, *, noise_scale=1.0, seed=0):
 
 @pytest.mark.parametrize("method", ["dvp", "pvp"])
 def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
-    run = admm.AdmmSettings(method=method, iterations=4, rho=0.5, eta=0.1, alpha=0.5)
+    run = AdmmSettings(method=method, iterations=4, rho=0.5, eta=0.1, alpha=0.5)
     composed = calibration.compose(run.alpha, run.iterations, 1e-5)
     drawn = losses(run)
     assert max(float(one.abs().max()) for one in drawn) <= composed.pure * (1 + 1e-6)
@@ -99,7 +99,7 @@ def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
 
 @pytest.mark.parametrize("method", ["dvp", "pvp"])
 def test_the_audit_catches_an_eighth_of_the_noise(method):
-    run = admm.AdmmSettings(method=method, iterations=4, rho=0.5, eta=0.1, alpha=0.5)
+    run = AdmmSettings(method=method, iterations=4, rho=0.5, eta=0.1, alpha=0.5)
     below = epsilon_below(*losses(run, noise_scale=1 / 8), 1e-5)
     assert below > calibration.compose(run.alpha, run.iterations, 1e-5).epsilon
 

@@ -9,8 +9,9 @@ import torch
 from train_distributed import partition
 from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.rivals import admm
 from train_distributed.research.rivals.admm import algorithm, calibration
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Network
+from train_distributed.research.rivals.admm.graph import Nodes, ring
 from train_distributed.research.rivals.common import UserRows
 from train_distributed.research.rivals.learn import learn_rows
 from train_distributed.research.rivals.options import OPTIONS
@@ -22,7 +23,7 @@ def networks(case):
     """Settings and two sets of nodes that differ in one record of node 0."""
     d, rows = case.whole(1, 8), case.whole(1, 12)
     problems = case.whole(1, 3)
-    settings = admm.AdmmSettings(
+    settings = AdmmSettings(
         method=case.draw.choice(("dvp", "pvp")),
         iterations=case.whole(1, 5),
         rho=case.scale(),
@@ -38,7 +39,7 @@ def networks(case):
     label = torch.zeros(rows, dtype=torch.int64)
     moved, flipped = case.neighbour(x[0], label, 2, 1.0)
     other[0][0], other[1][0] = moved, y[0] * (1 - 2 * flipped[:, None])
-    return settings, admm.Nodes(x, y, counts), admm.Nodes(*other, counts)
+    return settings, Nodes(x, y, counts), Nodes(*other, counts)
 
 
 def left_over(nodes, graph, settings, state, after, shift, phi):
@@ -57,12 +58,12 @@ def left_over(nodes, graph, settings, state, after, shift, phi):
 
 def dual_run(settings, nodes, generator):
     """The largest remainder of all steps."""
-    graph, worst = admm.ring(3), 0.0
+    graph, worst = ring(3), 0.0
     state = algorithm.AdmmState.zero(nodes)
     for _ in range(settings.iterations):
         alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
         kept = generator.get_state()
-        after = admm.Network(nodes, graph, settings).dual_step(state, alphas, generator)
+        after = Network(nodes, graph, settings).dual_step(state, alphas, generator)
         generator.set_state(kept)
         curvature = settings.rho + 2 * settings.eta * 2.0
         rows, weight = nodes.x.shape[1], settings.loss_weight
@@ -78,8 +79,8 @@ def dual_run(settings, nodes, generator):
 
 def primal_run(settings, nodes, other, generator):
     """The largest distance of node 0's two hidden states, given what has been sent."""
-    graph, worst = admm.ring(3), 0.0
-    network = admm.Network(nodes, graph, settings)
+    graph, worst = ring(3), 0.0
+    network = Network(nodes, graph, settings)
     state = hidden = algorithm.AdmmState.zero(nodes)
     alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
     for _ in range(settings.iterations):

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
-from train_distributed.research.rivals import charter
 from train_distributed.research.rivals.charter import encoding
-from train_distributed.research.rivals.charter.algorithm import Client
+from train_distributed.research.rivals.charter.algorithm import Client, Distance, run
 from train_distributed.research.rivals.charter.encoding import Quantised, Summed
-from train_distributed.research.rivals.charter.plan import CharterPlan
+from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan
 
 
 def generator(seed=0):
@@ -26,7 +25,7 @@ def task(**changes):
         "delta": 1e-5,
         "diameter": 2.0,
     }
-    return charter.CharterTask(**(defaults | changes))
+    return CharterTask(**(defaults | changes))
 
 
 def plan_of(rounds=20, *, stds=(0.05, 0.01), honest=None, **changes):
@@ -81,7 +80,7 @@ def test_schedule_uses_every_row_at_most_once_and_follows_its_expectation(rows, 
         torch.arange(rows, dtype=torch.float64)[:, None],
         torch.zeros(rows).long(),
         plan,
-        charter.Distance(1),
+        Distance(1),
         generator(),
     )
     used = torch.cat([*client._batches])
@@ -92,7 +91,7 @@ def test_schedule_uses_every_row_at_most_once_and_follows_its_expectation(rows, 
 def test_a_round_sends_the_clipped_mean_with_the_stated_noise():
     plan = plan_of(20, stds=(0.4, 0.1), clients=1, dimension=2)
     x = torch.tensor([[3.0, 4.0]], dtype=torch.float64).expand(600, 2)  # gradients at 0: -(3, 4)
-    objective, origin = charter.Distance(2), torch.zeros(1, 2, dtype=torch.float64)
+    objective, origin = Distance(2), torch.zeros(1, 2, dtype=torch.float64)
     sent = []
     for seed in range(200):
         client = Client(x, torch.zeros(600).long(), plan, objective, generator(seed))
@@ -106,7 +105,7 @@ def test_a_round_sends_the_clipped_mean_with_the_stated_noise():
 @pytest.mark.parametrize("summed", [False, True])
 def test_replacing_a_record_moves_one_message_by_at_most_the_sensitivity(summed):
     plan = plan_of(20, stds=(0.0, 0.0), clients=1, dimension=3, epsilon=math.inf, honest=1)
-    objective = charter.Distance(3)
+    objective = Distance(3)
     x = torch.randn(600, 3, generator=generator(), dtype=torch.float64)
     replaced = int(torch.cat([*Client(x, x[:, 0], plan, objective, generator(1))._batches])[7])
     neighbour = x.clone()
@@ -135,7 +134,7 @@ def test_replacing_a_record_moves_the_verified_losses_by_at_most_the_sensitivity
     neighbour[-1] = 1e6
     iterates = torch.zeros(5, 1, 3, dtype=torch.float64)
     losses = [
-        Client(rows, x[:, 0], plan, charter.Distance(3), None)._mean_losses(iterates)
+        Client(rows, x[:, 0], plan, Distance(3), None)._mean_losses(iterates)
         for rows in (x, neighbour)
     ]
     moved = (losses[0] - losses[1]).norm()
@@ -145,7 +144,7 @@ def test_replacing_a_record_moves_the_verified_losses_by_at_most_the_sensitivity
 @pytest.mark.parametrize("summed", [False, True])
 def test_without_noise_it_finds_the_mean(summed):
     mean = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    plan = charter.make_plan(
+    plan = make_plan(
         task(rows=3000, epsilon=math.inf),
         rounds=40,
         gradient_clip=4.0,
@@ -153,7 +152,7 @@ def test_without_noise_it_finds_the_mean(summed):
         secure_sum=summed,
     )
     data = points_around(mean, 4, 3000)
-    points, _ = charter.run(data, charter.Distance(3), plan, half_width=1.0, generator=generator())
+    points, _ = run(data, Distance(3), plan, half_width=1.0, generator=generator())
     assert (points[0] - mean).norm() < 0.08  # it starts at a distance of .37
 
 
@@ -162,7 +161,7 @@ def test_a_release_draws_from_the_system(monkeypatch):
     right = encoding.discrete_gaussian
     monkeypatch.setattr(encoding, "discrete_gaussian", lambda *of: drawn.append(of) or right(*of))
     plan = plan_of(4, honest=2)
-    charter.run(points_around(mean, 4, 600), charter.Distance(3), plan, half_width=1.0)
+    run(points_around(mean, 4, 600), Distance(3), plan, half_width=1.0)
     assert len(drawn) == 4 * (4 + 1)  # clients x (cuts and verification)
 
 
@@ -199,11 +198,11 @@ ZEROS, LABELS = torch.zeros(600, 3).double(), torch.zeros(600)
 
 def planned(epsilon=1.0, rounds=9, **options):
     clips = {"gradient_clip": 1.0, "loss_clip": 1.0}
-    return charter.make_plan(task(epsilon=epsilon), rounds=rounds, **clips, **options)
+    return make_plan(task(epsilon=epsilon), rounds=rounds, **clips, **options)
 
 
 def run_on(data, dimension):
-    return charter.run(data, charter.Distance(dimension), plan_of(), half_width=1.0)
+    return run(data, Distance(dimension), plan_of(), half_width=1.0)
 
 
 @pytest.mark.parametrize(

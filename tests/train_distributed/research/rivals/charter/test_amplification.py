@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 
 from train_distributed import accounting
-from train_distributed.research.rivals import charter
 from train_distributed.research.rivals.charter import amplification
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 
 
 def plan(*, rounds, epsilon, rows=3000, delta=1e-5, constants="tight"):
-    task = charter.CharterTask(
+    task = CharterTask(
         clients=10, rows=rows, dimension=30, epsilon=epsilon, delta=delta, diameter=1.0
     )
-    return charter.make_plan(
-        task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants
-    )
+    return make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
 
 
 def test_the_paper_constants():

@@ -9,7 +9,7 @@ import torch
 
 from tests.benchmarks import charter_rates
 from train_distributed import accounting
-from train_distributed.research.rivals.charter import Distance
+from train_distributed.research.rivals.charter.algorithm import Distance
 
 
 def descend(rows, *, epsilon, seed=0, rounds=40):

@@ -6,24 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.research.rivals import charter
 from train_distributed.research.rivals.charter import plan as planning
-from train_distributed.research.rivals.charter.algorithm import Client
+from train_distributed.research.rivals.charter.algorithm import (
+    Client,
+    Distance,
+    OneVsRestLogistic,
+    run,
+)
 from train_distributed.research.rivals.charter.encoding import Summed
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 
 
 def setting(case):
     """A plan, its objective, one client's rows and a neighbour's."""
     rounds, classes, features = case.whole(1, 5), case.whole(2, 4), case.whole(1, 6)
     rows = case.draw.choice((3 * rounds, 3 * rounds + 1, 60))
-    objective = case.draw.choice(
-        (charter.OneVsRestLogistic(classes, features), charter.Distance(features))
-    )
+    objective = case.draw.choice((OneVsRestLogistic(classes, features), Distance(features)))
     bound = case.scale()
     x = case.rows(rows, features, bound)
     y = torch.randint(classes, (rows,), generator=case.generator())
-    plan = charter.make_plan(
-        charter.CharterTask(
+    plan = make_plan(
+        CharterTask(
             clients=2,
             rows=rows,
             dimension=objective.problems * objective.dimension,
@@ -80,7 +83,7 @@ def check(case):
     half_width = case.scale(-14, 14)
     data = [pair[0][0], pair[1][0]], [pair[0][1], pair[1][1]]
     rows, draw = list(zip(*data, strict=True)), case.generator()
-    points, _ = charter.run(rows, objective, plan, half_width=half_width, generator=draw)
+    points, _ = run(rows, objective, plan, half_width=half_width, generator=draw)
     assert bool(torch.isfinite(points).all())
     assert float(points.abs().max()) <= half_width
 
@@ -103,12 +106,10 @@ def test_many_rows_and_numbers_are_charged_for_their_rounding():
 @pytest.mark.parametrize("value", [1e-170, 1e170, 0.0, math.nan])
 def test_lengths_that_have_no_square_are_refused(value):
     """A gradient of 1e-165 has a computed norm of 0: it would pass any smaller clip."""
-    task = charter.CharterTask(
-        clients=2, rows=60, dimension=3, epsilon=1.0, delta=1e-5, diameter=1.0
-    )
+    task = CharterTask(clients=2, rows=60, dimension=3, epsilon=1.0, delta=1e-5, diameter=1.0)
     with pytest.raises(ValueError, match=r"gradient_clip must be in \[1e-100, 1e\+100\]"):
-        charter.make_plan(task, rounds=3, gradient_clip=value, loss_clip=1.0)
-    plan = charter.make_plan(task, rounds=3, gradient_clip=1.0, loss_clip=1.0)
+        make_plan(task, rounds=3, gradient_clip=value, loss_clip=1.0)
+    plan = make_plan(task, rounds=3, gradient_clip=1.0, loss_clip=1.0)
     data = [(torch.zeros(60, 3).double(), torch.zeros(60).long())] * 2
     with pytest.raises(ValueError, match="half_width must be in"):
-        charter.run(data, charter.Distance(3), plan, half_width=value)
+        run(data, Distance(3), plan, half_width=value)

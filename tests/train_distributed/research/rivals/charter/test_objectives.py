@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from train_distributed.research.rivals import charter
+from train_distributed.research.rivals.charter.algorithm import Distance, OneVsRestLogistic
 
 OBJECTIVES = [
-    charter.OneVsRestLogistic(2, 4),
-    charter.OneVsRestLogistic(3, 4),
-    charter.Distance(4),
+    OneVsRestLogistic(2, 4),
+    OneVsRestLogistic(3, 4),
+    Distance(4),
 ]
 
 

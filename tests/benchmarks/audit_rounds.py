@@ -21,13 +21,13 @@ from pretrain.cli.provenance import provenance
 from tests.train_distributed.research.audit.rounds import admm as admm_audit
 from tests.train_distributed.research.audit.rounds import charter as charter_audit
 from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
+from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research import charter
-from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.admm.learner import TOLERANCE, VARIANTS, settings
-from train_distributed.research.baselines.multi_round import METHODS
-from train_distributed.research.options import AdmmOptions
-from train_distributed.research.rows import require_records
+from train_distributed.research.rivals.admm import calibration as admm_privacy
+from train_distributed.research.rivals.admm.learner import TOLERANCE, VARIANTS, settings
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
+from train_distributed.research.rivals.common import require_records
+from train_distributed.research.rivals.options import AdmmOptions
 
 AUDITED = ("admm-dual", "admm-primal", "charter")
 WEAK = 1 / 8  # of the noise: what an audit must notice
@@ -59,7 +59,7 @@ def audit(
     secure sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
 
     Args:
-        method: one of `multi_round.METHODS`.
+        method: one of `registry.MANY_ROUNDS`.
         privacy: the promise.
         replicas: runs under either data set.
         generator: of all of them.
@@ -69,7 +69,7 @@ def audit(
     Raises:
         ValueError: an unknown method, no privacy to audit, rounds or replicas < 1.
     """
-    check.one_of(METHODS, method=method)
+    check.one_of(MANY_ROUNDS, method=method)
     privacy.validate()
     require_records(method, privacy)
     if not privacy.private:
@@ -81,7 +81,7 @@ def audit(
         pair = admm_audit.worst_pair(10, math.pi - 0.1)
         losses = partial(admm_audit.trajectory_losses, pair, constants, 2)
     else:
-        task = charter.CharterTask(
+        task = CharterTask(
             clients=1,
             rows=6 * rounds,
             dimension=1,
@@ -89,7 +89,7 @@ def audit(
             delta=privacy.delta,
             diameter=1.0,
         )
-        plan = charter.make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
+        plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
         losses = partial(charter_audit.learning_losses, plan)
     first, second = (
         losses(truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale)

@@ -97,7 +97,7 @@ class Demo:
         return [cell for _, cells in bar for cell in cells]
 
     def _text(self, rows: list["Result"]) -> str:
-        from train_distributed.research.experiments.summary import summarise, table
+        from train_distributed.research.experiments.figures import summarise, table
         from train_distributed.simulation.digits import PRIVATE, PUBLIC, TEST_ROWS
 
         parts = [
@@ -121,7 +121,7 @@ class Demo:
         return "\n".join([*parts, ""])
 
     def _write(self, directory: Path, rows: list["Result"], seconds: float) -> None:
-        from train_distributed.research.experiments.frontier_figure import draw_frontier
+        from train_distributed.research.experiments.figures import draw_frontier
         from train_distributed.simulation.digits import PRIVATE
 
         result = {

@@ -11,7 +11,7 @@ from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.releasing import Simulating
 from train_distributed.one_shot.method_options import given
 from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
-from train_distributed.research.options import OPTIONS
+from train_distributed.research.rivals.options import OPTIONS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.model import Release
@@ -53,7 +53,7 @@ class Rival(Directions, Simulating):
 
     def _released(self, request: "ReleaseRequest") -> "Release":
         """By as many rounds as the method has; research is loaded here."""
-        from train_distributed.research.baselines.learn import run_rival
+        from train_distributed.research.rivals.learn import run_rival
 
         return run_rival(request)
 

@@ -17,7 +17,7 @@ from train_distributed.research.experiments.conditions import Conditions, Experi
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet
-    from train_distributed.research.experiments.checkpoint import Checkpoint, Rows, Work
+    from train_distributed.research.experiments.checkpoint import Cells, Checkpoint, Work
 
 NOTE = (
     "a simulation with float noise; settings of what is published are chosen per cell on the test "
@@ -169,7 +169,7 @@ class Plot:
         return out
 
 
-def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
+def _finish(work: "Work", journal: "Checkpoint") -> "Cells":
     """All rows of the work, in its order; jobs in the journal are not done again."""
     from tqdm import tqdm
 
@@ -190,7 +190,7 @@ def _finish(work: "Work", journal: "Checkpoint") -> "Rows":
     return [row for key in work.keys for row in done[key]]
 
 
-def _kept(done: dict[str, "Rows"], work: "Work") -> str:
+def _kept(done: dict[str, "Cells"], work: "Work") -> str:
     rows = sum(map(len, done.values()))
     return f"{rows} rows of {len(done)} of {len(work.keys)} jobs are kept"
 

@@ -6,7 +6,7 @@ import torch
 
 from pretrain import probe, simclr
 from train_distributed.commands import demo
-from train_distributed.research.experiments.summary import summarise
+from train_distributed.research.experiments.figures import summarise
 from train_distributed.simulation import digits as digit_sets
 from train_distributed.simulation.plan import Result
 

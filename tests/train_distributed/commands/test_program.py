@@ -13,11 +13,11 @@ from train_distributed.__main__ import ROOMS
 from train_distributed.commands import choices
 from train_distributed.commands.demo import Demo
 from train_distributed.one_shot import report
-from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.experiments.conditions import ExperimentName
-from train_distributed.research.options import OPTIONS
 from train_distributed.research.protection import study
+from train_distributed.research.rivals import learn
+from train_distributed.research.rivals.options import OPTIONS
 
 ROOT = Path(__file__).parents[3]
 ALL = [name for name, _ in ROOMS.lines()]

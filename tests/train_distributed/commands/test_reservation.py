@@ -13,7 +13,7 @@ from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.research.baselines.learn import ALL_METHODS
+from train_distributed.research.rivals.learn import ALL_METHODS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 COUNTED = ("--ledger", "private.ledger")  # which `simulate` must be asked for

@@ -17,7 +17,7 @@ import pytest
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
-from train_distributed.research.experiments.summary import summarise, table
+from train_distributed.research.experiments.figures import summarise, table
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Result
 from train_distributed.store.store import read_store

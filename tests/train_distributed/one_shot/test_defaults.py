@@ -29,7 +29,7 @@ from train_distributed.one_shot.further_rounds import OWN_SHARE
 from train_distributed.one_shot.registry import METHODS, SURE, build_method, moment_weight
 from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.partition import split
-from train_distributed.research.baselines.learn import ALL_METHODS
+from train_distributed.research.rivals.learn import ALL_METHODS
 
 PLAIN = PublicTransform.identity(5)
 HEADS = ("softmax", "svm", "logistic")

@@ -19,7 +19,7 @@ from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
 from train_distributed.released import FINEST_GRID, evaluation
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.research.rows import Rows
+from train_distributed.research.rivals.common import UserRows
 
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -108,7 +108,7 @@ def test_rows_of_many_rounds_are_shuffled_before_they_are_divided() -> None:
     drawn, data = [], numbered()
     transform = PublicTransform.identity(1, 10.0)
     for _ in range(1200):
-        rows = Rows.of(data, transform, own_partition(data), 2, None)
+        rows = UserRows.of(data, transform, own_partition(data), 2, None)
         drawn.append(tuple(rows.x[rows.users.rows(0), 1].int().tolist()))
         assert rows.y[rows.users.rows(0)].tolist() == [int(each == 2) for each in drawn[-1]]
         assert set(rows.x[rows.users.rows(1), 1].tolist()) == {3.0, 4.0}

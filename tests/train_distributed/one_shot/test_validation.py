@@ -15,7 +15,7 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import Partition, split
-from train_distributed.research.experiments.trials import raw_transform
+from train_distributed.research.experiments.catalogue import raw_transform
 
 N, P, K = 90, 6, 3
 PROMISE = Privacy(1.0, 1e-5)

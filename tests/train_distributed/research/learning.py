@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from embed import EmbeddingSet
 from train_distributed import Privacy, Release
 from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.research.baselines.learn import run_method
+from train_distributed.research.rivals.learn import run_method
 
 SETTINGS = {field.name for field in fields(ReleaseRequest)}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import tyro
 
+from tests.benchmarks.adult import Figures
 from tests.benchmarks.audit_rounds import MultiRoundAudit
 from tests.benchmarks.bench_protection import ExactCost, Rates
-from train_distributed.research.experiments.adult.experiment import Figures
-from train_distributed.research.experiments.charter_rates.experiment import Slopes
+from tests.benchmarks.charter_rates import Slopes
 
 
 @pytest.mark.parametrize(

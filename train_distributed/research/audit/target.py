@@ -16,7 +16,7 @@ from train_distributed.one_shot.release import ReleaseRequest
 from train_distributed.one_shot.report import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.worst_case import CONSTANT, AnswersCase, WorstCase
-from train_distributed.research.baselines.learn import run_method
+from train_distributed.research.rivals.learn import run_method
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
 SEEDS = 10  # in the mean of releases of several rounds

@@ -1,4 +1,4 @@
-"""Jobs of an experiment, and those finished on disk, so that a killed sweep continues."""
+"""Trials of an experiment, and those finished on disk, so that a killed sweep continues."""
 
 import glob
 import hashlib
@@ -17,19 +17,19 @@ from train_distributed.store.store import Row, Store, read_store
 
 SUFFIX = ".unfinished.sqlite"
 ROOMS = (pretrain, embed, heads, train_distributed)
-Rows = list[dict[str, Any]]
+Cells = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs by their keys, and those that are left where some are done."""
+    """Trials by their keys; `jobs` plays those that are not done, and yields (key, cells)."""
 
     keys: tuple[str, ...]
-    jobs: Callable[[Mapping[str, Rows]], Iterator[tuple[str, Rows]]]
+    jobs: Callable[[Mapping[str, Cells]], Iterator[tuple[str, Cells]]]
 
     @classmethod
-    def of(cls, jobs: Mapping[str, Callable[[], Rows]]) -> "Work":
-        """Jobs that are independent of each other."""
+    def of(cls, jobs: Mapping[str, Callable[[], Cells]]) -> "Work":
+        """Trials that are independent of each other."""
         return cls(
             tuple(jobs),
             lambda done: ((key, make()) for key, make in jobs.items() if key not in done),
@@ -38,7 +38,7 @@ class Work:
 
 @dataclass
 class Checkpoint:
-    """Store of the rows of each finished job."""
+    """Store of the cells of each finished trial."""
 
     path: Path
     identity: dict[str, Any]  # what must be equal for work to be the same
@@ -61,8 +61,8 @@ class Checkpoint:
         found = self.path.parent.glob(f"{stem}.*.unfinished.*")
         return sorted(path for path in found if self.path.name not in path.name)
 
-    def read(self) -> dict[str, Rows]:
-        """Rows by job; none if the file belongs to other work.
+    def read(self) -> dict[str, Cells]:
+        """Cells by trial; none if the file belongs to other work.
 
         Raises:
             ValueError: naming a file that was changed.
@@ -72,8 +72,8 @@ class Checkpoint:
             return {}
         return {row.name: json.loads(row.content) for row in jobs}
 
-    def append(self, key: str, rows: Rows) -> None:
-        """Records a job, on disk before it returns; the first one starts the file."""
+    def append(self, key: str, rows: Cells) -> None:
+        """Records a trial, on disk before it returns; the first one starts the file."""
         if self._store is None:
             self._store = self._begin()
         self._store.append(json.dumps(rows).encode(), key)

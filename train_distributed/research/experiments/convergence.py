@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from embed import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
-from train_distributed.research.baselines.dual_svm import fit_dual
-from train_distributed.research.experiments.checkpoint import Rows, Work
+from train_distributed.research.experiments.checkpoint import Cells, Work
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.summary import text_table
+from train_distributed.research.experiments.figures import text_table
+from train_distributed.research.rivals.averages import fit_dual
 
 CLIP_NORM = 5.0
 CLOUDS = ((-1.5, 1.0), (1.0, -1.0))  # centres of the two classes
@@ -41,7 +41,7 @@ Matrix = NDArray[np.float64]
 
 def work(conditions: Conditions, private: None, public: None) -> Work:
     """Averaged and global models: two clouds (Fig. 4), and many users (Thm 6.2)."""
-    found: dict[str, Callable[[], Rows]] = {"clouds": two_clouds}
+    found: dict[str, Callable[[], Cells]] = {"clouds": two_clouds}
     for l2_reg in L2_REGS:
         for seed in conditions.all_seeds:
             found[f"rate, l2_reg {l2_reg:g}, seed {seed}"] = partial(rate, l2_reg, seed)
@@ -56,7 +56,7 @@ def clouds(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.T
     return x, torch.arange(2)[:, None].expand(2, rows).contiguous()
 
 
-def two_clouds() -> Rows:
+def two_clouds() -> Cells:
     """Normal vectors of two local SVMs, their average and the global one, with the points.
 
     The paper's settings: Λ 20, R 1, c 5, 250 rows each, batches of 25, 500 epochs.
@@ -70,7 +70,7 @@ def two_clouds() -> Rows:
     average = local.mean(0)
     distance = ((average - whole).norm() / whole.norm()).item()
     models = {"user 1": local[0], "user 2": local[1], "average": average, "global": whole}
-    found: Rows = [
+    found: Cells = [
         {"kind": "model", "model": name, "weights": weights.tolist(), "distance": distance}
         for name, weights in models.items()
     ]
@@ -137,7 +137,7 @@ def averaged_subgradient(
     return np.stack(kept)
 
 
-def rate(l2_reg: float, seed: int) -> Rows:
+def rate(l2_reg: float, seed: int) -> Cells:
     """Excess global objective of the average of users, one class each, against local steps M."""
     x, _ = clouds(USERS * ROWS // 2, torch.Generator().manual_seed(seed))
     signed = (x * torch.tensor([-1.0, 1.0], dtype=torch.float64)[:, None, None]).numpy()

@@ -18,31 +18,32 @@ from pretrain.datasets import TEST, TRAIN
 from train_distributed import partition
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.baselines import multi_round
-from train_distributed.research.experiments.checkpoint import Rows, Work
+from train_distributed.research.experiments.checkpoint import Cells, Work
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.summary import text_table
-from train_distributed.research.options import OPTIONS, CharterOptions
+from train_distributed.research.experiments.figures import text_table
+from train_distributed.research.rivals.common import UserRows
+from train_distributed.research.rivals.learn import ManyRoundsOptions, learn_rows
+from train_distributed.research.rivals.options import OPTIONS, CharterOptions
+from train_distributed.simulation.plan import MethodConfig
 from train_distributed.simulation.runner import accuracies, largest_share
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
 BESIDE = {"balanced": "balanced accuracy", "majority": "always the largest class"}
-ONE_SUM = ("discriminant", "softmax", "svm", "logistic")
-LEARNERS = {name: name for name in ONE_SUM} | {
-    "ADMM, no noise": "admm-dual",
-    "ADMM, dual perturbation": "admm-dual",
-    "ADMM, primal perturbation": "admm-primal",
-    "Charter, no noise": "charter",
-    "Charter": "charter",
-    "Charter, secure sum": "charter-sum",
-}
-# The options' defaults and these constants were chosen by hand on the test accuracy of one seed at
-# 32 features and 10 users: the rows of ADMM and Charter are a little optimistic, the others are not
-# tuned.
-WITHOUT_NOISE: dict[str, dict[str, Any]] = {
-    "ADMM, no noise": {},
-    "Charter, no noise": {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 1.0},
-}
+# The options' defaults and the constants here were chosen by hand on the test accuracy of one seed
+# at 32 features and 10 users: the rows of ADMM and Charter are a little optimistic, the others are
+# not tuned.
+BARE_CHARTER = {"half_width": 3.0, "gradient_clip": 0.3, "rounds_per_feature": 1.0}
+LEARNERS = (
+    MethodConfig("discriminant", "discriminant"),
+    *(MethodConfig(name, name, options={"l2_reg": 1.0}) for name in ("softmax", "svm", "logistic")),
+    MethodConfig("ADMM, no noise", "admm-dual"),
+    MethodConfig("ADMM, dual perturbation", "admm-dual"),
+    MethodConfig("ADMM, primal perturbation", "admm-primal"),
+    MethodConfig("Charter, no noise", "charter", options=BARE_CHARTER),
+    MethodConfig("Charter", "charter"),
+    MethodConfig("Charter, secure sum", "charter-sum"),
+)
+WITHOUT_NOISE = ("ADMM, no noise", "Charter, no noise")  # labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,46 +56,46 @@ class LearnerBenchmark:
     num_classes: int
     seed: int
 
-    def measure(self, name: str, promise: Privacy) -> dict[str, Any]:
+    def measure(self, learner: MethodConfig, promise: Privacy) -> dict[str, Any]:
         """Accuracy and cost of a learner; ε composed, None without noise."""
-        learn = self._one_shot if LEARNERS[name] in METHODS else self._many_rounds
+        learn = self._one_sum if learner.method in METHODS else self._many_rounds
         began = time.perf_counter()
         try:
-            weights, costs = learn(name, promise, torch.Generator().manual_seed(1000 + self.seed))
+            weights, costs = learn(
+                learner, promise, torch.Generator().manual_seed(1000 + self.seed)
+            )
         except ValueError as error:
             return {"not_possible": str(error)}
         ((reached, balanced),) = accuracies(*self.test, iter([weights]))
         found = {"accuracy": reached, "balanced": balanced, "majority": largest_share(self.test[1])}
         return {**found, **costs, "seconds": time.perf_counter() - began}
 
-    def _one_shot(
-        self, name: str, promise: Privacy, generator: torch.Generator
+    def _one_sum(
+        self, learner: MethodConfig, promise: Privacy, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Any]]:
         """A statistic or blind averaging, by one secure sum."""
-        options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
-        method = build_method(name, self.transform, self.num_classes, options)
+        method = build_method(learner.method, self.transform, self.num_classes, learner.options)
         course = simulate(self.held, method, promise, generator)
         spent = promise.epsilon if promise.private else None
         costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}
         return course.fitted().weights, costs | {"server_sees": "the server sees one sum"}
 
     def _many_rounds(
-        self, name: str, promise: Privacy, generator: torch.Generator
+        self, learner: MethodConfig, promise: Privacy, generator: torch.Generator
     ) -> tuple[Tensor, dict[str, Any]]:
         """ADMM or Charter, all of whose messages together spend ε."""
-        x, users = self.held.x, self.held.partition
-        rows = multi_round.Rows(x, self.held.y, users, self.num_classes, self.transform.clip_norm)
-        options = OPTIONS[LEARNERS[name]](**WITHOUT_NOISE.get(name, {}))
-        options = affordable(options, rows)
-        weights, costs = multi_round.learn_rows(
-            rows, LEARNERS[name], promise, options, generator, measure_risk=False
+        held, clip_norm = self.held, self.transform.clip_norm
+        rows = UserRows(held.x, held.y, held.partition, self.num_classes, clip_norm)
+        options = affordable(OPTIONS[learner.method](**learner.options), rows)
+        weights, costs = learn_rows(
+            rows, learner.method, promise, options, generator, measure_risk=False
         )
         kept = {"epsilon": costs.get("epsilon_composed"), "rounds": costs["rounds"]}
         kept |= {"bits_per_user": costs["bits_per_user"], "server_sees": costs["who_sees_what"]}
         return weights, kept | {"options": asdict(options)}
 
 
-def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_round.Options:
+def affordable(options: ManyRoundsOptions, rows: UserRows) -> ManyRoundsOptions:
     """Charter with as many cut rounds as its smallest client's rows allow, where it wants more."""
     if not isinstance(options, CharterOptions):
         return options
@@ -105,11 +106,8 @@ def affordable(options: multi_round.Options, rows: multi_round.Rows) -> multi_ro
 def work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) -> Work:
     """One sum against ADMM and Charter, for each number of features and of users."""
     bare = [replace(conditions.promises[0], epsilon=math.inf)]
-    labels, train, test = (
-        torch.tensor(private.labels),
-        private.split == TRAIN,
-        private.split == TEST,
-    )
+    labels, classes = torch.tensor(private.labels), len(private.meta["class_names"])
+    train, test = private.split == TRAIN, private.split == TEST
 
     @lru_cache(1)
     def features(components: int) -> tuple[PublicTransform, Tensor]:
@@ -122,21 +120,20 @@ def work(conditions: Conditions, private: EmbeddingSet, public: EmbeddingSet) ->
         draw = torch.Generator().manual_seed(seed)
         split = partition.split(labels[train], users, generator=draw)
         held = RowsInMemory(x[train], labels[train], split)
-        classes = len(private.meta["class_names"])
         return LearnerBenchmark(transform, held, (x[test], labels[test]), classes, seed)
 
-    def job(row: dict[str, Any], promise: Privacy) -> Rows:
-        measured = benchmark(row["features"], row["users"], row["seed"])
-        return [row | measured.measure(row["learner"], promise)]
+    def trial(cell: dict[str, Any], learner: MethodConfig, promise: Privacy) -> Cells:
+        stage = benchmark(cell["features"], cell["users"], cell["seed"])
+        return [cell | stage.measure(learner, promise)]
 
-    jobs = {}
-    for q, users, seed in product(conditions.components, conditions.users, range(conditions.seeds)):
-        for name in LEARNERS:
-            for promise in bare if name in WITHOUT_NOISE else conditions.promises:
-                row = {"features": q, "users": users, "seed": seed, "learner": name}
-                row |= {"promised": promise.epsilon if promise.private else None}
-                jobs[str(row)] = partial(job, row, promise)
-    return Work.of(jobs)
+    trials = {}
+    places = product(conditions.components, conditions.users, range(conditions.seeds))
+    for (q, users, seed), learner in product(places, LEARNERS):
+        for promise in bare if learner.label in WITHOUT_NOISE else conditions.promises:
+            cell = {"features": q, "users": users, "seed": seed, "learner": learner.label}
+            cell |= {"promised": promise.epsilon if promise.private else None}
+            trials[str(cell)] = partial(trial, cell, learner, promise)
+    return Work.of(trials)
 
 
 def tell(result: Mapping[str, Any]) -> str:

@@ -197,6 +197,11 @@ CASES = table(
             ("", r"options must be left out for an evaluation", {"method": "evaluation"}),
             ("", r"options must fit method 'svm'", {"method": "svm", "options": {"bits": 3}}),
             (
+                "--canaries 9",
+                r"canaries must be left out or 0 for method 'softmax' with these settings",
+                {"options": {"solver": "sgd", "epochs": 2, "batch_size": 2}},
+            ),
+            (
                 "",
                 r"honest_fraction must be left out or 1 for method 'admm-dual'",
                 {"method": "admm-dual", "privacy": PROMISE | {"honest_fraction": 0.5}},
@@ -251,6 +256,7 @@ CASES = table(
         r"honest_fraction must be left out without users",
     ),
     # audit of methods
+    (f"{CAN} amp --canaries 9", r"canaries must be left out or 0 for method 'amp'"),
     (f"{CAN} charter-sum --noise float", r"noise must be 'discrete'"),
     (f"{CAN} amp --noise discrete", r"noise must be 'float' for 'amp'"),
     (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),

@@ -16,7 +16,7 @@ from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 from train_distributed.one_shot.report_file import Report
 from train_distributed.released.card import card, words_of
-from train_distributed.research.baselines.learn import ALL_METHODS
+from train_distributed.research.rivals.learn import ALL_METHODS
 
 NASTY = (
     "<script>alert(1)</script>",

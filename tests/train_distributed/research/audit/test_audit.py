@@ -17,11 +17,12 @@ from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case
-from train_distributed.research.audit.attack import in_one_unit, worst_pair
-from train_distributed.research.audit.lower_bound import (
+from train_distributed.research.audit.attack import (
     epsilon_of_test,
     gaussian_epsilon,
+    in_one_unit,
     power_and_size,
+    worst_pair,
 )
 from train_distributed.research.audit.target import by_servers, standing
 

@@ -14,15 +14,14 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
-from train_distributed.research import charter
-from train_distributed.research.admm import calibration as admm_privacy
-from train_distributed.research.admm import solver
-from train_distributed.research.admm.nodes import Nodes
-from train_distributed.research.baselines import dp_fl
-from train_distributed.research.baselines.gradient_perturbation import GradientSum
-from train_distributed.research.charter import learner
-from train_distributed.research.charter.algorithm import Client
-from train_distributed.research.charter.plan import CharterPlan, CharterTask
+from train_distributed.research.rivals import dp_fl
+from train_distributed.research.rivals.admm import calibration as admm_privacy
+from train_distributed.research.rivals.admm import solver
+from train_distributed.research.rivals.admm.graph import Nodes
+from train_distributed.research.rivals.charter import learner
+from train_distributed.research.rivals.charter.algorithm import Client, OneVsRestLogistic
+from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask
+from train_distributed.research.rivals.gradient_perturbation import GradientSum
 
 
 def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
@@ -51,9 +50,7 @@ def test_charter_clips_all_one_vs_rest_problems_together():
     sums = []
     for sign in (1, -1):
         x = torch.tensor([[sign * 7.2, 0.0]], dtype=torch.float64).expand(6, 2)  # |x|/2K = 0.9
-        client = Client(
-            x, torch.zeros(6).long(), plan, charter.OneVsRestLogistic(4, 2), torch.Generator()
-        )
+        client = Client(x, torch.zeros(6).long(), plan, OneVsRestLogistic(4, 2), torch.Generator())
         sums.append(client._clipped_sum(origin)[0] / plan.batch)
     assert float((sums[0] - sums[1]).norm()) == pytest.approx(2.0)
 
@@ -61,9 +58,9 @@ def test_charter_clips_all_one_vs_rest_problems_together():
 @pytest.mark.parametrize(("fraction", "honest"), [(None, 5), (0.3, 3), (1.0, 10)])
 def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, monkeypatch):
     plans = []
-    right = learner.charter.run
+    right = learner.run
     monkeypatch.setattr(
-        learner.charter, "run", lambda d, o, plan, **k: plans.append(plan) or right(d, o, plan, **k)
+        learner, "run", lambda d, o, plan, **k: plans.append(plan) or right(d, o, plan, **k)
     )
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)

@@ -10,9 +10,9 @@ import pytest
 
 from embed import EmbeddingSet
 from train_distributed.commands.sweep import Plot, Sweep
-from train_distributed.research.experiments import frontier_figure
+from train_distributed.research.experiments import figures
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.experiments.summary import Summary, explained, summarise, table
+from train_distributed.research.experiments.figures import Summary, explained, summarise, table
 from train_distributed.simulation.plan import Result
 
 ROW = Result("softmax", "softmax", "iid", 1.0, 0, 0.899, {}, "raw", balanced=0.5, majority=0.899)
@@ -94,9 +94,9 @@ def test_what_is_not_known_of_every_row_is_not_averaged() -> None:
 
 def test_lines_that_differ_in_balanced_accuracy_alone_stay_apart() -> None:
     better = replace(ROW, label="sums", balanced=0.7)
-    (lines,) = frontier_figure._panels([ROW, better], "scheme", ("label",), "epsilon").values()
+    (lines,) = figures._panels([ROW, better], "scheme", ("label",), "epsilon").values()
     assert len(lines) == 2
-    levels = frontier_figure._levels
+    levels = figures._levels
     assert levels([ROW], 0.5) == {"guessing": 0.5, "always the largest class": 0.899}
     assert levels([ROW], 0.9) == {"guessing, always the largest class": 0.899}
     assert levels([replace(ROW, majority=None)], 0.5) == {"guessing": 0.5}

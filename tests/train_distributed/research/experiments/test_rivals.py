@@ -10,11 +10,11 @@ import torch
 from embed import EmbeddingSet
 from train_distributed import partition
 from train_distributed.commands.sweep import Sweep
-from train_distributed.research.admm import calibration
-from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.options import AdmmOptions, CharterOptions
+from train_distributed.research.rivals.admm import calibration
+from train_distributed.research.rivals.common import UserRows
+from train_distributed.research.rivals.options import AdmmOptions, CharterOptions
 
 META = {"class_names": ["a", "b", "c"]}
 
@@ -43,8 +43,10 @@ def test_every_learner_appears_with_its_cost(sweep, capsys):
     text = (sweep.out / "table.txt").read_text()
     assert text in capsys.readouterr().out
     rows = json.loads((sweep.out / "results.json").read_text())["cells"]
-    assert [row["learner"] for row in rows] == 2 * list(rivals.LEARNERS)
-    assert [line.split("  ")[0] for line in text.splitlines()[1:]] == list(rivals.LEARNERS)
+    assert [row["learner"] for row in rows] == 2 * [each.label for each in rivals.LEARNERS]
+    assert [line.split("  ")[0] for line in text.splitlines()[1:]] == [
+        each.label for each in rivals.LEARNERS
+    ]
     for row in rows:
         name, spent = row["learner"], row["epsilon"]
         if name in ("discriminant", *rivals.WITHOUT_NOISE):
@@ -61,7 +63,7 @@ def test_a_learner_that_refuses_is_told_with_its_reason(sweep):
     assert last.startswith("4 features, 1200 users, Charter, secure sum: not possible, rounds must")
     rows = json.loads((sweep.out / "results.json").read_text())["cells"]
     assert {row["learner"] for row in rows if "accuracy" not in row} == {
-        name for name in rivals.LEARNERS if "Charter" in name
+        each.label for each in rivals.LEARNERS if "Charter" in each.label
     }
 
 
@@ -73,7 +75,7 @@ def test_alpha_spends_the_whole_budget():
 
 def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():
     x, y = torch.ones(40, 20, dtype=torch.float64), torch.arange(40) % 2
-    held = multi_round.Rows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
+    held = UserRows(x, y, partition.split(y, 4), 2, 5.0)  # ten rows each
     wanted = CharterOptions(rounds_per_feature=0.5)
     assert rivals.affordable(wanted, held) == CharterOptions(cut_rounds=3)
     few = rivals.affordable(CharterOptions(cut_rounds=2), held)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.admm import calibration, solver
-from train_distributed.research.admm.algorithm import AdmmSettings
-from train_distributed.research.admm.nodes import Nodes
+from train_distributed.research.rivals.admm import calibration, solver
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings
+from train_distributed.research.rivals.admm.graph import Nodes
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.research.charter.algorithm import Client, Distance
-from train_distributed.research.charter.plan import CharterPlan
+from train_distributed.research.rivals.charter.algorithm import Client, Distance
+from train_distributed.research.rivals.charter.plan import CharterPlan
 
 
 def learning_losses(

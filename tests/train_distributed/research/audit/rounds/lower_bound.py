@@ -5,7 +5,7 @@ import math
 import numpy as np
 from torch import Tensor
 
-from train_distributed.research.audit.lower_bound import power_and_size
+from train_distributed.research.audit.attack import power_and_size
 
 
 def epsilon_below(

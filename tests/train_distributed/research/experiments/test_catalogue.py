@@ -1,0 +1,83 @@
+"""Lines of an experiment: ours are what `run` does, those of the paper have their own settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from train_distributed import Privacy
+from train_distributed.commands.releasing import Simulate
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import build_method
+from train_distributed.research.experiments.catalogue import ours, published, trials
+from train_distributed.research.experiments.conditions import Conditions
+from train_distributed.simulation import runner
+from train_distributed.simulation.plan import MethodConfig, Scenario
+
+USERS, CLASSES, WIDTH = 10, 4, 40
+
+
+@pytest.fixture
+def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
+    draw = np.random.default_rng(0)
+    labels, known = np.arange(260) % CLASSES, np.arange(320) % 8
+    x = 2 * np.eye(CLASSES, WIDTH)[labels] + 0.3 * draw.standard_normal((260, WIDTH))
+    public = 2 * np.eye(8, WIDTH, 2)[known] + 0.3 * draw.standard_normal((320, WIDTH))
+    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
+    meta = {"class_names": list("abcd")}
+    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
+    return private, EmbeddingSet(embeddings=public.astype(np.float32), labels=known)
+
+
+@pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_ours_has_the_settings_of_run(
+    sets, tmp_path: Path, line: MethodConfig, epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rows, name in zip(sets, ("private", "public"), strict=True):
+        rows.save(tmp_path / name)
+    Simulate(
+        embeddings=tmp_path / "private",
+        public=tmp_path / "public",
+        method=line.method,
+        privacy=Privacy(epsilon, 1e-5),
+        users=USERS,
+        seed=0,
+        out=tmp_path / "out",
+    ).run()
+    used = json.loads((tmp_path / "out" / "report.json").read_text())["configuration"]
+    played = list[tuple[str, dict[str, Any]]]()
+
+    def building(name: str, transform: PublicTransform, classes: int, options: Any) -> Method:
+        assert torch.equal(transform.row_mean, PublicTransform.fit(sets[1]).row_mean)
+        played.append((name, dict(options)))
+        return build_method(name, transform, classes, options)
+
+    monkeypatch.setattr(runner, "build_method", building)
+    work = trials([line], [Scenario(users=USERS)], Conditions(epsilons=(epsilon,), seeds=1), *sets)
+    dict(work.jobs({}))
+    ((name, options),) = played
+    assert (name, json.loads(json.dumps(options))) == (line.method, used["options"])
+
+
+def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
+    conditions = Conditions(epsilons=(0.5, 8.0), seeds=2)
+    partitions = Scenario(users=USERS), Scenario(users=4, scheme="one-class")
+    lines = [*ours(), *published()]
+    work = trials(lines, partitions, conditions, *sets)
+    done = dict(work.jobs({}))
+    assert tuple(done) == work.keys
+    assert len(set(work.keys)) == len(work.keys)
+    rows = [row for key in work.keys for row in done[key]]
+    names = ("label", "scheme", "users", "options", "epsilon", "seed")
+    found = [str([row[name] for name in names]) for row in rows]
+    assert len(set(found)) == len(found) == len(lines) * 8
+    of_paper = [row for row in rows if "published" in row["label"]]
+    assert {row["transform"] for row in of_paper} == {"published"}
+    assert {row["options"]["bound"] for row in of_paper} == {"paper"}
+    left = dict(work.jobs(dict(list(done.items())[:-3])))
+    assert tuple(left) == work.keys[-3:]

@@ -1,0 +1,265 @@
+"""The methods that we compare with: same arguments and report, and each one's own theorem."""
+
+import json
+import math
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+
+from embed import EmbeddingSet, PublicTransform
+from heads import HuberSVMHead, SoftmaxHead, fit_exact
+from tests.train_distributed.research.learning import learn, plain_opacus
+from train_distributed import Privacy, accounting
+from train_distributed.one_shot.registry import NOT_PRIVATE, RIVALS
+from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import split
+from train_distributed.research.rivals import averages, dp_fl
+from train_distributed.research.rivals.averages import AveragedMinimisers
+from train_distributed.research.rivals.gradient_perturbation import GradientSum
+
+CLASSES, DIM, ROWS = 3, 6, 240
+FLOAT_ONLY = ("dp-fl", "amp")
+EPSILON = {"dp-fl": 4.0}  # a large one takes the account long
+OPTIONS: dict[str, dict[str, Any]] = {"dp-fl": {"epochs": 5, "batch_size": 60}}
+
+
+@pytest.fixture(scope="module")
+def rows() -> EmbeddingSet:
+    rng = np.random.default_rng(0)
+    labels = np.arange(ROWS + 60) % CLASSES
+    x = 2 * np.eye(CLASSES, DIM)[labels] + 0.3 * rng.standard_normal((ROWS + 60, DIM))
+    return EmbeddingSet(
+        embeddings=x.astype(np.float32),
+        labels=labels,
+        split=np.repeat([0, 1], [ROWS, 60]).astype(np.uint8),
+        meta={"class_names": ["a", "b", "c"]},
+    )
+
+
+@pytest.fixture(scope="module")
+def arguments(rows) -> dict:
+    public = rows.embeddings[::2] + np.float32(0.01)
+    draw = torch.Generator().manual_seed(1)
+    return {
+        "transform": PublicTransform.fit(public),
+        "partition": split(torch.from_numpy(rows.labels[:ROWS]), 6, generator=draw),
+    }
+
+
+@pytest.mark.parametrize("method", [*RIVALS, *NOT_PRIVATE])
+def test_every_baseline_learns_and_reports(method: str, rows, arguments):
+    promise = Privacy(math.inf if method in NOT_PRIVATE else EPSILON.get(method, 100.0), 1e-5)
+    released = learn(rows, method, promise, noise="float", **arguments, **OPTIONS.get(method, {}))
+    report = json.loads(json.dumps(dict(released.report), allow_nan=False))
+    assert report["test_accuracy"] > 0.9
+    assert report["private"] is (method not in NOT_PRIVATE)
+    assert "replace one record" in report["neighbouring"]
+    assert report["suitable_for_release"] is False
+    assert report["simulation_only"]["seconds"] > 0
+    assert report["rounds"] >= 1
+    assert report["bytes_per_user"] > 0
+    assert report["method"] == method
+    assert released.weights.shape == (DIM + 1, CLASSES)
+
+
+@pytest.mark.parametrize("method", ["centralised-softmax", "centralised-svm", "dp-svm-smo"])
+def test_rows_are_mapped_once(method: str, rows, arguments):
+    promise = Privacy(100.0, 1e-5)
+    released = learn(rows, method, promise, noise="float", components=3, **arguments)
+    assert released.weights.shape == (4, CLASSES)
+    assert released.report["test_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "method", ["output-perturbation", "gradient-perturbation", "dp-svm-smo", "centralised-svm"]
+)
+def test_sums_are_released_with_discrete_noise(method: str, rows, arguments):
+    released = learn(rows, method, Privacy(100.0, 1e-5), **arguments)
+    assert released.report["noise"] == "discrete"
+    assert released.report["test_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("method", FLOAT_ONLY)
+def test_others_refuse_it(method: str, rows, arguments):
+    with pytest.raises(ValueError, match="noise must be 'float' for"):
+        learn(rows, method, Privacy(1.0, 1e-5), **arguments)
+
+
+@pytest.mark.parametrize("method", list(NOT_PRIVATE))
+def test_no_promise_is_made_without_noise(method: str, rows, arguments):
+    with pytest.raises(ValueError, match="epsilon must be inf for 'non-private"):
+        learn(rows, method, Privacy(1.0, 1e-5), **arguments)
+
+
+@pytest.mark.parametrize("method", ["centralised-softmax", "centralised-svm", "amp", "dp-fl"])
+def test_no_servers_are_promised_where_one_process_adds_the_noise(method: str, rows, arguments):
+    promise = Privacy(1.0, 1e-5, noise_by="servers")
+    with pytest.raises(ValueError, match=f"noise_by must be 'users' for method '{method}'"):
+        learn(rows, method, promise, noise="float", **arguments)
+
+
+def test_unknown_options_and_methods(rows, arguments):
+    with pytest.raises(ValueError, match=r"options must fit method 'amp', got \['colour'\]"):
+        learn(rows, "amp", Privacy(1.0, 1e-5), noise="float", **arguments, colour="red")
+    with pytest.raises(ValueError, match="method must be one of"):
+        learn(rows, "forest", Privacy(1.0, 1e-5), **arguments)
+    with pytest.raises(ValueError, match="gradient_clip must be finite and > 0, got 0"):
+        learn(rows, "dp-fl", Privacy(1.0, 1e-5), noise="float", **arguments, gradient_clip=0)
+    with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
+        learn(rows, "gradient-perturbation", Privacy(1.0, 1e-5), **arguments, rounds=0)
+
+
+# DP-FL
+
+
+def test_dp_fl_accounts_for_the_rate_that_opacus_uses(rows, arguments):
+    """240 rows in batches of 50 are 5 batches: rate 1/5, not 50/240."""
+    released = learn(
+        rows, "dp-fl", Privacy(2.0, 1e-5), noise="float", **arguments, epochs=4, batch_size=50
+    )
+    report = released.report
+    assert report["sampling_rate"] == 1 / 5
+    assert report["rounds"] == 4 * 5
+    accountant = PLDAccountant()
+    gaussian = dp_accounting.GaussianDpEvent(report["noise_multiplier"])
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(1 / 5, gaussian), 20)
+    assert report["epsilon"] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    assert 0.98 * 2 < report["epsilon"] <= 2
+
+
+@pytest.mark.parametrize(("rate", "steps", "noise"), [(0.2, 20, 2.0), (0.02, 400, 1.5), (1, 9, 6)])
+def test_twice_the_clip_covers_replacement(rate: float, steps: int, noise: float):
+    """dp-accounting's own replace-one account, at noise 2C z, never asks for more."""
+    replaced = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    gaussian = dp_accounting.GaussianDpEvent(2 * noise)
+    replaced.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), steps)
+    assert replaced.get_epsilon(1e-5) <= dp_fl.account(1e-5, noise, rate, steps) * (1 + 1e-4)
+
+
+def test_dp_fl_noise_is_twice_the_clip_and_grows_with_users(rows, arguments, monkeypatch):
+    given = []
+    right = dp_fl.fit_private
+    monkeypatch.setattr(
+        dp_fl, "fit_private", lambda *a, **k: given.append(k["noise"]) or right(*a, **k)
+    )
+    for partition in (arguments["partition"], split(torch.from_numpy(rows.labels[:ROWS]), 1)):
+        once = arguments | {"partition": partition}
+        learn(rows, "dp-fl", Privacy(2.0, 1e-5), noise="float", **once, epochs=2, batch_size=60)
+    multiplier = dp_fl.noise_multiplier(2.0, 1e-5, 1 / 4, 8)
+    assert given == pytest.approx([2 * multiplier * math.sqrt(6), 2 * multiplier])
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus says that its noise is not cryptographic
+def test_dp_fl_is_plain_opacus(rows, arguments):
+    """The loop that its documentation shows, with the same generator: the same weights."""
+    pytest.importorskip("opacus")
+    x = arguments["transform"](rows.embeddings[:ROWS])
+    y, draw = torch.from_numpy(rows.labels[:ROWS]), torch.Generator()
+    same = {"noise": 3.0, "learning_rate": 0.5, "gradient_clip": 0.1, "epochs": 3, "batch_size": 50}
+    ours = dp_fl.fit_private(x, y, CLASSES, generator=draw.manual_seed(7), **same)
+    plain = plain_opacus(x.double(), y, CLASSES, generator=draw.manual_seed(7), **same)
+    assert torch.equal(ours, plain)
+
+
+def test_dp_fl_says_what_is_missing(rows, arguments, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "opacus", None)
+    with pytest.raises(ValueError, match=r"pip install 'blind-averaging\[baselines\]'"):
+        learn(rows, "dp-fl", Privacy(2.0, 1e-5), noise="float", **arguments)
+
+
+# Sums
+
+
+def worst(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two users' rows (2, n, d) of norm 1 and labels, alike but for the last record's label."""
+    x = torch.zeros(2, rows, 3, dtype=torch.float64)
+    x[:, -1, 0] = 1
+    y = torch.zeros(2, rows, dtype=torch.int64)
+    y[1, -1] = 1
+    return x, y
+
+
+def chunk_of(x: torch.Tensor, y: torch.Tensor, user: int) -> Chunk:
+    count = torch.tensor([x.shape[1]])
+    return Chunk(torch.tensor([0]), x[user : user + 1], y[user : user + 1], count)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_output_perturbation_keeps_to_chaudhuris_bound(n: int):
+    head = HuberSVMHead(num_classes=2, l2_reg=50.0, clip_norm=1.0)
+    method = AveragedMinimisers(head=head, dim=3, users=5)
+    x, y = worst(n)
+    first, second = (method.submit(chunk_of(x, y, user)) for user in (0, 1))
+    moved = float((first - second).unflatten(1, (3, 2)).norm(dim=1).max())
+    stated = method.record_sensitivity(torch.tensor([n + 4, n]))
+    assert 0.99 * stated < moved <= stated
+    assert stated == pytest.approx(2 / (50 * n * 5), rel=2e-3)
+
+
+def test_a_round_of_gradients_moves_by_less_than_2l():
+    head = SoftmaxHead(num_classes=2, l2_reg=0.1, clip_norm=1.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        weights = 5 * torch.randn(3, 2, generator=generator, dtype=torch.float64)
+        step = GradientSum(head, weights, 7)
+        x, y = worst(4)
+        x[1, -1] = -x[1, -1]
+        first, second = (step.submit(chunk_of(x, y, user)) for user in (0, 1))
+        assert float((first - second).norm()) <= step.record_sensitivity(torch.tensor([4]))
+        assert step.compositions == 7
+
+
+@pytest.mark.parametrize("noise", ["float", "discrete"])
+def test_noise_of_all_rounds_is_what_the_promise_needs(noise: str, rows, arguments):
+    """Runs differ in round 1 by noise alone: its spread against the exact curve for M rounds."""
+    users, rounds = 6, 5
+    firsts, report = [], {}
+    for _ in range(8):
+        released = learn(
+            rows,
+            "gradient-perturbation",
+            Privacy(1.0, 1e-5),
+            noise=noise,  # pyright: ignore[reportArgumentType]
+            **arguments,
+            rounds=rounds,
+        )
+        assert released.opened is not None
+        firsts.append(released.opened[: (DIM + 1) * CLASSES])
+        report = released.report
+    found = torch.stack(firsts).var(0).mean().sqrt()
+    multiplier = accounting.noise_multiplier(1.0, 1e-5, rounds)
+    needed = multiplier * 2 * math.sqrt(2) * math.sqrt(1.25) * math.sqrt(users / 3)
+    assert float(found) == pytest.approx(needed, rel=4 / math.sqrt(2 * 7 * 21))
+    assert report["compositions"] == rounds
+
+
+def test_liblinear_agrees_with_the_certified_solver():
+    """Also for users that hold one class only, where it needs a zero row to start at all."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.nn.functional.normalize(torch.randn(30, 4, generator=generator).double(), dim=1)
+    sharp = HuberSVMHead(num_classes=3, l2_reg=0.3, clip_norm=1.0, relaxation=1e-4)
+    for labels in (torch.arange(30) % 3, torch.full((30,), 2)):
+        dual, converged = averages.fit_dual(x.numpy(), labels.numpy(), 3, 0.3)
+        exact = fit_exact(sharp, x, labels).weights
+        assert converged
+        assert float((torch.from_numpy(dual) - exact).norm()) < 0.02
+
+
+def test_dp_svm_says_what_its_promise_rests_on(rows, arguments):
+    report = learn(rows, "dp-svm-smo", Privacy(1.0, 1e-5), **arguments).report
+    assert any("converged" in why for why in report["unsuitable_because"])
+    assert report["simulation_only"]["users_not_converged"] == 0
+
+
+def test_a_sum_of_many_gradients_is_charged_for_its_rounding():
+    """Float64 sums of n gradients are exact to n 2^-53 of n L on either neighbour."""
+    head = SoftmaxHead(num_classes=2, l2_reg=0.1, clip_norm=1.0)
+    step = GradientSum(head, torch.zeros(3, 2, dtype=torch.float64), 1)
+    for n in (10, 50_000):
+        charged = step.record_sensitivity(torch.tensor([1, n])) / (2 * head.lipschitz) - 1
+        assert charged >= n**2 * 2.0**-53
+        assert charged < 1e-5

@@ -1,1 +1,0 @@
-"""Decentralised ADMM on the Adult data: its paper's experiment."""

@@ -1,1 +1,0 @@
-"""Charter's rates compared with gradient descent's: its paper's experiment."""

@@ -1,0 +1,1 @@
+"""Decentralised learning without a server, private in every iteration."""

@@ -1,0 +1,1 @@
+"""Private cutting planes: few bits, one record used at most once."""

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from embed.encoding import UNKNOWN
-from embed.engines.choice import choose, compiles, trial_pictures
-from embed.engines.forward import choose_batch_size
+from embed.engines import choose, choose_batch_size, compiles, trial_pictures
 from embed.options import ExtractOptions
 from embed.partial import ResumableExtraction, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
@@ -26,11 +25,10 @@ from pretrain import check
 from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.waiting import Progress
-from pretrain.datasets import SPLITS, ImageSet
+from pretrain.datasets import SPLITS, ImageSet, users_in_both
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.composed import Concat
+from pretrain.encoders.base import Concat
 from pretrain.intake.names import counted
-from pretrain.intake.splits import users_in_both
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized
 

@@ -67,14 +67,14 @@ class ImageOptions(PictureOptions, ImageSource):
         """
         import numpy as np
 
-        from pretrain.datasets import declared_classes
-        from pretrain.intake.names import canonical_name, warn_of_case_twins
-        from pretrain.intake.splits import (
+        from pretrain.datasets import (
             check_test_share,
             count_of_tests,
+            declared_classes,
             hold_out_users,
             refuse_users_in_both,
         )
+        from pretrain.intake.names import canonical_name, warn_of_case_twins
         from pretrain.sources import open_images
 
         names = tuple(map(canonical_name, self.class_names))

@@ -14,8 +14,7 @@ import numpy as np
 from embed import store
 from embed.hold_out import greatest, random_keys
 from pretrain.cli.output import new_file, sync_tree
-from pretrain.datasets import TEST, TRAIN, ImageSet
-from pretrain.intake.splits import count_of_tests
+from pretrain.datasets import TEST, TRAIN, ImageSet, count_of_tests
 
 
 class ResumableExtraction:

@@ -55,11 +55,11 @@ class Run(StoreOptions, ImageOptions):
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
-        from embed.engines.forward import choose_batch_size
+        from embed.engines import choose_batch_size
         from embed.extract import extract, summary
+        from pretrain.datasets import UnreadableImage
         from pretrain.encoder import build_encoder, origin, without_directory
-        from pretrain.encoders.composed import parts_of
-        from pretrain.intake.decode import UnreadableImage
+        from pretrain.encoders.base import parts_of
         from pretrain.preprocess import Preprocess, refuse_too_large
 
         out = self.out or default_directory("embed")

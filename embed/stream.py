@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.decode import UnreadableImage
-from pretrain.intake.formats import suffix_of, unreadable_suffixes
+from pretrain.datasets import ImageSet, UnreadableImage, decode_name
+from pretrain.intake.files import suffix_of, unreadable_suffixes
 
 AHEAD = 3  # size: batches decoded while one is computed
 SINGLE = np.dtype(np.float32)

@@ -180,7 +180,7 @@ class Convert:
         """Reads, checks every variable, writes."""
         from pretrain import simclr_v2
         from pretrain.encoder import encoder_hash
-        from pretrain.tensor_file import write_tensors
+        from pretrain.encoders.weights import write_tensors
 
         out = output_directory(self.out, "convert", self.checkpoint, overwrite=self.overwrite)
         network = simclr_v2.from_variables(self.arch, simclr_v2.read_tensorflow(self.checkpoint))

@@ -14,11 +14,11 @@ from torch import nn
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
-from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import (
+from pretrain.encoders.base import (
     JOINED,
     MIRRORED,
     Concat,
+    Encoder,
     Mirrored,
     Part,
     hash_of_parts,
@@ -26,9 +26,8 @@ from pretrain.encoders.composed import (
     parts_of,
     within,
 )
-from pretrain.encoders.weights import load_weights
+from pretrain.encoders.weights import load_weights, read_tensors, write_tensors
 from pretrain.preprocess import Preprocess, Size
-from pretrain.tensor_file import read_tensors, write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (

@@ -7,8 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.datasets import SPLITS, ImageSet, decode_name
-from pretrain.intake.files import file_reader, same_file, start_of
-from pretrain.intake.formats import HEAD, kind_of, suffix_of, suffixes
+from pretrain.intake.files import (
+    HEAD,
+    file_reader,
+    kind_of,
+    same_file,
+    start_of,
+    suffix_of,
+    suffixes,
+)
 from pretrain.intake.names import (
     Skipped,
     canonical_name,

@@ -11,15 +11,20 @@ from typing import Any
 import numpy as np
 
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
-from pretrain.intake.cells import Cell, Cells, Several, as_cell, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.files import same_file
 from pretrain.intake.labels import (
     FLAGS,
     SEPARATORS,
+    Cell,
+    Cells,
     Say,
+    Several,
+    as_cell,
+    number_twins,
     numbered,
     several_findings,
+    sorted_words,
     unlabelled_rows,
 )
 from pretrain.intake.names import Skipped, canonical_name, split_named

@@ -30,8 +30,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from embed.engines.choice import ENGINES, Engine, choose
-from embed.engines.forward import CPU_BATCH
+from embed.engines import CPU_BATCH, ENGINES, Engine, choose
 from embed.stream import embedded, spans
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet

@@ -14,7 +14,7 @@ from pretrain import check
 
 if TYPE_CHECKING:
     from embed import PublicTransform
-    from embed.centre import Centre
+    from embed.water_filling import Centre
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.statistic import Statistic
 
@@ -125,8 +125,7 @@ def build_method(
     A `prior` may be a list of shares. Raises ValueError for an unknown name or option, or a value
     out of range.
     """
-    from embed.centre import Centre
-    from embed.water_filling import MOST, PLANNED_SHARE
+    from embed.water_filling import MOST, PLANNED_SHARE, Centre
     from train_distributed.one_shot.class_prior import checked_prior
     from train_distributed.one_shot.first_sum import FeatureSum
 

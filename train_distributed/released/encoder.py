@@ -11,8 +11,7 @@ from pretrain.encoder import (
     load_encoder,
     save_encoder,
 )
-from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import JOINED, Part, joined, parts_of, within
+from pretrain.encoders.base import JOINED, Encoder, Part, joined, parts_of, within
 from train_distributed.one_shot.model import Release
 
 CARRIED = "encoder.safetensors"

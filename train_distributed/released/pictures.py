@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
-from embed.engines.choice import choose, trial_pictures
-from embed.engines.forward import choose_batch_size
-from embed.project import ROWS
+from embed.clip import ROWS
+from embed.engines import choose, choose_batch_size, trial_pictures
 from embed.stream import Span, embedded, first_readable, refuse_dark, spans
 from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.intake.reading import PictureOptions

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from embed.engines import cache
-from embed.engines.cache import from_cache, networks
+from embed import engines
+from embed.engines import from_cache, networks
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_a_network_is_made_once_for_all_that_it_is_made_of() -> None:
     assert network.written == 2
 
 
-@pytest.mark.parametrize("name", ["a", "b", cache.DIGESTS])
+@pytest.mark.parametrize("name", ["a", "b", engines.DIGESTS])
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "remove", "add"])
 def test_a_damaged_network_is_made_again(name: str, damage: str) -> None:
     network = Network()
@@ -115,7 +115,7 @@ def test_what_was_not_used_for_longest_is_removed(monkeypatch: pytest.MonkeyPatc
         os.utime(path, (age, age))  # long ago, in that order
     first.get(x=1)
     taken = sum(file.stat().st_size for path in networks().iterdir() for file in path.iterdir())
-    monkeypatch.setattr(cache, "LIMIT", taken)
+    monkeypatch.setattr(engines, "LIMIT", taken)
     Network().get(x=3)
     assert first.get(x=1) == b"weightsgraph"
     assert first.written == 1

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from embed.engines import choice, forward
-from embed.engines.choice import Engine, choose
+from embed import engines
+from embed.engines import Engine, choose
 
 CPU = torch.device("cpu")
 Change = Callable[[np.ndarray, str], np.ndarray]  # embeddings and precision to others
@@ -41,19 +41,19 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     def set_up(
         change: Change, *computes: str, native: torch.dtype = torch.float32, there: bool = True
     ) -> None:
-        def load(directory: Path, compute: str, threads: int) -> forward.Forward:
+        def load(directory: Path, compute: str, threads: int) -> engines.Forward:
             weight = np.load(directory / "weight.npy")
             return lambda pixels: torch.from_numpy(
                 change(pixels.numpy().mean((2, 3)) * weight, compute)
             )
 
-        monkeypatch.setattr(choice, "choose_dtype", lambda device: native)
-        monkeypatch.setattr(choice, "version", lambda name: "1.0")
-        monkeypatch.setattr(forward, "installed", lambda name: "1.0" if there else None)
-        monkeypatch.setattr(forward, "write_openvino", write)
-        monkeypatch.setattr(forward, "load_openvino", load)
-        for module in (choice, forward):
-            monkeypatch.setattr(module, "OPENVINO", dict.fromkeys(computes or ("float32",), ""))
+        monkeypatch.setattr(engines, "choose_dtype", lambda device: native)
+        monkeypatch.setattr(engines, "version", lambda name: "1.0")
+        monkeypatch.setattr(engines, "installed", lambda name: "1.0" if there else None)
+        monkeypatch.setattr(engines, "write_openvino", write)
+        monkeypatch.setattr(engines, "load_openvino", load)
+        precisions = dict.fromkeys(computes or ("float32",), "")
+        monkeypatch.setattr(engines, "OPENVINO", precisions)
 
     return set_up
 
@@ -159,9 +159,9 @@ def test_few_images_and_gpus_are_left_to_torch(pretend: Callable[..., None]) -> 
 
 
 def test_torch_compiles_for_many_images_on_a_gpu() -> None:
-    assert choice.compiles(torch.device("cuda"), 100_000)
-    assert not choice.compiles(torch.device("cuda"), 99_999)
-    assert not choice.compiles(CPU, 10**9)
+    assert engines.compiles(torch.device("cuda"), 100_000)
+    assert not engines.compiles(torch.device("cuda"), 99_999)
+    assert not engines.compiles(CPU, 10**9)
 
 
 def test_it_gets_as_many_threads_as_torch(
@@ -169,13 +169,13 @@ def test_it_gets_as_many_threads_as_torch(
 ) -> None:
     given = []
     pretend(same)
-    load = forward.load_openvino
+    load = engines.load_openvino
 
-    def watched(directory: Path, compute: str, threads: int) -> forward.Forward:
+    def watched(directory: Path, compute: str, threads: int) -> engines.Forward:
         given.append(threads)
         return load(directory, compute, threads)
 
-    monkeypatch.setattr(forward, "load_openvino", watched)
+    monkeypatch.setattr(engines, "load_openvino", watched)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert chosen().name == "openvino"
     assert given == [3]

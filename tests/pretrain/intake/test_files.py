@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import UnreadableImage
 from pretrain.intake.files import read_picture, start_of
 from pretrain.sources import open_images
 

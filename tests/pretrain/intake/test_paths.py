@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pretrain.datasets import ImageSet
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import ImageSet, UnreadableImage
 from pretrain.sources import open_images
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pretrain.encoders.composed import Concat
+from pretrain.encoders.base import Concat
 from pretrain.intake.decode import covering, squared
 from pretrain.preprocess import Preprocess, pair
 from train_distributed.one_shot.model import Release

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from embed.engines.forward import fast_forward, quiet, short, traced
+from embed.engines import fast_forward, quiet, short, traced
 from pretrain import check
 from pretrain.intake.decode import squared
 from pretrain.preprocess import pair

@@ -31,7 +31,7 @@ from PIL import Image
 from torch import nn
 
 from embed.engines import CPU_BATCH, ENGINES, Engine, choose
-from embed.stream import embedded, spans
+from embed.extract import embedded, spans
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.intake.archive import open_npz

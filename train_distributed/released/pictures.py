@@ -10,7 +10,7 @@ from torch import nn
 from embed import EmbeddingSet
 from embed.clip import ROWS
 from embed.engines import choose, choose_batch_size, trial_pictures
-from embed.stream import Span, embedded, first_readable, refuse_dark, spans
+from embed.extract import Span, embedded, first_readable, refuse_dark, spans
 from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from pretrain.cli.device import usual_device
 from pretrain.cli.output import sync_tree
 from pretrain.encoder import encoder_hash
 
@@ -120,6 +121,12 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
     native = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
     return torch.bfloat16 if native else torch.float32
+
+
+def resources(device: str | None, batch_size: int | None) -> tuple[torch.device, int]:
+    """Device to compute on, and images per forward pass; None: as the machine suggests."""
+    found = torch.device(usual_device(device))
+    return found, batch_size or choose_batch_size(found)
 
 
 def choose_batch_size(device: torch.device | str) -> int:

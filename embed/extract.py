@@ -19,18 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from embed.encoding import UNKNOWN, Encoding
-from embed.engines import choose, choose_batch_size, compiles, trial_pictures
+from embed.engines import choose, compiles, resources, trial_pictures
 from embed.options import ExtractOptions
 from embed.partial import ExtractionPlan, ResumableExtraction, ResumeKey
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.waiting import Progress
 from pretrain.datasets import SPLITS, ImageSet, UnreadableImage, decode_name, users_in_both
 from pretrain.encoder import encoder_hash
 from pretrain.encoders.base import Concat
 from pretrain.intake.files import suffix_of, unreadable_suffixes
-from pretrain.intake.names import counted
+from pretrain.intake.reading import counted
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized
 
@@ -74,7 +73,7 @@ def extract(
             the encoder returns NaN.
         OSError: no space left; finished shards are kept.
     """
-    device = torch.device(usual_device(options.device))
+    device, batch_size = resources(options.device, options.batch_size)
     made_by = Encoding(
         encoder=encoder_name,
         encoder_hash=encoder_hash(encoder),
@@ -89,7 +88,7 @@ def extract(
         engine=options.engine,
         compute=options.compute,
         compiled=compiles(device, len(images)),
-        batch_size=min(options.batch_size or choose_batch_size(device), len(images)),
+        batch_size=min(batch_size, len(images)),
         shard_rows=options.shard_rows,
         parts=encoder.widths if isinstance(encoder, Concat) else None,
         test_share=test_share,

@@ -74,7 +74,7 @@ class ImageOptions(PictureOptions, ImageSource):
             hold_out_users,
             refuse_users_in_both,
         )
-        from pretrain.intake.names import canonical_name, warn_of_case_twins
+        from pretrain.intake.reading import canonical_name, warn_of_case_twins
         from pretrain.sources import open_images
 
         names = tuple(map(canonical_name, self.class_names))

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
@@ -107,6 +109,26 @@ def build_encoder(
                 f"weights must be left out for {name}, which has its own, got {weights}"
             )
         return load_encoder(SHIPPED.get(name, Path(name))).eval()
+
+
+def refuse_large_inputs(name: str, batch_size: int) -> None:
+    """Checks that a batch of an encoder's inputs takes at most a quarter of the machine's memory.
+
+    Args:
+        name: of the encoder; inputs of a size that it does not say are not looked at.
+        batch_size: number of inputs that are held at once, in float32.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bound = math.isqrt(memory // 4 // (12 * batch_size))
+    for part in parts_of(name, None, ()):
+        if part.image_size is not None and part.image_size > bound:
+            raise ValueError(
+                f"image_size must be <= {bound}, so that {batch_size} inputs (batch_size) take at "
+                f"most a quarter of {memory / 2**30:.1f} GiB, got {part.image_size}"
+            )
 
 
 def origin(name: str, weights: str | None) -> str:

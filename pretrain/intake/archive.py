@@ -16,10 +16,16 @@ import numpy as np
 
 from pretrain.datasets import SPLITS, ImageSet, concatenate
 from pretrain.intake.decode import Pictures, squared
-from pretrain.intake.labels import Cells, Say, as_cell, as_word, numbered, unlabelled_rows
-from pretrain.intake.names import split_named
-from pretrain.intake.reading import Reading
-from pretrain.intake.table import print_all, refuse_unknown_splits, user_numbers
+from pretrain.intake.labels import (
+    Cells,
+    Say,
+    as_cell,
+    as_word,
+    numbered,
+    unlabelled_rows,
+    user_numbers,
+)
+from pretrain.intake.reading import Reading, print_all, refuse_unknown_splits, split_named
 
 LOCAL_HEADER = 30  # bytes before the file name in a zip entry's local header
 

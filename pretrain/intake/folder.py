@@ -16,7 +16,9 @@ from pretrain.intake.files import (
     suffix_of,
     suffixes,
 )
-from pretrain.intake.names import (
+from pretrain.intake.reading import (
+    Layout,
+    Reading,
     Skipped,
     canonical_name,
     class_spellings,
@@ -24,7 +26,6 @@ from pretrain.intake.names import (
     left_by_systems,
     split_named,
 )
-from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 
 INSIDE = "inside a class folder (--layout user-class reads these)"

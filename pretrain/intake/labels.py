@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.datasets import MOST_CLASSES, UNLABELLED, ImageSet
-from pretrain.intake.names import canonical_name, class_spellings, split_named
-from pretrain.intake.reading import Reading
+from pretrain.intake.reading import Reading, canonical_name, class_spellings, split_named
 
 INTEGER = re.compile(r"-?(0|[1-9]\d*)")
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
@@ -457,3 +456,38 @@ def _shown(names: Sequence[str]) -> str:
     return (
         ", ".join(map(str, names[:SHOWN])) + ", ..." * (len(names) > SHOWN) or "those found, none"
     )
+
+
+def user_numbers(cells: Cells, source: str, say: Say) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """(n,) int64 users, numbered in the order of their names, and the names; None without users.
+
+    `say` receives users whose names are one number.
+
+    Raises:
+        ValueError: some rows have none, or one has several.
+    """
+    what = f"{source}: user"
+    if cells.distinct == [""]:
+        return None, ()
+    cells.refuse_missing(what)
+    words = _one_user_each(cells, what)
+    names = sorted_words(words)
+    if twins := number_twins(names):
+        one, two = map(repr, twins)
+        say(f"warning: {source} has users {one} and {two}, each its own")
+    numbers = cells.numbers({name: number for number, name in enumerate(names)})
+    return numbers, tuple(names)
+
+
+def _one_user_each(cells: Cells, what: str) -> list[str]:
+    """Names of the users; ValueError for a cell that holds several."""
+    words = [cell for cell in cells.distinct if isinstance(cell, str)]
+    for cell in cells.distinct:
+        parts = cell.words if isinstance(cell, Several) else ()
+        for sign in SEPARATORS if isinstance(cell, str) else "":
+            named = [canonical_name(part) for part in str(cell).split(sign)]
+            parts = named if len(named) > 1 and set(named) & set(words) else parts
+        if isinstance(cell, Several) or parts:
+            rule = "must be one in every row, whose picture it is"
+            raise ValueError(f"{what} {rule}, got {cell} in {cells.first(cell)}")
+    return words

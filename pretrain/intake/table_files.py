@@ -26,9 +26,14 @@ from pretrain import check
 from pretrain.cli.json_text import parsed, read_object
 from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.files import file_reader, found_file, matching_files, picture_bytes
-from pretrain.intake.names import canonical_name, split_named
-from pretrain.intake.reading import Reading
-from pretrain.intake.table import Table, UnknownSplits, refuse_unknown_splits
+from pretrain.intake.reading import (
+    Reading,
+    UnknownSplits,
+    canonical_name,
+    refuse_unknown_splits,
+    split_named,
+)
+from pretrain.intake.table import Table
 
 DELIMITERS = ",;\t"
 IN_QUOTES = re.compile(r'"(?:[^"]|"")*("|$)')

@@ -19,8 +19,7 @@ from pretrain.datasets import ImageSet, decode_name
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
 from pretrain.intake.labels import Cell, as_cell
-from pretrain.intake.names import Skipped, canonical_name, left_by_systems
-from pretrain.intake.reading import Reading
+from pretrain.intake.reading import Reading, Skipped, canonical_name, left_by_systems
 from pretrain.intake.table import USUAL, Table, folded
 
 OF_ROWS = ("label", "user", "split")

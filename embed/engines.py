@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import sync_tree
 from pretrain.encoder import encoder_hash
 
@@ -111,7 +110,6 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 OPENVINO = {"float32": "f32", "bfloat16": "bf16"}  # its precisions, in our words and its own
 MAKERS = ("torch", "timm", "transformers", "openvino")  # of a compiled network
 COMPILE_FROM = 100_000  # size: images below which compiling costs more time than it saves
-CPU_BATCH, GPU_BATCH = 32, 512  # size: on a CPU small batches keep feature maps in the cache
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
@@ -121,17 +119,6 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     capabilities: Mapping[str, Any] = torch.cpu.get_capabilities()
     native = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
     return torch.bfloat16 if native else torch.float32
-
-
-def resources(device: str | None, batch_size: int | None) -> tuple[torch.device, int]:
-    """Device to compute on, and images per forward pass; None: as the machine suggests."""
-    found = torch.device(usual_device(device))
-    return found, batch_size or choose_batch_size(found)
-
-
-def choose_batch_size(device: torch.device | str) -> int:
-    """Images per forward pass."""
-    return CPU_BATCH if torch.device(device).type == "cpu" else GPU_BATCH
 
 
 def fast_forward(

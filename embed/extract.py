@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from embed.encoding import UNKNOWN, Encoding
-from embed.engines import choose, compiles, resources, trial_pictures
+from embed.engines import choose, compiles, trial_pictures
 from embed.options import ExtractOptions
 from embed.partial import ExtractionPlan, ResumableExtraction, ResumeKey
 from embed.store import INFERRED, EmbeddingSet, hash_rows
+from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.waiting import Progress
 from pretrain.datasets import SPLITS, ImageSet, UnreadableImage, decode_name, users_in_both
@@ -73,7 +74,8 @@ def extract(
             the encoder returns NaN.
         OSError: no space left; finished shards are kept.
     """
-    device, batch_size = resources(options.device, options.batch_size)
+    device = torch.device(usual_device(options.device))
+    batch_size = options.batch_size or usual_batch(device.type)
     made_by = Encoding(
         encoder=encoder_name,
         encoder_hash=encoder_hash(encoder),

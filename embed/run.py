@@ -10,6 +10,7 @@ import numpy as np
 from embed.encoding import refuse_other
 from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
+from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import (
     default_directory,
     new_directory,
@@ -54,7 +55,6 @@ class Run(StoreOptions, ImageOptions):
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
-        from embed.engines import resources
         from embed.extract import extract, summary
         from pretrain.datasets import UnreadableImage
         from pretrain.encoder import (
@@ -68,7 +68,8 @@ class Run(StoreOptions, ImageOptions):
         partial = out.with_name(f"{out.name}.partial")
         refuse_inputs(out, (self.data, self.encoder, self.weights))
         options = self.computing
-        refuse_large_inputs(self.encoder, resources(self.device, self.batch_size)[1])
+        batch_size = self.batch_size or usual_batch(usual_device(self.device))
+        refuse_large_inputs(self.encoder, batch_size)
         images = self.images()
         encoder = build_encoder(self.encoder, weights=self.weights)
         try:

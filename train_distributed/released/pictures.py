@@ -9,8 +9,9 @@ from torch import nn
 
 from embed import EmbeddingSet
 from embed.clip import ROWS
-from embed.engines import choose, choose_batch_size, trial_pictures
+from embed.engines import choose, trial_pictures
 from embed.extract import Span, embedded, first_readable, refuse_dark, spans
+from pretrain.cli.device import usual_batch
 from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
@@ -62,7 +63,7 @@ def picture_rows(
     """
     preprocess = encoding_of(released).preprocess
     device = torch.device(computing.device)
-    size = min(computing.batch_size or choose_batch_size(device), len(images))
+    size = min(computing.batch_size or usual_batch(computing.device), len(images))
     shape = images.images(_first(images, skip_unreadable)).shape[1:]
     skipped: dict[int, str] | None = {} if skip_unreadable else None
     engine = choose(

@@ -188,9 +188,9 @@ class NameRule:
 def from_names(
     rule: NameRule, groups: Sequence[Tensor], scatter: PublicScatter
 ) -> ClassGuess | None:
-    """Class means by names, with what the rule does not explain left open; None: nothing is said.
+    """Class means by names, with what the rule does not explain left open; None: they say nothing.
 
-    Nothing is said where names do not explain the means of public classes, or where these names,
+    Names say nothing where they do not explain the means of public classes, or where these names,
     such as "class_3", lead to almost the same mean for all classes. `groups` holds the (m_k, e)
     vectors of the names of each class, one or more.
     """
@@ -208,8 +208,8 @@ def of_classifier(directions: Tensor, matched: Mapping[int, int], public: ClassM
 
     Under linear discriminant analysis with all classes alike w_c = W⁻¹(μ_c − μ), so μ_c lies along
     C_x w_c. The factor is fitted on classes that are public ones too, and then, by ridge regression
-    of what it leaves, a matrix beside it, as classes are not alike. The ridge is by leaving one
-    class out.
+    of what it leaves, a matrix that is added to it, as classes are not alike. The ridge is by
+    leaving one class out.
 
     Args:
         directions: (C, q) C_x w_c in features.

@@ -91,7 +91,7 @@ def water_filling(strengths: Tensor, noise: float) -> Tensor:
         >>> water_filling(torch.tensor([3.0, 1.0, 0.01], dtype=torch.float64), 0.5)
         tensor([0.3819, 0.4564, 0.0000], dtype=torch.float64)
     """
-    # c, ascending, less the least: θ and c may be large beside the powers
+    # c, ascending, less the least: θ and c may be much larger than the powers
     bounded = min(max(noise, LEAST_NOISE), LARGEST)
     levels = bounded**2 * (1 / strengths - 1 / strengths[0])
     counts = torch.arange(1, len(levels) + 1, dtype=levels.dtype)

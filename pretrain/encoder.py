@@ -50,7 +50,7 @@ def build_encoder(
             weights, `hf:NAME` or `hf:DIR` of Hugging Face's transformers; the path of one of our
             checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
             these averages over a picture and its mirror image; `concat:A@128+B` puts embeddings of
-            several beside one another. What follows @ is done to pictures before the network, see
+            several side by side. What follows @ is done to pictures before the network, see
             `Part.named`: `NAME@224,crop=0.875,invert`.
         weights: required for an architecture, optional for a model, not taken by a checkpoint: a
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict

@@ -148,7 +148,7 @@ class Part(NamedTuple):
 
 
 class Concat(Encoder):
-    """Encoders beside one another, each with its own preprocessing of the pictures as stored.
+    """Encoders side by side, each with its own preprocessing of the pictures as stored.
 
     Args:
         parts: the encoders and their preprocessing.

@@ -234,7 +234,7 @@ def classifier_of(encoder: str, weights: str) -> tuple[tuple[str, ...], Tensor] 
 
     Args:
         encoder: as an embedding set names it; `timm:NAME` has a classifier, mirrored or not.
-        weights: their origin, as there: "package", "hub" or "file NAME".
+        weights: their origin, as `origin` states it: "package", "hub" or "file NAME".
 
     Returns:
         None for another kind of encoder, or where the weights are not here or hold no such layer.

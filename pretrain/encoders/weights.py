@@ -202,7 +202,7 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def without_heads(
     tensors: Mapping[str, Tensor], own: Collection[str], heads: Collection[str]
 ) -> dict[str, Tensor]:
-    """Tensors of a network without its classifier and what pretraining put beside it."""
+    """Tensors of a network without its classifier and what pretraining added to it."""
     return {
         name: tensor
         for name, tensor in tensors.items()

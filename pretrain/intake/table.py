@@ -248,7 +248,7 @@ class Table:
         """Makes the image set, restricted to the splits that the options name.
 
         Rows of other splits are not looked at. Where training rows have labels, held-out splits
-        without any are left out. What was done is said on stderr once all has been read.
+        without any are left out. What was done is printed on stderr once all has been read.
 
         Args:
             name: name of the set.

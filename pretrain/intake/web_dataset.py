@@ -37,7 +37,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     ...) and the fields of its `json`. Memory holds the offsets of pictures only.
 
     Raises:
-        ValueError: a damaged shard, a sample of several pictures, pictures without labels beside
+        ValueError: a damaged shard, a sample of several pictures, pictures without labels and
             labels without pictures, or a column that no sample has.
     """
     shards = matching_files(pattern)

@@ -100,7 +100,7 @@ class ImageOptions(PictureOptions, ImageSource):
         if not self.one_user:
             return self
         named = named_columns(self.columns).get("user")
-        check.left_out("with one_user", **{"user= of columns": named})
+        check.not_set("with one_user", **{"user= of columns": named})
         return replace(self, columns=without_column(self.columns, "user"))
 
     @property
@@ -159,7 +159,7 @@ class ExtractOptions(StoreOptions):
     def __post_init__(self) -> None:
         for name, choices in {"dtype": Dtype, "engine": EngineName, "compute": Precision}.items():
             check.one_of(get_args(choices), **{name: getattr(self, name)})
-        check.at_least(1, shard_rows=self.shard_rows, **check.present(batch_size=self.batch_size))
+        check.at_least(1, shard_rows=self.shard_rows, **check.drop_none(batch_size=self.batch_size))
         _ = self.share
 
     @property

@@ -53,7 +53,7 @@ class ExtractionPlan:
         own = {name: getattr(self, name) for name in (*how, "parts", "test_share")}
         packages = ["torch", "timm", "numpy", "pillow"] + ["openvino"] * (self.engine == "openvino")
         versions = {"versions": {name: version(name) for name in packages}}
-        found = self.pictures | self.encoding.to_json() | check.present(**own) | versions
+        found = self.pictures | self.encoding.to_json() | check.drop_none(**own) | versions
         return ResumeKey(found)
 
 

@@ -437,7 +437,7 @@ class PublicTransform:
         found = {name: getattr(self, name) for name in (*names, "directions", "centre")}
         if self.directions is not None:
             found["length"] = torch.tensor(self.length, dtype=torch.float64)
-        return check.present(**found) | {"bounds": bounds}
+        return check.drop_none(**found) | {"bounds": bounds}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], **provenance: Any) -> "PublicTransform":

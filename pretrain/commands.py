@@ -236,7 +236,7 @@ class Probe:
 
         inputs = (self.data, self.encoder, self.weights)
         out = output_directory(self.out, "probe", *inputs, overwrite=self.overwrite)
-        check.within("[0, inf)", **check.present(l2_reg=self.l2_reg))
+        check.within("[0, inf)", **check.drop_none(l2_reg=self.l2_reg))
         images = open_images(self.data)
         images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))

@@ -206,7 +206,7 @@ def declared_classes(num_classes: int | None, names: Sequence[str] = ()) -> tupl
         return ()
     if num_classes is not None and names:
         raise ValueError(f"only one of num_classes and class_names must be given, got {names} too")
-    check.within(f"[2, {MOST_CLASSES}]", **check.present(num_classes=num_classes))
+    check.within(f"[2, {MOST_CLASSES}]", **check.drop_none(num_classes=num_classes))
     declared = tuple(names) or tuple(map(str, range(num_classes or 0)))
     if len(declared) < 2:
         raise ValueError(f"class_names must be two or more, got {names}")

@@ -69,7 +69,7 @@ def build_encoder(
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
     if name.startswith(JOINED):
-        check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
+        check.not_set("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
         pairs = []
         parts = parts_of(name, weights, BUILDERS)
         for part in parts:
@@ -86,7 +86,7 @@ def build_encoder(
         )
     part = Part.named(name)
     if part.name != name:
-        check.left_out(f"for {name}", image_size=image_size)
+        check.not_set(f"for {name}", image_size=image_size)
         found = build_encoder(part.name, weights=weights, seed=seed, image_size=part.image_size)
         found.preprocess = part.prepared(found.preprocess)
         return found

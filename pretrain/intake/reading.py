@@ -250,9 +250,9 @@ class Reading(PictureOptions):
         _ = self.named_columns
         if self.encoding is not None:
             _check_encoding(self.encoding)
-        check.within("[8, 16]", **check.present(bits=self.bits))
-        check.at_least(1, max_pixels=self.max_pixels, **check.present(resize=self.resize))
-        check.at_most(math.isqrt(MAX_PIXELS), **check.present(resize=self.resize))
+        check.within("[8, 16]", **check.drop_none(bits=self.bits))
+        check.at_least(1, max_pixels=self.max_pixels, **check.drop_none(resize=self.resize))
+        check.at_most(math.isqrt(MAX_PIXELS), **check.drop_none(resize=self.resize))
         if unknown := set(self.splits) - set(SPLIT_NAMES):
             raise ValueError(f"splits must be of {list(SPLIT_NAMES)}, got {sorted(unknown)}")
 

@@ -143,19 +143,19 @@ def build_method(
     if name == "discriminant":
         own = {"moments": clip is None, **own}
         if clip is not None:
-            check.left_out("with user_clip", moments=own["moments"])
+            check.not_set("with user_clip", moments=own["moments"])
         if noise is not None and own["moments"]:
             own = {"alpha": moment_weight(noise), **own}
     on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
     if noise is None:
-        check.left_out("without class_noise", components=components, first_clip=first_clip)
+        check.not_set("without class_noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
         return on(transform)
     most = min(MOST, transform.dim - 1) if components is None else components
     planned = transform.mapped(noise, most, Centre.public(transform.public, PLANNED_SHARE))
     most = planned.dim - 1
     if sums == 1:
-        check.left_out("of a first sum, without one", user_clip=first_clip)
+        check.not_set("of a first sum, without one", user_clip=first_clip)
         return on(transform.mapped(noise, most))
     first = FeatureSum(transform=transform)
     about = partial(_about, on, transform, noise, most)

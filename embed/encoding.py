@@ -117,7 +117,7 @@ class Encoding:
             ValueError: fewer than two, rows that are joined already, of pictures that were brought
                 to several sizes before, or inverted in part.
         """
-        from pretrain.encoders.composed import JOINED, Part, hash_of_parts, joined
+        from pretrain.encoders.base import JOINED, Part, hash_of_parts, joined
 
         invert = parts[0].preprocess.invert if parts else False
         single = [part for part in parts if not part.encoder.startswith(JOINED)]

@@ -1,36 +1,36 @@
 """Extraction of embeddings to disk: streaming, sharded, resumable after a kill at any moment.
 
-Rows are written in place into a preallocated file below `<out>.partial`; a file per finished shard
-records progress; the finished set is renamed to `<out>`. A skipped image leaves its place empty
-until then, so that shards and batches are the same whether or not a run was interrupted.
+Threads decode batches ahead, in order. Rows are written in place into a preallocated file below
+`<out>.partial`; a file per finished shard records progress; the finished set is renamed to `<out>`.
+A skipped image leaves its place empty until then, so that shards and batches are the same whether
+or not a run was interrupted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from embed.encoding import UNKNOWN
-from embed.engines.choice import choose, compiles, trial_pictures
-from embed.engines.forward import choose_batch_size
+from embed.encoding import UNKNOWN, Encoding
+from embed.engines import choose, compiles, trial_pictures
 from embed.options import ExtractOptions
-from embed.partial import ResumableExtraction, as_planned, changed, plan_of
+from embed.partial import ExtractionPlan, ResumableExtraction, ResumeKey
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_formats, spans
-from pretrain import check
-from pretrain.cli.device import usual_device
+from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.waiting import Progress
-from pretrain.datasets import SPLITS, ImageSet
+from pretrain.datasets import SPLITS, ImageSet, UnreadableImage, decode_name, users_in_both
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.composed import Concat
-from pretrain.intake.names import counted
-from pretrain.intake.splits import users_in_both
+from pretrain.encoders.base import Concat
+from pretrain.intake.files import suffix_of, unreadable_suffixes
+from pretrain.intake.reading import counted
 from pretrain.preprocess import Preprocess
 from pretrain.sources import resized
 
@@ -75,42 +75,44 @@ def extract(
         OSError: no space left; finished shards are kept.
     """
     device = torch.device(usual_device(options.device))
-    digest = encoder_hash(encoder)
-    batch_size = min(options.batch_size or choose_batch_size(device), len(images))
+    batch_size = options.batch_size or usual_batch(device.type)
+    made_by = Encoding(
+        encoder=encoder_name,
+        encoder_hash=encoder_hash(encoder),
+        weights=weights,
+        preprocess=replace(preprocess, pictures=None),  # image_shape says it
+    )
     images, shape, data_hash = _looked_at(images, preprocess, skip=options.skip_unreadable)
-    meta = _described(images, shape) | {
-        "data_hash": data_hash,
-        "encoder": encoder_name,
-        "encoder_hash": digest,
-        "weights": weights,
-        "preprocess": replace(preprocess, pictures=None).to_json(),  # image_shape says it
-        "dtype": options.dtype,
-        "engine": options.engine,
-        "compute": options.compute,
-        "compiled": compiles(device, len(images)),
-        "batch_size": batch_size,
-        "shard_rows": options.shard_rows,
-    }
-    parts = encoder.widths if isinstance(encoder, Concat) else None
-    meta |= check.present(parts=parts, test_share=test_share)
-    begun = plan_of(out)
+    plan = ExtractionPlan(
+        pictures=_described(images, shape) | {"data_hash": data_hash},
+        encoding=made_by,
+        dtype=options.dtype,
+        engine=options.engine,
+        compute=options.compute,
+        compiled=compiles(device, len(images)),
+        batch_size=min(batch_size, len(images)),
+        shard_rows=options.shard_rows,
+        parts=encoder.widths if isinstance(encoder, Concat) else None,
+        test_share=test_share,
+    )
+    begun = ResumeKey.of_unfinished(out)
     if begun is None and out.exists():
-        if (held := _finished(out, meta, options)) is not None:
+        if (held := _finished(out, plan, options)) is not None:
             return held
         refuse_existing(out, overwrite=options.overwrite)
-    meta = _settled(meta, begun or {})
+    plan = plan.resumed(begun)
     engine = choose(
         encoder,
         device,
-        lambda: preprocess(trial_pictures(batch_size, *shape[2:]).to(device)),
+        lambda: preprocess(trial_pictures(plan.batch_size, *shape[2:]).to(device)),
         rows=len(images),
-        batch_size=batch_size,
-        engine=meta["engine"],
-        compute=meta["compute"],
-        digest=digest,
+        batch_size=plan.batch_size,
+        engine=plan.engine,
+        compute=plan.compute,
+        digest=made_by.encoder_hash,
     )
-    meta = _settled(meta, {"engine": engine.name, "compute": engine.compute})
-    partial = ResumableExtraction(out, meta, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
+    plan = replace(plan, engine=engine.name, compute=engine.compute)
+    partial = ResumableExtraction(out, plan, images, int(getattr(encoder, "embedding_dim")))  # noqa: B009
 
     def run(pixels: torch.Tensor) -> torch.Tensor:
         return engine.forward(preprocess(pixels.to(device)))
@@ -150,8 +152,8 @@ def _fill(
     options: ExtractOptions,
 ) -> None:
     """Embeds the shards of this process; each is written when it is complete."""
-    size = partial.meta["batch_size"]
-    batches = [b for s in shards for b in spans(*partial.span(s), size)]
+    plan, dtype = partial.plan, np.dtype(partial.plan.dtype)
+    batches = [b for s in shards for b in spans(*partial.span(s), plan.batch_size)]
     with Progress(sum(stop - start for start, stop in batches), "embedded") as progress:
         block: list[np.ndarray] = []
         skipped: dict[int, str] = {}
@@ -159,12 +161,12 @@ def _fill(
             images,
             batches,
             forward,
-            shape=tuple(partial.meta["image_shape"]),
-            dtype=partial.dtype,
+            shape=tuple(plan.pictures["image_shape"]),
+            dtype=dtype,
             skipped=skipped if options.skip_unreadable else None,
         ):
             block.append(rows)
-            shard = (stop - 1) // options.shard_rows
+            shard = (stop - 1) // plan.shard_rows
             if stop == partial.span(shard)[1]:
                 partial.write(shard, np.concatenate(block), skipped)
                 block.clear()
@@ -172,13 +174,13 @@ def _fill(
             progress.update(len(rows))
 
 
-def _finished(out: Path, meta: dict[str, Any], options: ExtractOptions) -> EmbeddingSet | None:
+def _finished(out: Path, plan: ExtractionPlan, options: ExtractOptions) -> EmbeddingSet | None:
     """The existing set, if it is of the same extraction."""
     if not (out / "meta.json").exists():
         return None
     held = EmbeddingSet.open(out)
-    planned = as_planned(held.meta, skip=options.skip_unreadable)
-    return None if changed(planned, _settled(meta, planned)) else held
+    key = ResumeKey.of_finished(held.meta, skip=options.skip_unreadable)
+    return None if key.differences(plan.resumed(key).key) else held
 
 
 def _described(images: ImageSet, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -198,15 +200,6 @@ def _described(images: ImageSet, shape: tuple[int, ...]) -> dict[str, Any]:
         "image_shape": list(shape[1:]),
         **{name: value for name, value in optional.items() if value},
     }
-
-
-def _settled(meta: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces `auto` by earlier choices, and adds the versions that follow from them."""
-    asked = {name: meta[name] for name in ("engine", "compute")}
-    choices = {k: begun.get(k, v) if v == "auto" else v for k, v in asked.items()}
-    packages = ["torch", "timm", "numpy", "pillow"]
-    packages += ["openvino"] if choices["engine"] == "openvino" else []
-    return meta | choices | {"versions": {name: version(name) for name in packages}}
 
 
 def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
@@ -276,3 +269,150 @@ def _pictures(images: ImageSet, done: EmbeddingSet) -> str:
     least, most = (end(ends, key=lambda size: size[0] * size[1]) for end in (min, max))
     size = " to ".join(f"{w} x {h}" for w, h in dict.fromkeys((least, most)))
     return f"{size}, {', '.join(modes)}; {words}"
+
+
+AHEAD = 3  # size: batches decoded while one is computed
+SINGLE = np.dtype(np.float32)
+Span = tuple[int, int]  # rows [start, stop) of one batch
+Decoded = tuple[np.ndarray, dict[int, str]]  # (b, 3, h, w) uint8; row -> reason if unreadable
+
+
+def spans(start: int, stop: int, size: int) -> list[Span]:
+    """Rows start..stop-1 in batches of at most `size`."""
+    return [(first, min(stop, first + size)) for first in range(start, stop, size)]
+
+
+def embedded(
+    images: ImageSet,
+    batches: Iterable[Span],
+    forward: Callable[[Tensor], Tensor],
+    *,
+    shape: tuple[int, ...],
+    dtype: np.dtype = SINGLE,
+    skipped: dict[int, str] | None = None,
+) -> Iterator[tuple[Span, np.ndarray]]:
+    """Every batch with the (b, p) embeddings of its images, in order.
+
+    Args:
+        images: the images.
+        batches: rows of each batch.
+        forward: (b, 3, h, w) uint8 to (b, p) float32.
+        shape: (3, h, w) that all images must have.
+        dtype: precision of the embeddings.
+        skipped: receives row -> reason of unreadable images, whose embeddings are zeros; None: an
+            unreadable image is an error.
+
+    Raises:
+        ValueError: an image that cannot be read or is of another shape, or an embedding that is
+            not finite in `dtype`.
+    """
+    skipping = None if skipped is None else shape
+    for (start, stop), (pixels, unreadable) in decoded_ahead(images, batches, skipping):
+        _check_shape(images, pixels, shape, start, stop)
+        with np.errstate(over="ignore"):  # reported below, with its row
+            rows = forward(torch.from_numpy(pixels)).numpy().astype(dtype)
+        if skipped is not None:
+            rows[[row - start for row in unreadable]] = 0
+            skipped |= unreadable
+        bad = ~np.isfinite(rows).all(1)
+        if bad.any():
+            row = start + int(bad.argmax())
+            raise ValueError(
+                f"embeddings must be finite in {dtype}, got others in row {row}, "
+                f"{images.place(row)}"
+            )
+        yield (start, stop), rows
+
+
+def decoded_ahead(
+    images: ImageSet, batches: Iterable[Span], skipping: tuple[int, ...] | None = None
+) -> Iterator[tuple[Span, Decoded]]:
+    """Each batch with its pixels, in order, decoded by threads while earlier ones are used.
+
+    Args:
+        images: the images.
+        batches: rows of each batch.
+        skipping: (3, h, w) of the black image that replaces an unreadable one; None: an unreadable
+            image is an error.
+    """
+    waiting: deque[tuple[Span, Future[Decoded]]] = deque()
+    with ThreadPoolExecutor(AHEAD, "decode") as pool:
+        try:
+            for span in batches:
+                waiting.append((span, pool.submit(decoded, images, span, skipping)))
+                if len(waiting) > AHEAD:
+                    ready, future = waiting.popleft()
+                    yield ready, future.result()
+            while waiting:
+                ready, future = waiting.popleft()
+                yield ready, future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def decoded(images: ImageSet, span: Span, skipping: tuple[int, ...] | None = None) -> Decoded:
+    """Decodes one batch; for `skipping` see `decoded_ahead`."""
+    try:
+        return images.images(slice(*span)), {}
+    except UnreadableImage:
+        if skipping is None:
+            raise
+    start, stop = span
+    pixels, unreadable = np.zeros((stop - start, *skipping), np.uint8), {}
+    for row in range(start, stop):
+        try:
+            image = images.images(slice(row, row + 1))
+        except UnreadableImage as error:
+            unreadable[row] = " ".join(str(error).split())
+            continue
+        _check_shape(images, image, skipping, row, row + 1)
+        pixels[row - start] = image[0]
+    return pixels, unreadable
+
+
+def first_readable(images: ImageSet, rows: Iterable[int]) -> int:
+    """First of the rows whose image can be decoded.
+
+    Raises:
+        ValueError: none can.
+    """
+    first: UnreadableImage | None = None
+    for row in rows:
+        try:
+            images.images(slice(row, row + 1))
+            return row
+        except UnreadableImage as error:
+            first = first or error
+    raise ValueError(f"{images.name} must hold a readable image, got none; the first: {first}")
+
+
+def refuse_dark(images: ImageSet) -> None:
+    """Raises ValueError if all pictures of 16 bits are nearly black.
+
+    Where all that were read so far are, others are looked at until one is not.
+    """
+    for row in range(len(images)):
+        if not images.dark:
+            return
+        with contextlib.suppress(UnreadableImage):
+            images.images(slice(row, row + 1))
+    images.refuse_dark()
+
+
+def refuse_lost_formats(images: ImageSet) -> None:
+    """Raises ValueError if all images of a user or class are in formats that cannot be read."""
+    if images.names is not None:
+        names = list(map(decode_name, images.names))
+        if found := unreadable_suffixes(names):
+            rows = [row for row, name in enumerate(names) if suffix_of(name) in found]
+            images.refuse_lost(rows, f"unreadable: {', '.join(found)}")
+
+
+def _check_shape(
+    images: ImageSet, pixels: np.ndarray, shape: tuple[int, ...], start: int, stop: int
+) -> None:
+    if pixels.shape[1:] != shape:
+        raise ValueError(
+            f"{images.name}: all images must have shape {shape} (or pass --resize), "
+            f"got {pixels.shape[1:]} in rows {start} to {stop - 1}, {images.place(start)}"
+        )

@@ -102,7 +102,7 @@ def hold_out(
     """
     check.within("(0, 1)", share=share)
     check.one_of(get_args(By), by=by)
-    check.at_least(0, **check.present(seed=seed))
+    check.at_least(0, **check.drop_none(seed=seed))
     if (embeddings.split == EVALUATION).any():
         raise ValueError("embeddings must hold no evaluation rows yet, got a set that does")
     train = np.flatnonzero(embeddings.split == TRAIN)

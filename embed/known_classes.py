@@ -1,7 +1,7 @@
 """Public guesses of the private classes' means: what is known of the classes before anybody sums.
 
 A guess comes from the names of the classes or from public examples of them; see
-`embed.class_sources`. It says where the mean of a class lies in the features of a transform, and
+`embed.guesses`. It says where the mean of a class lies in the features of a transform, and
 how wrong such guesses are. No private row has a part in it.
 """
 

@@ -67,14 +67,14 @@ class ImageOptions(PictureOptions, ImageSource):
         """
         import numpy as np
 
-        from pretrain.datasets import declared_classes
-        from pretrain.intake.names import canonical_name, warn_of_case_twins
-        from pretrain.intake.splits import (
+        from pretrain.datasets import (
             check_test_share,
             count_of_tests,
+            declared_classes,
             hold_out_users,
             refuse_users_in_both,
         )
+        from pretrain.intake.reading import canonical_name, warn_of_case_twins
         from pretrain.sources import open_images
 
         names = tuple(map(canonical_name, self.class_names))
@@ -100,7 +100,7 @@ class ImageOptions(PictureOptions, ImageSource):
         if not self.one_user:
             return self
         named = named_columns(self.columns).get("user")
-        check.left_out("with one_user", **{"user= of columns": named})
+        check.not_set("with one_user", **{"user= of columns": named})
         return replace(self, columns=without_column(self.columns, "user"))
 
     @property
@@ -159,7 +159,7 @@ class ExtractOptions(StoreOptions):
     def __post_init__(self) -> None:
         for name, choices in {"dtype": Dtype, "engine": EngineName, "compute": Precision}.items():
             check.one_of(get_args(choices), **{name: getattr(self, name)})
-        check.at_least(1, shard_rows=self.shard_rows, **check.present(batch_size=self.batch_size))
+        check.at_least(1, shard_rows=self.shard_rows, **check.drop_none(batch_size=self.batch_size))
         _ = self.share
 
     @property

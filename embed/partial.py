@@ -1,4 +1,8 @@
-"""Unfinished extraction: rows are written in place, and finished shards are recorded."""
+"""Unfinished extraction: rows are written in place, and finished shards are recorded.
+
+Its plan says what is computed; the key, of two calls whether they go on with one another; the
+result, what the rows turned out to be. A finished set's meta.json holds the key and the result.
+"""
 
 import contextlib
 import fcntl
@@ -6,16 +10,91 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from embed import store
+from embed.encoding import Encoding
 from embed.hold_out import greatest, random_keys
+from pretrain import check
 from pretrain.cli.output import new_file, sync_tree
-from pretrain.datasets import TEST, TRAIN, ImageSet
-from pretrain.intake.splits import count_of_tests
+from pretrain.datasets import TEST, TRAIN, ImageSet, count_of_tests
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionPlan:
+    """What an extraction computes, and how."""
+
+    pictures: dict[str, Any]  # number, classes, shape and hash, as in meta.json
+    encoding: Encoding
+    dtype: str
+    engine: str  # "auto" until it is chosen, as `compute`
+    compute: str
+    compiled: bool
+    batch_size: int
+    shard_rows: int
+    parts: list[int] | None  # columns of each encoder whose rows lie side by side
+    test_share: float | None  # of the training records, to draw for testing at the end
+
+    def resumed(self, key: "ResumeKey | None") -> "ExtractionPlan":
+        """The plan with an earlier call's choices in the place of "auto"."""
+        held = {} if key is None else key.entries
+        asked = {name: getattr(self, name) for name in ("engine", "compute")}
+        return replace(self, **{k: held.get(k, v) for k, v in asked.items() if v == "auto"})
+
+    @property
+    def key(self) -> "ResumeKey":
+        """Key of this extraction with these choices, and the versions that follow from them."""
+        how = ("dtype", "engine", "compute", "compiled", "batch_size", "shard_rows")
+        own = {name: getattr(self, name) for name in (*how, "parts", "test_share")}
+        packages = ["torch", "timm", "numpy", "pillow"] + ["openvino"] * (self.engine == "openvino")
+        versions = {"versions": {name: version(name) for name in packages}}
+        found = self.pictures | self.encoding.to_json() | check.drop_none(**own) | versions
+        return ResumeKey(found)
+
+
+@dataclass(frozen=True)
+class ResumeKey:
+    """Entries of meta.json that are equal in all calls of one extraction."""
+
+    entries: dict[str, Any]
+
+    @classmethod
+    def of_unfinished(cls, out: Path) -> "ResumeKey | None":
+        """Key of the unfinished extraction for `out`; None if there is none."""
+        file = _beside(out) / "meta.json"
+        return cls(json.loads(file.read_text())) if file.exists() else None
+
+    @classmethod
+    def of_finished(cls, meta: dict[str, Any], *, skip: bool) -> "ResumeKey":
+        """Key of the extraction that made a set, from its meta.json."""
+        found = {name: value for name, value in meta.items() if name != "content_hash"}
+        if skip and "unreadable" in found:
+            found["rows"] += found.pop("unreadable")
+        return cls(found)
+
+    def differences(self, other: "ResumeKey") -> list[str]:
+        """Entries in which two extractions differ."""
+        ours, theirs = self.entries, other.entries
+        return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionResult:
+    """What meta.json says of the rows once all are computed."""
+
+    rows: int
+    unreadable: int  # images that were skipped
+    content_hash: str
+
+    def meta(self, key: ResumeKey) -> dict[str, Any]:
+        """All of meta.json."""
+        found = asdict(self)
+        return key.entries | (found if self.unreadable else {"content_hash": self.content_hash})
 
 
 class ResumableExtraction:
@@ -25,12 +104,12 @@ class ResumableExtraction:
     holds `lock` while it changes the directory, and `workers` while it computes rows.
     """
 
-    def __init__(self, out: Path, meta: dict[str, Any], images: ImageSet, dim: int) -> None:
-        self.out, self.meta, self.images, self.dim = out, meta, images, dim
+    def __init__(self, out: Path, plan: ExtractionPlan, images: ImageSet, dim: int) -> None:
+        self.out, self.plan, self.images, self.dim = out, plan, images, dim
         self.partial = _beside(out)
-        self.rows, self.dtype = self.partial / "set" / "embeddings.npy", np.dtype(meta["dtype"])
+        self.rows = self.partial / "set" / "embeddings.npy"
         self.finished = self.partial / "finished"
-        self.shards = -(-len(images) // meta["shard_rows"])
+        self.shards = -(-len(images) // plan.shard_rows)
         self.made: list[Path] = []  # directories above it that this process has made
 
     @contextlib.contextmanager
@@ -71,7 +150,7 @@ class ResumableExtraction:
 
     def span(self, shard: int) -> tuple[int, int]:
         """First row of a shard, and the one after its last."""
-        size = self.meta["shard_rows"]
+        size = self.plan.shard_rows
         return shard * size, min(len(self.images), (shard + 1) * size)
 
     def write(self, shard: int, block: np.ndarray, unreadable: dict[int, str]) -> None:
@@ -136,9 +215,9 @@ class ResumableExtraction:
         return dict(sorted((row, why) for mark in marks if mark for row, why in json.loads(mark)))
 
     def _prepare(self) -> None:
-        plan = self.partial / "meta.json"
-        if plan.exists():
-            if differing := changed(plan_of(self.out) or {}, self.meta):
+        key = self.plan.key
+        if (begun := ResumeKey.of_unfinished(self.out)) is not None:
+            if differing := begun.differences(key):
                 raise ValueError(
                     f"{self.partial} must be of the same extraction (or be removed), "
                     f"got another {', '.join(differing)}"
@@ -147,39 +226,41 @@ class ResumableExtraction:
         for directory in (self.rows.parent, self.finished):
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
-        row = self.dim * self.dtype.itemsize
+        dtype = np.dtype(self.plan.dtype)
+        needed = len(self.images) * self.dim * dtype.itemsize
         try:
             with self.rows.open("wb") as file:
-                store.write_header(file, (len(self.images), self.dim), self.dtype)
-                os.posix_fallocate(file.fileno(), 0, file.tell() + len(self.images) * row)
+                store.write_header(file, (len(self.images), self.dim), dtype)
+                os.posix_fallocate(file.fileno(), 0, file.tell() + needed)
         except OSError as error:
             self._remove()
-            needed = len(self.images) * row
             reason = f"{self.partial}: {needed} bytes of embeddings do not fit: {error.strerror}"
             raise OSError(error.errno, reason) from error
-        with new_file(plan) as partial:
-            partial.write_text(json.dumps(self.meta))
+        with new_file(self.partial / "meta.json") as partial:
+            partial.write_text(json.dumps(key.entries))
 
     def _whole(self, unreadable: dict[int, str]) -> Path:
         """Directory of the finished set: all rows in place, or a copy without the skipped ones."""
         whole, kept = self.rows.parent, np.ones(len(self.images), bool)
-        found: dict[str, Any] = {}
         if unreadable:
             first = next(iter(unreadable.values()))
             self.images.refuse_lost(list(unreadable), f"the first unreadable image: {first}")
             kept[list(unreadable)] = False
-            found = {"rows": int(kept.sum()), "unreadable": len(unreadable)}
             whole = self.partial / "readable"
             shutil.rmtree(whole, ignore_errors=True)
             whole.mkdir()
             rows = store.select_rows(store.read_blocks(self.rows), kept)
-            store.write_rows(whole / "embeddings.npy", rows, (found["rows"], self.dim))
+            store.write_rows(whole / "embeddings.npy", rows, (int(kept.sum()), self.dim))
             lines = (f"{self.images.image_name(row)}\t{why}\n" for row, why in unreadable.items())
             (whole / "unreadable.txt").write_text("".join(lines), "utf-8", "surrogateescape")
-        found["content_hash"] = store.hash_rows(store.read_blocks(whole / "embeddings.npy"))
+        result = ExtractionResult(
+            rows=int(kept.sum()),
+            unreadable=len(unreadable),
+            content_hash=store.hash_rows(store.read_blocks(whole / "embeddings.npy")),
+        )
         columns = store.columns(self.images, kept)
         columns["split"] = self._split(columns["split"])
-        store.write_companions(whole, **columns, meta=self.meta | found)
+        store.write_companions(whole, **columns, meta=result.meta(self.plan.key))
         sync_tree(whole)
         return whole
 
@@ -189,7 +270,7 @@ class ResumableExtraction:
         The operating system draws after all records are embedded: a resumed run needs to keep
         nothing of the draw, and it does not depend on any record.
         """
-        if (share := self.meta.get("test_share")) is None:
+        if (share := self.plan.test_share) is None:
             return split
         train = np.flatnonzero(split == TRAIN)
         count = np.array([count_of_tests(len(train), share, "records")])
@@ -197,24 +278,5 @@ class ResumableExtraction:
         return np.where(np.isin(np.arange(len(split)), train[drawn]), TEST, split).astype(np.uint8)
 
 
-def plan_of(out: Path) -> dict[str, Any] | None:
-    """Description of the unfinished extraction for `out`; None if there is none."""
-    plan = _beside(out) / "meta.json"
-    return json.loads(plan.read_text()) if plan.exists() else None
-
-
 def _beside(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
-
-
-def changed(found: dict[str, Any], meta: dict[str, Any]) -> list[str]:
-    """Fields in which two descriptions differ."""
-    return sorted(k for k in meta.keys() | found.keys() if found.get(k) != meta.get(k))
-
-
-def as_planned(meta: dict[str, Any], *, skip: bool) -> dict[str, Any]:
-    """Description of a finished set as it was before its rows were computed."""
-    found = {key: meta[key] for key in meta if key != "content_hash"}
-    if skip and "unreadable" in found:
-        found["rows"] += found.pop("unreadable")
-    return found

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NEGLIGIBLE = 1e-9  # guard: beside the other eigenvalues, or shares, that is rounding
+NEGLIGIBLE = 1e-9  # guard: share of the other eigenvalues, or shares, that is rounding
 REGULAR = 1e-6  # guard: of the mean eigenvalue; keeps a covariance regular where rows are few
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from embed.encoding import refuse_other
 from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
-from pretrain.cli.device import usual_device
+from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import (
     default_directory,
     new_directory,
@@ -55,20 +55,21 @@ class Run(StoreOptions, ImageOptions):
 
     def run(self) -> Path:
         """Embeds the images, or this process's share; prints and returns where the rows are."""
-        from embed.engines.forward import choose_batch_size
         from embed.extract import extract, summary
-        from pretrain.encoder import build_encoder, origin, without_directory
-        from pretrain.encoders.composed import parts_of
-        from pretrain.intake.decode import UnreadableImage
-        from pretrain.preprocess import Preprocess, refuse_too_large
+        from pretrain.datasets import UnreadableImage
+        from pretrain.encoder import (
+            build_encoder,
+            origin,
+            refuse_large_inputs,
+            without_directory,
+        )
 
         out = self.out or default_directory("embed")
         partial = out.with_name(f"{out.name}.partial")
         refuse_inputs(out, (self.data, self.encoder, self.weights))
-        options, device = self.computing, usual_device(self.device)
-        for part in parts_of(self.encoder, None, ()):
-            size = part.prepared(Preprocess()).image_size
-            refuse_too_large(size, self.batch_size or choose_batch_size(device))
+        options = self.computing
+        batch_size = self.batch_size or usual_batch(usual_device(self.device))
+        refuse_large_inputs(self.encoder, batch_size)
         images = self.images()
         encoder = build_encoder(self.encoder, weights=self.weights)
         try:

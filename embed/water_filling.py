@@ -1,9 +1,11 @@
-"""Directions and lengths of the features of a noised sum, by water-filling.
+"""What a noised sum shows best: directions and lengths of its features, and where rows lie.
 
 A user sends sums of rows z = Aᵀ(y − m), |z| <= 1, and noise is added to them. Which A shows most of
 the class means? A linear code under a bound of length and additive noise has an optimal spectrum.
+The centre m is seen in a first noised sum, of raw coordinates y and |y|².
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from embed.clip import LARGEST
 from embed.public_scatter import PublicScatter, signed
+from pretrain import check
 
 FLOOR_RANK = 64  # prior: f is that eigenvalue of W, from the largest
 LEAST_SHARE = 0.03  # prior: λ, how far private classes may differ otherwise than public ones do
@@ -88,10 +91,81 @@ def water_filling(strengths: Tensor, noise: float) -> Tensor:
         >>> water_filling(torch.tensor([3.0, 1.0, 0.01], dtype=torch.float64), 0.5)
         tensor([0.3819, 0.4564, 0.0000], dtype=torch.float64)
     """
-    # c, ascending, less the least: θ and c may be large beside the powers
+    # c, ascending, less the least: θ and c may be much larger than the powers
     bounded = min(max(noise, LEAST_NOISE), LARGEST)
     levels = bounded**2 * (1 / strengths - 1 / strengths[0])
     counts = torch.arange(1, len(levels) + 1, dtype=levels.dtype)
     waters = (1 + levels.cumsum(0)) / counts  # θ of the first k
     water = waters[int((waters > levels).sum()) - 1]
     return ((water - levels).clamp(min=0) / (1 + strengths)).sqrt()
+
+
+SCALES = torch.logspace(-3, 0, 13, dtype=torch.float64)  # prior: g tr V, alike in logarithm
+LEAST_SQUARE = 0.05  # prior: of a row's squared length; rows scatter so much about the centre
+
+
+@dataclass(frozen=True)
+class Centre:
+    """Mean of private rows, and how far they lie apart."""
+
+    place: Tensor  # (D,) float64 m, at most 1 long
+    common: float = 0.0  # h_c in [0, 1], share of a row's squared length that all have in common
+    spread: float = 1.0  # of rows about m, over that of public rows about their mean
+    share: float = ONE_SUM_SHARE  # λ
+
+    @classmethod
+    def public(cls, scatter: PublicScatter, share: float = ONE_SUM_SHARE) -> "Centre":
+        """That of public rows, where there is no first sum."""
+        return cls(scatter.mean, share=share)
+
+    @classmethod
+    def of(cls, place: Tensor, square: float, scatter: PublicScatter) -> "Centre":
+        """Centre at a (D,) place, of rows whose mean squared length is `square`.
+
+        Raises ValueError for numbers that no rows of length 1 have.
+        """
+        check.within("[0, 1]", centre_norm=float(place.norm()))
+        check.within(f"[{LEAST_SQUARE}, 1]", centre_squared_length=square)
+        apart = max(square - float(place.square().sum()), LEAST_SQUARE)
+        common = min(float((place - scatter.mean).square().sum()) / square, 1.0)
+        spread = math.sqrt(apart / max(float(scatter.covariance.trace()), LEAST_NOISE**2))
+        return cls(place, common, spread, max(LEAST_SHARE, common**2 / 2))
+
+
+def noised_place(mean: Tensor, square: float, noise: float, scatter: PublicScatter) -> Tensor:
+    """(D + 1,) place m of private rows, and their mean squared length, from noised numbers.
+
+    In the eigenbasis U of the public covariance, of eigenvalues v_j, the shift c = Uᵀ(ȳ − m_p) is
+    seen with noise of variance s² in each coordinate; c_j ~ N(0, g v_j). A mean of rows is no
+    longer than they are, so that the mean square of its length, g Σ v_j, is 1 at most; up to there
+    g is log-uniform (`SCALES`) and weighed by its evidence
+
+        log p(c | g) = −½ Σ_j [log(g v_j + s²) + c_j²/(g v_j + s²)] + const.
+
+    The posterior mean is k_j c_j with k_j = E[g v_j/(g v_j + s²)], m = m_p + U k c. The mean of
+    |y|² is N(e, e²) before it is seen, e that of public rows. All of it is post-processing of a
+    private sum, and where that is nothing but noise the place and the length are the public ones.
+
+    Args:
+        mean: (D,) ȳ.
+        square: mean of |y|²; what is made of it is taken within [.05, 1].
+        noise: s, standard deviation in each of these numbers.
+        scatter: of public rows.
+    """
+    values, vectors = torch.linalg.eigh(scatter.covariance)
+    values = values.clamp(min=torch.finfo(values.dtype).tiny)
+    bounded = mean.double().clamp(-LARGEST, LARGEST)  # noise knows no bounds; squares are finite
+    shift = vectors.T @ (bounded - scatter.mean)
+    size = float(values.sum())
+    prior = SCALES[:, None] / size * values  # (G, D) g v
+    total = prior + max(noise, LEAST_NOISE) ** 2
+    evidence = -0.5 * (total.log() + shift.square() / total).sum(1)
+    kept = torch.softmax(evidence, 0) @ (prior / total)
+    place = scatter.mean + vectors @ (kept * shift)
+    # A mean of rows is no longer than they are, nor what rounding makes of its norm.
+    norm, most = float(place.norm()), 1 - (len(place) + 8) * torch.finfo(place.dtype).eps
+    if norm > most:
+        place = place * (most / norm)
+    usual = max(size + float(scatter.mean.square().sum()), LEAST_SQUARE)
+    seen = usual + (square - usual) / (1 + (noise / usual) ** 2)
+    return torch.cat([place, place.new_tensor([min(max(seen, LEAST_SQUARE), 1.0)])])

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from heads.exact import Solution, default_tolerance, fit_exact
-    from heads.head import Head
-    from heads.huber_svm import HuberSVMHead
-    from heads.logistic import LogisticHead
+    from heads.head import Head, HuberSVMHead, LogisticHead, SoftmaxHead
     from heads.projection import project_ball
     from heads.rounding import sgd_rounding, sgd_sensitivity
     from heads.sgd import fit_sgd
-    from heads.softmax import SoftmaxHead
     from heads.statistics import (
         LeastSquaresStatistics,
         class_sums,
@@ -52,9 +49,9 @@ __all__ = [
 
 _HOMES = {
     "Head": "head",
-    "HuberSVMHead": "huber_svm",
-    "LogisticHead": "logistic",
-    "SoftmaxHead": "softmax",
+    "HuberSVMHead": "head",
+    "LogisticHead": "head",
+    "SoftmaxHead": "head",
     "Solution": "exact",
     "default_tolerance": "exact",
     "fit_exact": "exact",

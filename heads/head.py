@@ -1,4 +1,4 @@
-"""Base class of softmax, SVM and logistic heads: constants, sensitivity, loss, gradient."""
+"""Heads: softmax, SVM and logistic regression; constants, sensitivity, loss, gradient."""
 
 import math
 from abc import ABC, abstractmethod
@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 Bound = Literal["tight", "paper"]
 LEAST, LARGEST = 1e-60, 1e60  # of a constant in float64: products of four are still normal numbers
@@ -186,3 +187,94 @@ def require_scale(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and > 0, got {value}")
     if not LEAST <= value <= LARGEST:
         raise ValueError(f"{name} must lie in [{LEAST}, {LARGEST}], got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxHead(Head):
+    """L2-regularised softmax regression on clipped embeddings.
+
+    J(W) = Λ/2 ‖W‖² + mean CE(softmax(Wᵀx), y),  ‖x‖ ≤ c (constant column included),  ‖W‖ ≤ R.
+    """
+
+    @property
+    def compositions(self) -> int:
+        """1: the whole matrix moves by `sensitivity` in Frobenius norm."""
+        return 1
+
+    @property
+    def lipschitz(self) -> float:
+        """L = √2·c of the data term (Thm N.1 of Kirschte et al. 2024, regulariser excluded)."""
+        return math.sqrt(2) * self.clip_norm
+
+    @property
+    def curvature(self) -> float:
+        """c²/2: diag(p) − ppᵀ has no eigenvalue above 1/2."""
+        return self.clip_norm**2 / 2
+
+    @property
+    def norm_dims(self) -> tuple[int, ...]:
+        """One Frobenius norm for the whole matrix."""
+        return (-2, -1)
+
+    def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """(..., n, K) one-hot rows of the labels."""
+        return one_hot(y, self.num_classes, dtype)
+
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """(..., n) cross-entropy −log softmax(s)_y of every row."""
+        return scores.logsumexp(-1) - (scores * targets).sum(-1)
+
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
+        """softmax(s) − one-hot(y), the derivative by the scores."""
+        if dim != -1:  # fast where classes come first
+            return torch.softmax(scores.movedim(dim, 0), 0).movedim(0, dim).sub_(targets)
+        return torch.softmax(scores, dim).sub_(targets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuberSVMHead(OneVsRest):
+    """One-vs-rest SVM with Huber loss (Chapelle 2007) on clipped embeddings, z = ±w_kᵀx.
+
+    huber(z) = 0 for z > 1+h;  (1+h−z)²/(4h) for |1−z| ≤ h;  1−z for z < 1−h.
+    """
+
+    relaxation: float = 0.1  # h
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_scale("relaxation", self.relaxation)
+
+    @property
+    def curvature(self) -> float:
+        """c²/(2h) for every class: the parabola's second derivative is 1/(2h)."""
+        return self.clip_norm**2 / (2 * self.relaxation)
+
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sum over the K binary problems."""
+        h = self.relaxation
+        gap = 1 + h - scores * targets  # 1+h−z: the parabola where 0 ≤ gap ≤ 2h, linear beyond
+        return (gap.clamp(0, 2 * h).square() / (4 * h) + (gap - 2 * h).clamp(min=0)).sum(-1)
+
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
+        """Slope of each binary problem by its score: ∓clamp((1+h−z)/(2h), 0, 1)."""
+        h = self.relaxation
+        slope = (scores * targets).neg_().add_(1 + h).div_(2 * h).clamp_(0, 1)
+        return slope.mul_(targets).neg_()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticHead(OneVsRest):
+    """One-vs-rest logistic regression on clipped embeddings: ln(1 + e^{−z}), z = ±w_kᵀx."""
+
+    @property
+    def curvature(self) -> float:
+        """c²/4 for every class: σ(1 − σ) is at most 1/4."""
+        return self.clip_norm**2 / 4
+
+    def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sum over the K binary problems."""
+        return functional.softplus(scores * -targets, threshold=40).sum(-1)  # e⁻⁴⁰ < 2⁻⁵³
+
+    def residual(self, scores: Tensor, targets: Tensor, dim: int = -1) -> Tensor:
+        """Slope of each binary problem by its score: ∓σ(−z)."""
+        return (scores * targets).neg_().sigmoid_().mul_(targets).neg_()

@@ -73,7 +73,7 @@ def sgd_rounding(
         batch_size: as for `fit_sgd`.
         dtype: of the rows.
         method: as for `fit_sgd`; "auto" holds for whichever it takes, also where the user is padded
-            beside longer ones.
+            to the length of others.
 
     Raises:
         ValueError: so many steps or columns that nothing can be said (ρ > 1/8).

@@ -1,8 +1,8 @@
 """Refusals of arguments: one line per rule, naming the argument, the rule and the value.
 
 Every function takes the values to check by their names and raises ValueError for the first that
-breaks the rule. Options that may be left out go through `present`, which drops those that were:
-`check.within("[0, 1]", **check.present(share=self.share))`.
+breaks the rule. Options that may be left out go through `drop_none`, which drops those that were:
+`check.within("[0, 1]", **check.drop_none(share=self.share))`.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 _INTERVAL = re.compile(r"([\[(])([^,]+), ([^,]+)([\])])")
 
 
-def present(**values: Any) -> dict[str, Any]:
+def drop_none(**values: Any) -> dict[str, Any]:
     """Values that were given: all but None."""
     return {name: value for name, value in values.items() if value is not None}
 
@@ -116,9 +116,9 @@ def exactly_one(**values: Any) -> None:
         raise ValueError(f"exactly one of {' and '.join(values)} must be given, got {got}")
 
 
-def left_out(why: str, **values: Any) -> None:
+def not_set(why: str, **values: Any) -> None:
     """Left out: None, or empty. `why` ends the sentence "... must be left out"."""
-    for name, value in present(**values).items():
+    for name, value in drop_none(**values).items():
         if value is not False and value not in ((), ""):
             raise ValueError(f"{name} must be left out {why}, got {value}")
 

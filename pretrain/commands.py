@@ -180,7 +180,7 @@ class Convert:
         """Reads, checks every variable, writes."""
         from pretrain import simclr_v2
         from pretrain.encoder import encoder_hash
-        from pretrain.tensor_file import write_tensors
+        from pretrain.encoders.weights import write_tensors
 
         out = output_directory(self.out, "convert", self.checkpoint, overwrite=self.overwrite)
         network = simclr_v2.from_variables(self.arch, simclr_v2.read_tensorflow(self.checkpoint))
@@ -236,7 +236,7 @@ class Probe:
 
         inputs = (self.data, self.encoder, self.weights)
         out = output_directory(self.out, "probe", *inputs, overwrite=self.overwrite)
-        check.within("[0, inf)", **check.present(l2_reg=self.l2_reg))
+        check.within("[0, inf)", **check.drop_none(l2_reg=self.l2_reg))
         images = open_images(self.data)
         images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))

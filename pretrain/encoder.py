@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
@@ -14,11 +16,11 @@ from torch import nn
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.output import new_file
-from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import (
+from pretrain.encoders.base import (
     JOINED,
     MIRRORED,
     Concat,
+    Encoder,
     Mirrored,
     Part,
     hash_of_parts,
@@ -26,9 +28,8 @@ from pretrain.encoders.composed import (
     parts_of,
     within,
 )
-from pretrain.encoders.weights import load_weights
+from pretrain.encoders.weights import load_weights, read_tensors, write_tensors
 from pretrain.preprocess import Preprocess, Size
-from pretrain.tensor_file import read_tensors, write_tensors
 
 SHIPPED = {"simclr-small": Path(__file__).with_name("simclr_small.safetensors")}
 KINDS = (
@@ -49,7 +50,7 @@ def build_encoder(
             weights, `hf:NAME` or `hf:DIR` of Hugging Face's transformers; the path of one of our
             checkpoints, or an encoder shipped here ("simclr-small"). `mirrored:` before any of
             these averages over a picture and its mirror image; `concat:A@128+B` puts embeddings of
-            several beside one another. What follows @ is done to pictures before the network, see
+            several side by side. What follows @ is done to pictures before the network, see
             `Part.named`: `NAME@224,crop=0.875,invert`.
         weights: required for an architecture, optional for a model, not taken by a checkpoint: a
             file ("simclrv2": written by `python -m pretrain convert`; "resnet50-v1": a state dict
@@ -68,7 +69,7 @@ def build_encoder(
         ValueError: unknown name, no weights, or weights that do not belong to it.
     """
     if name.startswith(JOINED):
-        check.left_out("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
+        check.not_set("for concat:, whose parts are NAME@PIXELS", image_size=image_size)
         pairs = []
         parts = parts_of(name, weights, BUILDERS)
         for part in parts:
@@ -85,7 +86,7 @@ def build_encoder(
         )
     part = Part.named(name)
     if part.name != name:
-        check.left_out(f"for {name}", image_size=image_size)
+        check.not_set(f"for {name}", image_size=image_size)
         found = build_encoder(part.name, weights=weights, seed=seed, image_size=part.image_size)
         found.preprocess = part.prepared(found.preprocess)
         return found
@@ -108,6 +109,26 @@ def build_encoder(
                 f"weights must be left out for {name}, which has its own, got {weights}"
             )
         return load_encoder(SHIPPED.get(name, Path(name))).eval()
+
+
+def refuse_large_inputs(name: str, batch_size: int) -> None:
+    """Checks that a batch of an encoder's inputs takes at most a quarter of the machine's memory.
+
+    Args:
+        name: of the encoder; inputs of a size that it does not say are not looked at.
+        batch_size: number of inputs that are held at once, in float32.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bound = math.isqrt(memory // 4 // (12 * batch_size))
+    for part in parts_of(name, None, ()):
+        if part.image_size is not None and part.image_size > bound:
+            raise ValueError(
+                f"image_size must be <= {bound}, so that {batch_size} inputs (batch_size) take at "
+                f"most a quarter of {memory / 2**30:.1f} GiB, got {part.image_size}"
+            )
 
 
 def origin(name: str, weights: str | None) -> str:

@@ -1,7 +1,5 @@
 """Preprocessing of pictures: from uint8 pixels to the input of an encoder."""
 
-import math
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -200,28 +198,6 @@ class Preprocess:
         choose = max if self.fit == "shortest" else min
         scale = choose(rows / height, columns / width)
         return max(1, round(height * scale)), max(1, round(width * scale))
-
-
-def refuse_too_large(image_size: Size | None, batch_size: int) -> None:
-    """Checks that a batch of inputs takes at most a quarter of the machine's memory.
-
-    Args:
-        image_size: size of the inputs; None: unknown.
-        batch_size: number of inputs that are held at once, in float32.
-
-    Raises:
-        ValueError: it takes more.
-    """
-    if image_size is None:
-        return
-    height, width = pair(image_size)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    bound = math.isqrt(memory // 4 // (12 * batch_size))
-    if height * width > bound**2:
-        raise ValueError(
-            f"image_size must be <= {bound}, so that {batch_size} inputs (batch_size) take at most "
-            f"a quarter of {memory / 2**30:.1f} GiB, got {image_size}"
-        )
 
 
 def pair(size: Size) -> tuple[int, int]:

@@ -4,8 +4,7 @@ SMALL trained the shipped encoder, for 40 epochs in bfloat16; DIGITS trains an e
 a minute. This module is read without torch.
 """
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from pretrain import check
 
@@ -25,26 +24,6 @@ class ResNetConfig:
             raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
         check.one_of((1, 2), stem_stride=self.stem_stride)
         check.at_least(1, pool=self.pool)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain fields for JSON."""
-        return {"kind": "small-resnet", **asdict(self)}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "ResNetConfig":
-        """Reads the result of `to_json`.
-
-        Raises:
-            ValueError: another kind of network or unknown fields.
-        """
-        known = {"kind", *cls.__dataclass_fields__}
-        if fields.get("kind") != "small-resnet" or fields.keys() != known:
-            raise ValueError(
-                f"architecture must be a small-resnet with fields {known}, got {fields}"
-            )
-        given: dict[str, Any] = {name: fields[name] for name in cls.__dataclass_fields__}
-        given |= {name: tuple(given[name]) for name in ("widths", "blocks")}
-        return cls(**given)
 
 
 @dataclass(frozen=True)

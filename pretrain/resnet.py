@@ -8,6 +8,7 @@ neighbouring pixels of one row, contiguous in memory, times their weights. For 3
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -120,12 +121,24 @@ class SmallResNet(Encoder):
 
     def architecture(self) -> dict[str, Any]:
         """Configuration of the network."""
-        return self.config.to_json()
+        return {"kind": "small-resnet", **asdict(self.config)}
 
     @classmethod
     def rebuild(cls, architecture: dict[str, Any]) -> "SmallResNet":
-        """The network that `architecture` described, untrained."""
-        return cls(ResNetConfig.from_json(architecture))
+        """The network that `architecture` described, untrained.
+
+        Raises:
+            ValueError: another kind of network or unknown fields.
+        """
+        names = [each.name for each in fields(ResNetConfig)]
+        known = {"kind", *names}
+        if architecture.get("kind") != "small-resnet" or architecture.keys() != known:
+            raise ValueError(
+                f"architecture must be a small-resnet with fields {known}, got {architecture}"
+            )
+        given: dict[str, Any] = {name: architecture[name] for name in names}
+        given |= {name: tuple(given[name]) for name in ("widths", "blocks")}
+        return cls(ResNetConfig(**given))
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps (n, 3, h, w) in [0, 1] to (n, embedding_dim)."""

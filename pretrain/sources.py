@@ -12,13 +12,12 @@ from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import SPLITS, TEST, TRAIN, ImageSet, check_labels, concatenate, decode_name
 from pretrain.intake.archive import open_npz
-from pretrain.intake.arrow import open_hugging_face, open_parquet
-from pretrain.intake.csv_file import open_csv
 from pretrain.intake.decode import squared
+from pretrain.intake.files import refuse_unreadable, unreadable_suffixes
 from pretrain.intake.folder import open_images_folder
-from pretrain.intake.formats import refuse_unreadable, unreadable_suffixes
 from pretrain.intake.labels import against_rest, is_against_rest
 from pretrain.intake.reading import Reading
+from pretrain.intake.table_files import open_csv, open_hugging_face, open_parquet
 from pretrain.intake.web_dataset import open_web_dataset
 from pretrain.preprocess import Size
 

@@ -35,8 +35,8 @@ def silence() -> None:
 def provide_caches() -> None:
     """Names a place for caches where there is no home folder that can hold them.
 
-    It is $XDG_CACHE_HOME, or a temporary folder, which stderr is told and which the end of this
-    process removes. A user id that no file knows has no home; `~` is then a folder of that name in
+    It is $XDG_CACHE_HOME, or a temporary folder, which is named on stderr and removed at the end of
+    this process. A user id that no file knows has no home; `~` is then a folder of that name in
     the working directory for some libraries, and an error for others.
     """
     home, place = os.path.expanduser("~"), os.environ.get("XDG_CACHE_HOME")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embed.project import COLUMNS, ROWS
+from embed.clip import COLUMNS, ROWS
 
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
 

@@ -168,7 +168,7 @@ def split(
     check.one_of(SCHEMES, scheme=scheme)
     _check_labels(labels, num_classes)
     _check_options(scheme, sizes=sizes, concentration=concentration, writers=writers)
-    check.positive(**check.present(concentration=concentration))
+    check.positive(**check.drop_none(concentration=concentration))
     if scheme == "by-writer":
         assert writers is not None
         return _by_writer(labels, writers, users)

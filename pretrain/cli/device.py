@@ -1,4 +1,6 @@
-"""Choice of the device to compute on."""
+"""Choice of the device to compute on, and of how many pictures at once."""
+
+CPU_BATCH, GPU_BATCH = 32, 512  # size: on a CPU small batches keep feature maps in the cache
 
 
 def usual_device(given: str | None) -> str:
@@ -23,3 +25,8 @@ def usual_device(given: str | None) -> str:
             f"device must be one that is here ({', '.join(here)}), got {given}"
         ) from error
     return given
+
+
+def usual_batch(device: str) -> int:
+    """Pictures per forward pass on a device."""
+    return CPU_BATCH if device.startswith("cpu") else GPU_BATCH

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from pretrain import check
 from pretrain.encoders.base import Encoder
-from pretrain.encoders.hub import hub, quiet
-from pretrain.encoders.weights import below, prefix_of, read_weights
+from pretrain.encoders.weights import below, hub, prefix_of, quiet, read_weights
 from pretrain.preprocess import Preprocess, Size, pair
 
 POOLED, CLASS_TOKEN, MEAN = "pooled output", "class token", "mean"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pretrain import check
-from pretrain.encoders.hub import quiet
+from pretrain.encoders.weights import quiet
 
 PACKAGE = "all_minilm_l6_v2"  # weights and tokenizer of all-MiniLM-L6-v2, 83 MB
 PROMPT = "a photo of a {}"

@@ -17,10 +17,15 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from pretrain import check
-from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import within
-from pretrain.encoders.hub import hub
-from pretrain.encoders.weights import CLASSIFIERS, below, fit_weights, read_weights, without_heads
+from pretrain.encoders.base import Encoder, within
+from pretrain.encoders.weights import (
+    CLASSIFIERS,
+    below,
+    fit_weights,
+    hub,
+    read_weights,
+    without_heads,
+)
 from pretrain.preprocess import BLACK, Preprocess, Size
 
 PACKAGED_WEIGHTS = {  # timm name -> (package, class) on the package index, for use without a hub
@@ -229,7 +234,7 @@ def classifier_of(encoder: str, weights: str) -> tuple[tuple[str, ...], Tensor] 
 
     Args:
         encoder: as an embedding set names it; `timm:NAME` has a classifier, mirrored or not.
-        weights: their origin, as there: "package", "hub" or "file NAME".
+        weights: their origin, as `origin` states it: "package", "hub" or "file NAME".
 
     Returns:
         None for another kind of encoder, or where the weights are not here or hold no such layer.

@@ -2,20 +2,124 @@
 
 A trainer's checkpoint holds dictionaries within dictionaries, so a tensor's name begins with their
 keys: `state_dict.module.encoder_q.conv1.weight`. Objects of classes that torch does not know to be
-harmless, such as a trainer's arguments, are replaced by empty ones of a class of ours.
+harmless, such as a trainer's arguments, are replaced by empty ones of a class of ours. Our own
+files are safetensors: equal content is written as equal bytes, so that files are known by hashes.
 """
 
+import contextlib
+import json
+import logging
+import os
 import re
+import socket
+import urllib.request
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from pretrain.tensor_file import read_tensors
+
+def read_tensors(
+    path: Path, kind: str = "a safetensors file"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by name, and metadata, of a safetensors file.
+
+    Args:
+        path: the file.
+        kind: what it must be, for the error.
+
+    Raises:
+        ValueError: missing or damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} must be {kind}, got: {error}") from error
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes contiguous tensors and metadata, which the library's own writer orders by chance."""
+    whole = memoryview(save(tensors, metadata))
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(bytes(whole[8:start]))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at multiples of their size
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(whole[start:])
+
+
+CONNECT_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def hub(what: str, *, local: bool = False) -> Iterator[None]:
+    """Context for the client of the Hugging Face hub; without network it uses its cache at once.
+
+    By default the client retries for a minute and logs every trial.
+
+    Args:
+        what: name of the download, for errors.
+        local: the files are in a local directory, so the hub is not asked.
+
+    Raises:
+        ValueError: any error inside, in one line.
+    """
+    from huggingface_hub import constants
+
+    offline, silent = constants.HF_HUB_OFFLINE, logging.root.manager.disable
+    constants.HF_HUB_OFFLINE = offline or local or not _reachable(constants.ENDPOINT)
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # of the client, the network, the cache or the file
+        rule = "readable" if local else "on the hub or in its cache"
+        cut_off = constants.HF_HUB_OFFLINE and not (offline or local)
+        state = "no network" if cut_off else type(error).__name__
+        words = " ".join(str(error).split())[:200]
+        raise ValueError(f"{what} must be {rule}, got {state}: {words}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        logging.disable(silent)
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the endpoint accepts connections; behind a proxy this is assumed."""
+    address = urlsplit(endpoint)
+    if address.scheme in urllib.request.getproxies() or "ALL_PROXY" in os.environ:
+        return True
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Silences transformers' progress bars and its table of heads that were left out."""
+    log = transformers.utils.logging
+    level = log.get_verbosity()
+    bars = log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
 
 CLASSIFIERS = {"classifier", "fc", "_fc", "head"}
 # What pretraining puts on a network, by the usual names; an embedding is what comes before it.
@@ -98,7 +202,7 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def without_heads(
     tensors: Mapping[str, Tensor], own: Collection[str], heads: Collection[str]
 ) -> dict[str, Tensor]:
-    """Tensors of a network without its classifier and what pretraining put beside it."""
+    """Tensors of a network without its classifier and what pretraining added to it."""
     return {
         name: tensor
         for name, tensor in tensors.items()

@@ -7,9 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.datasets import SPLITS, ImageSet, decode_name
-from pretrain.intake.files import file_reader, same_file, start_of
-from pretrain.intake.formats import HEAD, kind_of, suffix_of, suffixes
-from pretrain.intake.names import (
+from pretrain.intake.files import (
+    HEAD,
+    file_reader,
+    kind_of,
+    same_file,
+    start_of,
+    suffix_of,
+    suffixes,
+)
+from pretrain.intake.reading import (
+    Layout,
+    Reading,
     Skipped,
     canonical_name,
     class_spellings,
@@ -17,7 +26,6 @@ from pretrain.intake.names import (
     left_by_systems,
     split_named,
 )
-from pretrain.intake.reading import Layout, Reading
 from pretrain.intake.table import Table
 
 INSIDE = "inside a class folder (--layout user-class reads these)"

@@ -1,7 +1,6 @@
 """Table with a row per image, in words, made into an `ImageSet` with numbers."""
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,19 +10,26 @@ from typing import Any
 import numpy as np
 
 from pretrain.datasets import SPLITS, TRAIN, UNLABELLED, ImageSet, encode_names
-from pretrain.intake.cells import Cell, Cells, Several, as_cell, number_twins, sorted_words
 from pretrain.intake.decode import Pictures
 from pretrain.intake.files import same_file
 from pretrain.intake.labels import (
     FLAGS,
-    SEPARATORS,
-    Say,
+    Cell,
+    Cells,
+    as_cell,
     numbered,
     several_findings,
     unlabelled_rows,
+    user_numbers,
 )
-from pretrain.intake.names import Skipped, canonical_name, split_named
-from pretrain.intake.reading import Reading
+from pretrain.intake.reading import (
+    Reading,
+    Skipped,
+    canonical_name,
+    print_all,
+    refuse_unknown_splits,
+    split_named,
+)
 
 PATH = ("path", "file", "file_name", "image", "file_path", "image_path", "image_index", "img")
 LABEL = ("label", "labels", "cls", "class", "finding", "finding_labels", "diagnosis", "target")
@@ -168,30 +174,6 @@ def _alike(found: Sequence[str], name: str) -> list[str]:
     return [each for each in found if folded(each) == folded(name)]
 
 
-def print_all(notes: Iterable[str]) -> None:
-    """Prints on stderr what was done with a source that was read."""
-    for note in notes:
-        print(note, file=sys.stderr)
-
-
-class UnknownSplits(ValueError):
-    """Splits that are none of train, test, val and evaluation, or not there."""
-
-
-def refuse_unknown_splits(
-    source: str, words: Iterable[str], first: Mapping[str, str] | None = None
-) -> None:
-    """Raises UnknownSplits for words that name no split; `first` says where each is."""
-    unknown = sorted(word for word in words if split_named(word) is None)
-    if unknown:
-        shown = ", ".join(repr(word) if word else "none" for word in unknown)
-        where = f"{', first' * (len(unknown) > 1)} in {first[unknown[0]]}" if first else ""
-        raise UnknownSplits(
-            f"{source}: split must be one of {', '.join(SPLITS)} (or pass --splits with those to "
-            f"read), got {shown}{where}"
-        )
-
-
 @dataclass
 class Table:
     """Name, label, user and split of every image, filled while a source is read."""
@@ -266,7 +248,7 @@ class Table:
         """Makes the image set, restricted to the splits that the options name.
 
         Rows of other splits are not looked at. Where training rows have labels, held-out splits
-        without any are left out. What was done is said on stderr once all has been read.
+        without any are left out. What was done is printed on stderr once all has been read.
 
         Args:
             name: name of the set.
@@ -351,38 +333,3 @@ class Table:
             f"{self.source} must name every file once, since a picture is one row and one user's "
             f"(leave one row out), got it in {first} and {second}{whose}"
         )
-
-
-def user_numbers(cells: Cells, source: str, say: Say) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """(n,) int64 users, numbered in the order of their names, and the names; None without users.
-
-    `say` receives users whose names are one number.
-
-    Raises:
-        ValueError: some rows have none, or one has several.
-    """
-    what = f"{source}: user"
-    if cells.distinct == [""]:
-        return None, ()
-    cells.refuse_missing(what)
-    words = _one_user_each(cells, what)
-    names = sorted_words(words)
-    if twins := number_twins(names):
-        one, two = map(repr, twins)
-        say(f"warning: {source} has users {one} and {two}, each its own")
-    numbers = cells.numbers({name: number for number, name in enumerate(names)})
-    return numbers, tuple(names)
-
-
-def _one_user_each(cells: Cells, what: str) -> list[str]:
-    """Names of the users; ValueError for a cell that holds several."""
-    words = [cell for cell in cells.distinct if isinstance(cell, str)]
-    for cell in cells.distinct:
-        parts = cell.words if isinstance(cell, Several) else ()
-        for sign in SEPARATORS if isinstance(cell, str) else "":
-            named = [canonical_name(part) for part in str(cell).split(sign)]
-            parts = named if len(named) > 1 and set(named) & set(words) else parts
-        if isinstance(cell, Several) or parts:
-            rule = "must be one in every row, whose picture it is"
-            raise ValueError(f"{what} {rule}, got {cell} in {cells.first(cell)}")
-    return words

@@ -16,11 +16,10 @@ import numpy as np
 
 from pretrain.cli.json_text import parsed
 from pretrain.datasets import ImageSet, decode_name
-from pretrain.intake.cells import Cell, as_cell
 from pretrain.intake.decode import SUFFIXES
 from pretrain.intake.files import matching_files
-from pretrain.intake.names import Skipped, canonical_name, left_by_systems
-from pretrain.intake.reading import Reading
+from pretrain.intake.labels import Cell, as_cell
+from pretrain.intake.reading import Reading, Skipped, canonical_name, left_by_systems
 from pretrain.intake.table import USUAL, Table, folded
 
 OF_ROWS = ("label", "user", "split")
@@ -38,7 +37,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
     ...) and the fields of its `json`. Memory holds the offsets of pictures only.
 
     Raises:
-        ValueError: a damaged shard, a sample of several pictures, pictures without labels beside
+        ValueError: a damaged shard, a sample of several pictures, pictures without labels and
             labels without pictures, or a column that no sample has.
     """
     shards = matching_files(pattern)

@@ -30,10 +30,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from embed.engines.choice import ENGINES, Engine, choose
-from embed.engines.forward import CPU_BATCH
-from embed.stream import embedded, spans
+from embed.engines import ENGINES, Engine, choose
+from embed.extract import embedded, spans
 from pretrain import build_encoder
+from pretrain.cli.device import CPU_BATCH
 from pretrain.datasets import ImageSet
 from pretrain.intake.archive import open_npz
 from pretrain.intake.decode import decode

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.class_sources import ClassMeans, NameRule
-from embed.guesses import Sources, knowing, means_by_name
+from embed.guesses import ClassMeans, NameRule, Sources, knowing, means_by_name
 from embed.options import Knowledge
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TEST, TRAIN

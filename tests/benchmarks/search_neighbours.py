@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.engines.choice import trial_pictures
+from embed.engines import trial_pictures
 from pretrain.cli.provenance import provenance
 from tests.train_distributed.research.audit.pipeline.neighbours import (
     COMPUTED,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from embed.centre import LEAST_SQUARE, SCALES, Centre, noised_place
 from embed.public_scatter import PublicScatter
+from embed.water_filling import LEAST_SQUARE, SCALES, Centre, noised_place
 
 
 def scatter_of(d: int, seed: int = 0) -> PublicScatter:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embed.engines.forward import refusal
+from embed.engines import refusal
 from pretrain.intake.archive import open_npz
 from tests.embed.conftest import Slow, embed
 

@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.class_sources import (
+from embed.guesses import (
     ELSEWHERE,
     ClassMeans,
     NameRule,
+    Sources,
+    added_to,
+    covariance_with,
     from_examples,
     from_names,
+    knowing,
+    means_by_name,
     of_classifier,
     open_scatter,
     scatter_within,
 )
-from embed.guesses import Sources, added_to, covariance_with, knowing, means_by_name
 from embed.known_classes import KnownClasses
 from embed.options import NONE, Knowledge
 from embed.run import FitTransform

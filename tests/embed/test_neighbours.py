@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embed import EmbeddingSet, PublicTransform
-from embed.engines import choice
-from embed.engines.choice import choose, trial_pictures
-from embed.engines.forward import fast_forward, filled_up, refusal
-from embed.project import ROWS, in_blocks
+from embed import EmbeddingSet, PublicTransform, engines
+from embed.clip import ROWS, in_blocks
+from embed.engines import choose, fast_forward, filled_up, refusal, trial_pictures
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.preprocess import Preprocess
@@ -50,8 +48,8 @@ def a_set(pixels: np.ndarray) -> ImageSet:
 def test_no_private_picture_chooses_the_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "choose_dtype", lambda device: torch.bfloat16)
-    monkeypatch.setattr(choice, "FEW", 0)
+    monkeypatch.setattr(engines, "choose_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(engines, "FEW", 0)
     pixels = np.random.default_rng(0).integers(0, 200, (40, 8, 8, 3), np.uint8)
     neighbour = pixels.copy()
     neighbour[0] = 255
@@ -76,7 +74,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
 def test_an_engine_that_mixes_pictures_takes_them_one_by_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: MIXING[name])
+    monkeypatch.setattr(engines, "fast_forward", lambda *_, **__: MIXING[name])
     pixels = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     found = choose(nn.Identity(), CPU, lambda: pixels, rows=8, batch_size=8)
     assert "must not depend on a picture's place in its batch" in capsys.readouterr().err
@@ -86,7 +84,7 @@ def test_an_engine_that_mixes_pictures_takes_them_one_by_one(
 
 
 def test_a_row_does_not_show_how_many_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "fast_forward", lambda *_, **__: MIXING["by number"])
+    monkeypatch.setattr(engines, "fast_forward", lambda *_, **__: MIXING["by number"])
     pixels = torch.rand(8, 3, 6, 6, generator=torch.Generator().manual_seed(1))
     forward = choose(nn.Identity(), CPU, lambda: pixels, rows=20, batch_size=8).forward
     for count in range(1, 8):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from embed.run import Run
-from pretrain.intake import formats
+from pretrain.intake import files
 from pretrain.sources import open_images
 from tests.embed.conftest import embed
 
@@ -108,7 +108,7 @@ def test_nobody_vanishes(clinics, checkpoint, what: str) -> None:
 def test_a_user_of_another_format_is_missed_at_once(
     clinics, row_numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "EXTRAS", {"HEIC": "no_such_module", "DICOM": "nor_this"})
+    monkeypatch.setattr(files, "EXTRAS", {"HEIC": "no_such_module", "DICOM": "nor_this"})
     for file in (clinics / "ben").rglob("*.png"):
         file.rename(file.with_suffix(".HEIC"))
     images = open_images(str(clinics), layout="user-class", resize=8, skip_unreadable=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heads import Head, HuberSVMHead, LogisticHead, SoftmaxHead, fit_sgd
 from heads.rounding import Method
-from heads.schedule import Schedule, Step
+from heads.sgd import Schedule, Step
 
 HEADS: list[Head] = [
     SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),

@@ -63,11 +63,11 @@ def test_a_rule_names_what_breaks_it(
 
 
 def test_what_may_be_left_out() -> None:
-    assert check.present(a=None, b=0, c="") == {"b": 0, "c": ""}
-    check.left_out("here", a=None, b=(), c="", d=False)
+    assert check.drop_none(a=None, b=0, c="") == {"b": 0, "c": ""}
+    check.not_set("here", a=None, b=(), c="", d=False)
     for port in (0, 7):
         with pytest.raises(ValueError, match="port must be left out with an invitation, got"):
-            check.left_out("with an invitation", port=port)
+            check.not_set("with an invitation", port=port)
     check.exactly_one(a=0, b=None)
     check.exactly_one(a=(), b="x")
     for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):

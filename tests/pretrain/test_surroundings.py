@@ -93,7 +93,7 @@ PROGRAM = """
 import os, subprocess, sys
 import pretrain
 import huggingface_hub.constants
-from embed.engines.cache import networks
+from embed.engines import networks
 print(networks().parent.parent, huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY)
 child = [sys.executable, "-c", "import os, heads, embed; print(os.environ['XDG_CACHE_HOME'])"]
 subprocess.run(child, check=True)

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pretrain.tensor_file import write_tensors
+from pretrain.encoders.weights import write_tensors
 
 TENSORS = {
     "b": torch.arange(6.0).view(2, 3),

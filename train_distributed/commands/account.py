@@ -61,7 +61,7 @@ class Account:
     def _parties(self, numbers: dict[str, float]) -> list[str]:
         """Lines on whom the promise needs, and the noise of each and of the sum."""
         if self.users is None:
-            check.left_out("without users", honest_fraction=self.honest_fraction)
+            check.not_set("without users", honest_fraction=self.honest_fraction)
             return []
         from train_distributed.privacy.promise import Privacy
 

@@ -108,7 +108,7 @@ class Audit:
     def _list(self, name: str) -> "tuple[Target, ...]":
         from train_distributed.research.audit.target import by_servers, standing
 
-        check.left_out(
+        check.not_set(
             f"for method {name}, whose list states its own",
             epsilon=self.epsilon,
             delta=self.delta,
@@ -133,7 +133,7 @@ class Audit:
         if options.get("sums") == 2 or clips(options.get("user_clip"))[0] is not None:
             options = TWO | options
         if method == "evaluation":
-            check.left_out("for an evaluation", options=tuple(options))
+            check.not_set("for an evaluation", options=tuple(options))
         settings.privacy.validate()
         rows = ROWS_OF_CUTS if method in CUTS else ROWS
         kind = AnswersCase if method == "evaluation" else WorstCase

@@ -80,9 +80,9 @@ class RunConfig:
             ValueError: a bad file, or one that says something else.
         """
         found = default if path is None else cls.read(path)
-        given = check.present(**typed)
+        given = check.drop_none(**typed)
         if path is not None:
-            said = check.present(**vars(found.privacy), method=found.method)
+            said = check.drop_none(**vars(found.privacy), method=found.method)
             for name in given.keys() & said.keys():
                 if given[name] != said[name]:
                     raise ValueError(

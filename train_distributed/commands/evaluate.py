@@ -88,7 +88,7 @@ class Evaluate(ModelPictures):
         if self.embeddings is None:
             check.given(ledger=self.ledger)
         self.privacy.validate()
-        check.within("[0, 2^63)", **check.present(seed=self.seed))
+        check.within("[0, 2^63)", **check.drop_none(seed=self.seed))
         given = (self.model, self.embeddings, self.data, self.ledger, *self.training)
         out = output_directory(self.out, "evaluate", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn

@@ -73,7 +73,7 @@ class Show(Place):
         Raises:
             ValueError: the chain is broken, or a report has seen lines that are missing.
         """
-        check.within("(0, 1)", **check.present(delta=self.delta))
+        check.within("(0, 1)", **check.drop_none(delta=self.delta))
         ledger = self.open()
         if not ledger.path.exists():
             raise ValueError(f"ledger must exist, got {ledger.path}")

@@ -54,12 +54,12 @@ class ModelPictures(PictureOptions, ModelSource):
         Options in `kept` mean something for embeddings too.
         """
         check.exactly_one(data=self.data, embeddings=self.embeddings)
-        check.at_least(1, **check.present(batch_size=self.batch_size, resize=self.resize))
+        check.at_least(1, **check.drop_none(batch_size=self.batch_size, resize=self.resize))
         usual = {each.name: each.default for each in fields(self)}
         for name in OF_DATA if self.data is None else ():
             value = getattr(self, name)
             if name not in kept and value != usual[name]:
-                check.left_out("with embeddings", **{name: value})
+                check.not_set("with embeddings", **{name: value})
 
     def rows_of_data(self, released: "Release", *, labelled: bool) -> "tuple[ImageSet, Rows]":
         """Pictures, and their rows as they are computed, with the model's labels if asked for."""

@@ -119,7 +119,7 @@ class Predict(ModelPictures):
 
         read = released.report.probabilities or UNKNOWN
         facts = {"model": self.model.name, "probabilities": read}
-        facts |= check.present(prior=released.report.prior)
+        facts |= check.drop_none(prior=released.report.prior)
         write_json(partial / "metrics.json", facts | metrics)
         if "confusion" in metrics:
             draw_confusion(metrics["confusion"], released.class_names, partial / "confusion.png")

@@ -123,7 +123,7 @@ class Protect:
             seed=self.seed,
         )
         if self.images is not None:
-            check.left_out("with images", embeddings=self.embeddings)
+            check.not_set("with images", embeddings=self.embeddings)
             return image_federation(open_images(self.images), options, test_rows=settings.test_rows)
         if (self.embeddings is None) != (self.public is None):
             raise ValueError("embeddings and public must be given together, got one")

@@ -49,7 +49,7 @@ class PublicSide(Knowledge, PublicRows):
 
         if self.public.is_file():
             known = {each.name: getattr(self, each.name) for each in fields(Knowledge)}
-            check.left_out("with public a transform", **known)
+            check.not_set("with public a transform", **known)
             return PublicTransform.load(self.public)
         public = EmbeddingSet.open(self.public)
         refuse_other(settings.encoding, public.encoding, ("config", "public"))

@@ -130,7 +130,7 @@ class Releasing(Output, Counting, PublicSide, Data):
             FileExistsError: the directory exists.
         """
         self.privacy.validate()
-        check.within("[0, 2^63)", **check.present(seed=self.seed))
+        check.within("[0, 2^63)", **check.drop_none(seed=self.seed))
         if self.show_settings:
             request = self._request(*self._partitions())
             print(json.dumps(jsonable(request.described()), indent=1))
@@ -201,7 +201,7 @@ class Releasing(Output, Counting, PublicSide, Data):
         chosen = self._chosen()
         partition = own_partition(private) if simulated is None else simulated
         if partition.counts.numel() == 1:
-            check.left_out("for a single user", user_clip=chosen.options.get("user_clip"))
+            check.not_set("for a single user", user_clip=chosen.options.get("user_clip"))
         names = private.declared_classes or tuple(map(str, range(self.num_classes or 0)))
         return ReleaseRequest(
             embeddings=private,
@@ -306,11 +306,11 @@ class Run(SumOptions, MethodChoice, Releasing):
             ValueError: both, or a file that was made for another promise.
         """
         typed = {each.name: getattr(self, each.name) for each in fields(SumOptions)}
-        options = check.present(**typed) | given(self.heads)
+        options = check.drop_none(**typed) | given(self.heads)
         if self.config is None:
             return RunConfig(self.method or "discriminant", options, self.privacy)
         chosen = RunConfig.read(self.config)
-        check.left_out("with config", method=self.method)
+        check.not_set("with config", method=self.method)
         if options:
             raise ValueError("options of the method must be left out with config")
         if self.public.is_file():

@@ -66,7 +66,7 @@ def simulated_partition(
 
     if scheme == "own":
         if rows.users is not None or concentration is not None:
-            check.left_out("for scheme 'own'", users=users, concentration=concentration)
+            check.not_set("for scheme 'own'", users=users, concentration=concentration)
         elif users != 1:
             raise ValueError(
                 "users must be named by the embedding set, or be 1 for one user's own rows "

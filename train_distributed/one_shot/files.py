@@ -7,7 +7,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from pretrain.cli.json_text import read_field
-from pretrain.tensor_file import read_tensors
+from pretrain.encoders.weights import read_tensors
 from train_distributed.one_shot.class_prior import TOLERANCE
 
 MODEL, REPORT = "model.safetensors", "report.json"

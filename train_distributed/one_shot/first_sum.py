@@ -3,8 +3,8 @@
 Where private pictures are of another kind than the public ones, what all of their rows have in
 common takes most of the length that the clip leaves a row, and the noise, which is measured by that
 length, covers the rest. So a first sum finds their mean and how far they lie from it
-(`embed.centre`), and that says along which directions the second one sees their classes best
-(`embed.water_filling`).
+and that says along which directions the second one sees their classes best (both in
+`embed.water_filling`).
 
 **Privacy.** Whatever the first sum shows, a row of the second is a function of its record and of
 that alone, and as long as was planned; so the second sum's sensitivity, its dimension and its noise
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.centre import Centre, noised_place
+from embed.water_filling import Centre, noised_place
 from heads import class_sums
 from pretrain import check
 from train_distributed.one_shot.statistic import NoisedSum, Statistic

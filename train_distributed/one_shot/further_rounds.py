@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from embed.project import product
+from embed.clip import product
 from embed.public_scatter import NEGLIGIBLE
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.files import LARGEST_WEIGHT

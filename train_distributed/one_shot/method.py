@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from embed.centre import Centre
+from embed.water_filling import Centre
 from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.further_rounds import (

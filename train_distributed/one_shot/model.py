@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.clip import in_blocks, product
 from embed.encoding import Encoding
-from embed.project import in_blocks, product
 from pretrain.cli.output import new_directory
-from pretrain.tensor_file import write_tensors
+from pretrain.encoders.weights import write_tensors
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
     checked_prior,

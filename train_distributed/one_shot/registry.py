@@ -14,7 +14,7 @@ from pretrain import check
 
 if TYPE_CHECKING:
     from embed import PublicTransform
-    from embed.centre import Centre
+    from embed.water_filling import Centre
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.statistic import Statistic
 
@@ -125,8 +125,7 @@ def build_method(
     A `prior` may be a list of shares. Raises ValueError for an unknown name or option, or a value
     out of range.
     """
-    from embed.centre import Centre
-    from embed.water_filling import MOST, PLANNED_SHARE
+    from embed.water_filling import MOST, PLANNED_SHARE, Centre
     from train_distributed.one_shot.class_prior import checked_prior
     from train_distributed.one_shot.first_sum import FeatureSum
 
@@ -144,19 +143,19 @@ def build_method(
     if name == "discriminant":
         own = {"moments": clip is None, **own}
         if clip is not None:
-            check.left_out("with user_clip", moments=own["moments"])
+            check.not_set("with user_clip", moments=own["moments"])
         if noise is not None and own["moments"]:
             own = {"alpha": moment_weight(noise), **own}
     on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
     if noise is None:
-        check.left_out("without class_noise", components=components, first_clip=first_clip)
+        check.not_set("without class_noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
         return on(transform)
     most = min(MOST, transform.dim - 1) if components is None else components
     planned = transform.mapped(noise, most, Centre.public(transform.public, PLANNED_SHARE))
     most = planned.dim - 1
     if sums == 1:
-        check.left_out("of a first sum, without one", user_clip=first_clip)
+        check.not_set("of a first sum, without one", user_clip=first_clip)
         return on(transform.mapped(noise, most))
     first = FeatureSum(transform=transform)
     about = partial(_about, on, transform, noise, most)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from embed import EmbeddingSet
-from embed.project import ROWS
+from embed.clip import ROWS
 from pretrain import check
 from pretrain.cli.provenance import versions
 from pretrain.datasets import TEST

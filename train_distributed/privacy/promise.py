@@ -52,11 +52,11 @@ class Privacy:
                 f"epsilon or delta must be >= {LEAST_PROMISE:g}, as squares of the noise must be "
                 f"finite, got {self.epsilon} and {self.delta}"
             )
-        check.within("(0, 1]", **check.present(honest_fraction=self.honest_fraction))
+        check.within("(0, 1]", **check.drop_none(honest_fraction=self.honest_fraction))
         check.one_of(get_args(Unit), unit=self.unit)
         check.one_of(get_args(NoiseBy), noise_by=self.noise_by)
         if self.noise_by == "servers":
-            check.left_out("where servers add the noise", honest_fraction=self.honest_fraction)
+            check.not_set("where servers add the noise", honest_fraction=self.honest_fraction)
         check.at_least(1, group_size=self.group_size)
         if self.group_size % 1:
             raise ValueError(f"group_size must be a whole number, got {self.group_size}")
@@ -113,7 +113,7 @@ class Privacy:
         """
         if self.noise_by == "users":
             return honest_users(users, self.fraction(users), min_survivors)
-        check.within(f"[1, {users}]", **check.present(min_survivors=min_survivors))
+        check.within(f"[1, {users}]", **check.drop_none(min_survivors=min_survivors))
         return 1
 
 

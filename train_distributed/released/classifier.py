@@ -198,14 +198,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
 
     def _users(self, groups: Any, rows: int) -> tuple[NDArray[np.int64], str]:
         """(n,) numbers of the rows' owners, and how they are known."""
-        check.one_of(get_args(Owners), **check.present(owners=self.owners))
+        check.one_of(get_args(Owners), **check.drop_none(owners=self.owners))
         if self.owners == "one":
-            check.left_out("with owners='one'", groups=None if groups is None else "some")
+            check.not_set("with owners='one'", groups=None if groups is None else "some")
         if groups is not None:
             return _numbered(groups, rows), "named by groups"
         if self.owners == "many":
             raise ValueError("groups must be given with owners='many', got None")
-        check.left_out("for a single user", user_clip=(self.options or {}).get("user_clip"))
+        check.not_set("for a single user", user_clip=(self.options or {}).get("user_clip"))
         said = "declared" if self.owners == "one" else "taken as one, as no groups were given"
         return np.zeros(rows, np.int64), f"one, {said}"
 

@@ -117,7 +117,7 @@ def evaluate(
     ]
     priors: list[ClassPrior | None] = [each.prior for each in found.releases]
     own = priors.index(release.prior) if release.prior in priors else 0
-    told = {"sampling": sampling} | check.present(prior=word_of(priors[own])) | under[own]
+    told = {"sampling": sampling} | check.drop_none(prior=word_of(priors[own])) | under[own]
     if len(priors) > 1:
         told |= {"by_prior": dict(zip(map(str, priors), under, strict=True))}
     return Evaluated(

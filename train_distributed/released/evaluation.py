@@ -33,7 +33,7 @@ Confidences are rounded to a multiple of g = 2⁻ᵉ, and s is a power of two: e
 number of steps g, exactly, and nothing is charged for rounding.
 
 Entries of one record depend on that record and on public things alone: predictions of a row are a
-function of the row (`embed.project`), and rows come in an order that nobody chose
+function of the row (`embed.clip`), and rows come in an order that nobody chose
 (`one_shot.users`). This holds of any model: one whose scores overflow is not sure of anything
 (confidence 1/K), that is all.
 

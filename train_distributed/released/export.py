@@ -13,9 +13,9 @@ from torch.export import Dim, ExportedProgram
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from embed.engines.forward import fast_forward, quiet, short, traced
+from embed.engines import fast_forward, quiet, short, traced
 from pretrain import check
-from pretrain.encoders.composed import Concat
+from pretrain.encoders.base import Concat
 from pretrain.intake.decode import covering, squared
 from pretrain.preprocess import Preprocess, pair
 from train_distributed.one_shot.model import UNKNOWN, Release, probabilities

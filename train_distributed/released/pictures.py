@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
+from embed.clip import ROWS
 from embed.encoding import Encoding
-from embed.engines.choice import choose, trial_pictures
-from embed.engines.forward import choose_batch_size
-from embed.project import ROWS
-from embed.stream import Span, embedded, first_readable, refuse_dark, spans
+from embed.engines import choose, trial_pictures
+from embed.extract import Span, embedded, first_readable, refuse_dark, spans
+from pretrain.cli.device import usual_batch
 from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.encoder import (
     BUILDERS,
@@ -23,8 +23,7 @@ from pretrain.encoder import (
     load_encoder,
     save_encoder,
 )
-from pretrain.encoders.base import Encoder
-from pretrain.encoders.composed import JOINED, Part, joined, parts_of, within
+from pretrain.encoders.base import JOINED, Encoder, Part, joined, parts_of, within
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import Release
@@ -77,7 +76,7 @@ def picture_rows(
     """
     preprocess = encoding_of(released).preprocess
     device = torch.device(computing.device)
-    size = min(computing.batch_size or choose_batch_size(device), len(images))
+    size = min(computing.batch_size or usual_batch(computing.device), len(images))
     shape = images.images(_first(images, skip_unreadable)).shape[1:]
     skipped: dict[int, str] | None = {} if skip_unreadable else None
     engine = choose(

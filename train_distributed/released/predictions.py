@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embed import EmbeddingSet
-from embed.project import ROWS
+from embed.clip import ROWS
 from pretrain.datasets import SPLITS
 from train_distributed.one_shot.metrics import ClassifierMetrics
 from train_distributed.one_shot.model import Release, probabilities

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder, without_directory
-from pretrain.encoders.composed import Concat, Mirrored
+from pretrain.encoders.base import Concat, Mirrored
 from pretrain.preprocess import Preprocess
 from tests.pretrain.encoders.conftest import PIXELS, assert_saved_and_read, small
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import UnreadableImage
 from pretrain.intake.reading import named_columns
 from pretrain.sources import open_images
 

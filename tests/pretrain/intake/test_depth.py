@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import Seen
-from pretrain.intake.decode import UnreadableImage, decode
+from pretrain.datasets import Seen, UnreadableImage
+from pretrain.intake.decode import decode
 from pretrain.sources import open_images
 
 RNG = np.random.default_rng(3)

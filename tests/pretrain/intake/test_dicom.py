@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.datasets import Seen
-from pretrain.intake.decode import UnreadableImage, decode
+from pretrain.datasets import Seen, UnreadableImage
+from pretrain.intake.decode import decode
 from pretrain.sources import open_images
 
 pydicom: Any = pytest.importorskip("pydicom")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import ImageSet
-from pretrain.intake import formats
-from pretrain.intake.decode import UnreadableImage, decode
+from pretrain.datasets import ImageSet, UnreadableImage
+from pretrain.intake import files
+from pretrain.intake.decode import decode
 from pretrain.sources import open_images
 
 SQUARE = Image.fromarray(np.tile(np.array([200, 90, 30], np.uint8), (16, 16, 1)))
@@ -18,7 +18,7 @@ SQUARE = Image.fromarray(np.tile(np.array([200, 90, 30], np.uint8), (16, 16, 1))
 @pytest.fixture
 def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"HEIC": "no_such_heif", "DICOM": "no_such_dicom"}
-    monkeypatch.setattr(formats, "EXTRAS", missing)
+    monkeypatch.setattr(files, "EXTRAS", missing)
 
 
 def heic(picture: Image.Image = SQUARE, **options) -> bytes:
@@ -131,4 +131,4 @@ def test_a_renamed_picture_is_named_by_its_format(
     ],
 )
 def test_kinds_by_their_first_bytes(head: bytes, kind: str) -> None:
-    assert formats.kind_of(head) == kind
+    assert files.kind_of(head) == kind

@@ -4,7 +4,8 @@ import unicodedata
 
 import pytest
 
-from pretrain.intake.names import (
+from pretrain.intake.reading import (
+    Reading,
     canonical_name,
     case_twins,
     class_spellings,
@@ -12,7 +13,6 @@ from pretrain.intake.names import (
     split_named,
     warn_of_case_twins,
 )
-from pretrain.intake.reading import Reading
 
 
 @pytest.mark.parametrize("word", ["Entzündung", "Å", "가", "naïve", "Ω"])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.intake.arrow import BATCH
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import UnreadableImage
+from pretrain.intake.table_files import BATCH
 from pretrain.sources import open_images
 
 pa: Any = pytest.importorskip("pyarrow")

@@ -6,9 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pretrain.datasets import ImageSet, concatenate
+from pretrain.datasets import (
+    ImageSet,
+    concatenate,
+    hold_out_users,
+    refuse_users_in_both,
+    users_in_both,
+)
 from pretrain.intake.archive import open_npz
-from pretrain.intake.splits import hold_out_users, refuse_users_in_both, users_in_both
 from pretrain.sources import open_images
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.datasets import ImageSet
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import ImageSet, UnreadableImage
 from pretrain.sources import open_images
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.intake.decode import UnreadableImage
+from pretrain.datasets import UnreadableImage
 from pretrain.sources import open_images
 
 wds: Any = pytest.importorskip("webdataset")

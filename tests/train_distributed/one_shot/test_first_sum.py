@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.centre import Centre, noised_place
-from embed.water_filling import LEAST_SHARE
+from embed.water_filling import LEAST_SHARE, Centre, noised_place
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.course import Course

@@ -64,19 +64,19 @@ class Join:
         images, pictures = self.images, self.images.pictures
         given = {"rows": self.rows, "embeddings": self.embeddings}
         if self.server:
-            check.left_out("for a server", **given, **vars(images))
+            check.not_set("for a server", **given, **vars(images))
             return 0
         if pictures is None:
             check.exactly_one(**given)
             of_pictures = ("encoder", "weights", "resize", "bits", "skip_unreadable")
             unused = {name: getattr(images, name) for name in of_pictures}
-            check.left_out("without pictures", **unused)
+            check.not_set("without pictures", **unused)
         else:
-            check.left_out("with pictures", **given, held_out=self.held_out)
+            check.not_set("with pictures", **given, held_out=self.held_out)
         rows = self.rows
         if rows is not None:
             agreed = {"class_names": images.class_names, "transform": images.transform}
-            check.left_out("with rows", **agreed)
+            check.not_set("with rows", **agreed)
         else:
             from embed.store import EmbeddingSet
             from pretrain.datasets import EVALUATION, TRAIN
@@ -169,9 +169,9 @@ class Init:
         check.within("[1, 65535]", port=self.port)
         if self.protocol == "shares":
             of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
-            check.left_out("with protocol shares", **of_secagg)
+            check.not_set("with protocol shares", **of_secagg)
         else:
-            check.left_out("with protocol secagg", trust_users=self.trust_users)
+            check.not_set("with protocol secagg", trust_users=self.trust_users)
         settings = self._settings()
         with new_directory(self.folder) as partial:
             partial.chmod(0o700)

@@ -47,7 +47,7 @@ def run_session(start: "Start") -> int:
     folder = start.folder.resolve()
     party = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
     limits = None if start.limits == Limits() else start.limits
-    check.left_out("without an invitation", **party, limits=limits)
+    check.not_set("without an invitation", **party, limits=limits)
     federation = Federation.load(folder / FEDERATION)
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, make a window and collect")

@@ -90,7 +90,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
         nodes={number: fingerprint(party.node) for number, party in nodes.items()},
         names={number: party.name for number, party in named.items()},
         known={} if roll is None else roll,
-        **check.present(
+        **check.drop_none(
             corrupt_fraction=init.corrupt_fraction, dropout_fraction=init.dropout_fraction
         ),
         second_dimension=second,
@@ -146,7 +146,7 @@ def _agreed(
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
         return terms, Course(method).statistic.dimension, further_sums(method)[1]
     assert init.model is not None
-    check.left_out(
+    check.not_set(
         "with model, which has its own",
         class_names=init.class_names,
         num_classes=init.num_classes,

@@ -36,7 +36,7 @@ def take_part(start: "Start") -> int:
         ValueError: a file or setting that does not fit; nothing was sent.
     """
     assert start.invitation is not None
-    check.left_out("with an invitation", out=start.out, port=start.port)
+    check.not_set("with an invitation", out=start.out, port=start.port)
     check.within("(0, inf]", patience=start.patience)
     if start.superlink is not None:
         split_address(start.superlink)

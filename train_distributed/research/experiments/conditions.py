@@ -36,8 +36,8 @@ class Conditions:
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
         check.at_least(1, seeds=self.seeds)
-        check.at_least(1, **check.present(rows_per_user=self.rows_per_user))
-        check.at_least(2, **check.present(folds=self.folds))
+        check.at_least(1, **check.drop_none(rows_per_user=self.rows_per_user))
+        check.at_least(2, **check.drop_none(folds=self.folds))
         for name in ("users", "schemes", "components", "epsilons"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")

@@ -15,7 +15,7 @@ from torch.nn import functional
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.encoder import build_encoder, encoder_hash, save_encoder
-from pretrain.encoders.composed import Concat
+from pretrain.encoders.base import Concat
 from pretrain.intake.decode import squared
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embed.engines.forward import refusal
+from embed.engines import refusal
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
 
@@ -17,7 +17,7 @@ WORK = """
 import sys, time
 from pathlib import Path
 import torch
-from embed.engines.forward import traced
+from embed.engines import traced
 from tests.benchmarks.run_by import RunBy
 from train_distributed.released.export import run_onnx, save_onnx
 

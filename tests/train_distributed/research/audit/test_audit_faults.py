@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from embed import PublicTransform
 from heads import project_ball
-from heads.schedule import Schedule
+from heads.sgd import Schedule
 from train_distributed import Privacy
 from train_distributed.one_shot import rounds, summation
 from train_distributed.one_shot.blind_averaging import TrainedHeads

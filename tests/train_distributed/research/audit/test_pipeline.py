@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
-from embed.engines import choice
-from embed.engines.choice import trial_pictures
-from embed.engines.forward import Forward
+from embed import EmbeddingSet, engines
+from embed.engines import Forward, trial_pictures
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
@@ -85,7 +83,7 @@ def test_faults_on_the_way_to_the_rows_are_found(
     fault: Callable[..., Forward], pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that show how many others are in their batch, and rows less the mean of their batch."""
-    monkeypatch.setattr(choice, "filled_up", fault)
+    monkeypatch.setattr(engines, "filled_up", fault)
     found = list(of_rows(pipeline, "class folders", "", batch_size=16))
     assert any(check.broken for check in found)
     assert "BROKEN by" in as_text(found)

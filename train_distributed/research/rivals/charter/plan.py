@@ -187,7 +187,7 @@ def make_plan(
     """
     check.one_of(CONSTANTS, constants=constants)
     check_budget(task, rounds)
-    check.within("[1, 32]", **check.present(bits=bits))
+    check.within("[1, 32]", **check.drop_none(bits=bits))
     honest = None
     if secure_sum:
         check.within("(0, 1]", honest_fraction=honest_fraction)

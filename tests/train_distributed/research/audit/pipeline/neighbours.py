@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.centre import Centre
-from embed.engines.choice import trial_pictures
+from embed.engines import trial_pictures
 from embed.hold_out import By, hold_out, random_keys
 from embed.run import Exclude, Run
+from embed.water_filling import Centre
 from tests.benchmarks.run_by import RunBy
 from tests.train_distributed.research.audit.pipeline.records import (
     Record,

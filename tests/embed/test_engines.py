@@ -1,5 +1,6 @@
-"""Which engine is taken: with one that only pretends, and what it makes of a batch."""
+"""Which engine is taken: with one that only pretends, and what it makes of a batch; its cache."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from embed.engines import choice, forward
-from embed.engines.choice import Engine, choose
+from embed import engines
+from embed.engines import Engine, choose, from_cache, networks
 
 CPU = torch.device("cpu")
 Change = Callable[[np.ndarray, str], np.ndarray]  # embeddings and precision to others
@@ -41,19 +42,19 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     def set_up(
         change: Change, *computes: str, native: torch.dtype = torch.float32, there: bool = True
     ) -> None:
-        def load(directory: Path, compute: str, threads: int) -> forward.Forward:
+        def load(directory: Path, compute: str, threads: int) -> engines.Forward:
             weight = np.load(directory / "weight.npy")
             return lambda pixels: torch.from_numpy(
                 change(pixels.numpy().mean((2, 3)) * weight, compute)
             )
 
-        monkeypatch.setattr(choice, "choose_dtype", lambda device: native)
-        monkeypatch.setattr(choice, "version", lambda name: "1.0")
-        monkeypatch.setattr(forward, "installed", lambda name: "1.0" if there else None)
-        monkeypatch.setattr(forward, "write_openvino", write)
-        monkeypatch.setattr(forward, "load_openvino", load)
-        for module in (choice, forward):
-            monkeypatch.setattr(module, "OPENVINO", dict.fromkeys(computes or ("float32",), ""))
+        monkeypatch.setattr(engines, "choose_dtype", lambda device: native)
+        monkeypatch.setattr(engines, "version", lambda name: "1.0")
+        monkeypatch.setattr(engines, "installed", lambda name: "1.0" if there else None)
+        monkeypatch.setattr(engines, "write_openvino", write)
+        monkeypatch.setattr(engines, "load_openvino", load)
+        precisions = dict.fromkeys(computes or ("float32",), "")
+        monkeypatch.setattr(engines, "OPENVINO", precisions)
 
     return set_up
 
@@ -159,9 +160,9 @@ def test_few_images_and_gpus_are_left_to_torch(pretend: Callable[..., None]) -> 
 
 
 def test_torch_compiles_for_many_images_on_a_gpu() -> None:
-    assert choice.compiles(torch.device("cuda"), 100_000)
-    assert not choice.compiles(torch.device("cuda"), 99_999)
-    assert not choice.compiles(CPU, 10**9)
+    assert engines.compiles(torch.device("cuda"), 100_000)
+    assert not engines.compiles(torch.device("cuda"), 99_999)
+    assert not engines.compiles(CPU, 10**9)
 
 
 def test_it_gets_as_many_threads_as_torch(
@@ -169,13 +170,13 @@ def test_it_gets_as_many_threads_as_torch(
 ) -> None:
     given = []
     pretend(same)
-    load = forward.load_openvino
+    load = engines.load_openvino
 
-    def watched(directory: Path, compute: str, threads: int) -> forward.Forward:
+    def watched(directory: Path, compute: str, threads: int) -> engines.Forward:
         given.append(threads)
         return load(directory, compute, threads)
 
-    monkeypatch.setattr(forward, "load_openvino", watched)
+    monkeypatch.setattr(engines, "load_openvino", watched)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert chosen().name == "openvino"
     assert given == [3]
@@ -193,3 +194,119 @@ def test_a_smaller_batch_is_filled_up(pretend: Callable[..., None]) -> None:
     pixels = torch.rand(3, 3, 2, 2)
     assert torch.allclose(found(pixels), Mean()(pixels))
     assert set(shapes) == {(4, 3)}
+
+
+@pytest.fixture(autouse=True)
+def in_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+class Network:
+    """Counts how often it is written."""
+
+    def __init__(self, content: bytes = b"weights") -> None:
+        self.content, self.written = content, 0
+
+    def write(self, directory: Path) -> None:
+        self.written += 1
+        assert not list(directory.iterdir())
+        (directory / "a").write_bytes(self.content)
+        (directory / "b").write_bytes(b"graph")
+
+    def load(self, directory: Path) -> bytes:
+        return (directory / "a").read_bytes() + (directory / "b").read_bytes()
+
+    def get(self, **made_of: object) -> bytes:
+        return from_cache(made_of, self.write, self.load)
+
+
+def entry() -> Path:
+    (found,) = networks().iterdir()
+    return found
+
+
+def test_a_network_is_made_once_for_all_that_it_is_made_of() -> None:
+    network = Network()
+    assert network.get(x=1) == network.get(x=1) == b"weightsgraph"
+    assert network.written == 1
+    network.get(x=2)
+    assert network.written == 2
+
+
+@pytest.mark.parametrize("name", ["a", "b", engines.DIGESTS])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "remove", "add"])
+def test_a_damaged_network_is_made_again(name: str, damage: str) -> None:
+    network = Network()
+    network.get()
+    path = entry() / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "remove":
+        path.unlink()
+    elif damage == "add":
+        (entry() / "c").write_bytes(b"")
+    else:
+        path.write_bytes({"flip": content, "cut": content[:-1], "empty": b""}[damage])
+    assert network.get() == b"weightsgraph"
+    assert network.written == 2
+    assert network.get() == b"weightsgraph"
+    assert network.written == 2
+
+
+def test_one_that_cannot_be_loaded_is_made_again_but_not_kept() -> None:
+    Network(b"old").get()
+
+    def load(directory: Path) -> None:
+        raise RuntimeError("unreadable")
+
+    network = Network(b"new")
+    with pytest.raises(RuntimeError, match="unreadable"):
+        from_cache({}, network.write, load)
+    assert network.written == 1
+    assert network.get() == b"oldgraph"
+    assert entry()
+
+
+def test_a_failure_leaves_nothing() -> None:
+    def write(directory: Path) -> None:
+        (directory / "a").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        from_cache({}, write, Network().load)
+    assert not list(networks().iterdir())
+
+
+def test_without_a_place_for_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    network = Network()
+    assert network.get() == network.get() == b"weightsgraph"
+    assert network.written == 2
+
+
+def test_a_network_that_cannot_be_kept_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert Network().get() == b"weightsgraph"
+    assert not list(networks().iterdir())
+
+
+def test_what_was_not_used_for_longest_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Network(), Network()
+    first.get(x=1)
+    second.get(x=2)
+    for age, path in enumerate(sorted(networks().iterdir(), key=lambda p: p.stat().st_mtime)):
+        os.utime(path, (age, age))  # long ago, in that order
+    first.get(x=1)
+    taken = sum(file.stat().st_size for path in networks().iterdir() for file in path.iterdir())
+    monkeypatch.setattr(engines, "LIMIT", taken)
+    Network().get(x=3)
+    assert first.get(x=1) == b"weightsgraph"
+    assert first.written == 1
+    second.get(x=2)
+    assert second.written == 2

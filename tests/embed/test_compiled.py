@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
+from embed import EmbeddingSet, engines
 from embed.encoding import Encoding
-from embed.engines import choice, forward
-from embed.engines.cache import networks
+from embed.engines import networks
 from embed.extract import extract
 from embed.options import ExtractOptions
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.encoder import origin, save_encoder
-from pretrain.encoders.composed import within
+from pretrain.encoders.base import within
 from pretrain.intake.archive import open_npz
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
@@ -27,7 +26,7 @@ from tests.embed import conftest
 
 @pytest.fixture
 def engine() -> str:
-    if why := forward.refusal("float32"):
+    if why := engines.refusal("float32"):
         pytest.skip(why)
     return "openvino"
 
@@ -103,7 +102,7 @@ def test_what_was_begun_goes_on_with_its_engine(
     with pytest.raises(ValueError, match=r"same extraction .* got another engine"):
         embed(images, name, out, engine="torch")
     with monkeypatch.context() as without:
-        without.setattr(forward, "installed", lambda package: None)
+        without.setattr(engines, "installed", lambda package: None)
         with pytest.raises(ValueError, match=f"engine {engine} must have {engine}.* installed"):
             embed(images, name, out)
     found = embed(images, name, out)  # auto: would be torch, for so few images
@@ -181,7 +180,7 @@ def test_an_encoder_that_does_not_convert(
         run(tmp_path / "out", engine=engine)
     assert "\n" not in str(told.value)
     assert list(tmp_path.iterdir()) == [archive]
-    monkeypatch.setattr(choice, "FEW", 0)
+    monkeypatch.setattr(engines, "FEW", 0)
     done = run(tmp_path / "out")
     assert done is not None
     assert done.meta["engine"] == "torch"

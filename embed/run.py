@@ -1,7 +1,7 @@
 """The commands `python -m embed run|exclude|fit-transform`."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pretrain.cli.output import (
     refuse_inputs,
     write_json,
 )
+from pretrain.public import function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +99,13 @@ class Run(StoreOptions, ImageOptions):
         return out
 
 
+run = function("run", Run)
+embed_images = function("embed_images", Run)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FitTransform:
-    """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
+class Fitted:
+    """What is fitted to what; a base of its own, so that the help names it first."""
 
     public: Path
     """Public embedding set."""
@@ -116,7 +121,12 @@ class FitTransform:
     """Divide features by this quantile of the public norms, then clip them to length 1."""
     constant: float = 0.5
     """Value of the constant column; the clip norm of a row is sqrt(1 + constant²)."""
-    knowledge: Knowledge = field(default_factory=Knowledge)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTransform(Knowledge, Fitted):
+    """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
+
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the
     transform."""
@@ -129,7 +139,7 @@ class FitTransform:
         from embed.identity import refuse_leak, refuse_seen
         from embed.transform import PublicTransform
 
-        inputs, leak = (self.public, self.apply_to, self.knowledge.examples), self.i_know_this_leaks
+        inputs, leak = (self.public, self.apply_to, self.examples), self.i_know_this_leaks
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         public = EmbeddingSet.open(self.public)
         private = None if self.apply_to is None else EmbeddingSet.open(self.apply_to)
@@ -144,7 +154,7 @@ class FitTransform:
         }
         transform = PublicTransform.fit(public, **options)
         declared = () if private is None else private.declared_classes
-        transform = added_to(self.knowledge, transform, public, declared)
+        transform = added_to(self, transform, public, declared)
         if private is not None and transform.seen is not None and not leak:
             refuse_seen(transform.seen, private)
         report = {
@@ -176,6 +186,9 @@ class FitTransform:
             write_json(partial / "report.json", report)
         print(json.dumps(report, indent=2))
         return out
+
+
+fit_transform = function("fit_transform", FitTransform)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +244,6 @@ class Exclude:
             write_companions(partial, **columns(private, kept), meta=private.meta_of_rows)
         print(f"{count} rows in {out}, {len(private) - count} left out")
         return out
+
+
+exclude = function("exclude", Exclude)

@@ -2,20 +2,12 @@
 
 import sys
 
-import tyro
-
 from pretrain.cli.command import run_command
 from pretrain.cli.menu import Menu
+from pretrain.commands import COMMANDS
 
 MENU = Menu(
-    name="pretrain",
-    words="Public encoders: pretraining without labels, conversion, probes.",
-    commands={
-        "simclr": "pretrain.commands:Simclr",
-        "convert": "pretrain.commands:Convert",
-        "probe": "pretrain.commands:Probe",
-    },
-    markers=(tyro.conf.OmitSubcommandPrefixes,),
+    "pretrain", "Public encoders: pretraining without labels, conversion, probes.", COMMANDS
 )
 
 

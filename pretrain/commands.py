@@ -25,6 +25,11 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.encoders.base import Encoder
 
 
+COMMANDS = {
+    "simclr": "pretrain.commands:pretrain_simclr",
+    "convert": "pretrain.commands:convert",
+    "probe": "pretrain.commands:probe",
+}
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
 
 
@@ -47,6 +52,7 @@ class Simclr:
     out: Path | None = None
     """Directory to write: encoder.safetensors, report.json, history.png (default: a new one under
     runs/)."""
+    markers = ()  # of tyro: options of the group keep its name before theirs
     config: SimCLRConfig = field(default_factory=lambda: SMALL)
     monitor: str | None = None
     """Labelled image set whose kNN accuracy is measured after every epoch."""
@@ -127,6 +133,9 @@ class Simclr:
         return out
 
 
+pretrain_simclr = function("pretrain_simclr", Simclr)
+
+
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
     """Monitor of the kNN accuracy: up to 2,000 rows, test rows if any, against 10,000 others."""
     import numpy as np
@@ -198,6 +207,9 @@ class Convert:
             write_json(directory / "report.json", report)
         print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
         return out
+
+
+convert = function("convert", Convert)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +309,4 @@ class Probe:
         }
 
 
-pretrain_simclr = function("pretrain_simclr", Simclr)
-convert_checkpoint = function("convert_checkpoint", Convert)
-probe_encoder = function("probe_encoder", Probe)
+probe = function("probe", Probe)

@@ -27,8 +27,8 @@ PAGES = [
 ]
 MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
-FEDERATION = list(menu.FEDERATION.commands)
-SIMULATION = [name for name in menu.MENU.commands if name != "demo"]
+FEDERATION = [name.split()[1] for name in menu.MENU.commands if name.startswith("federation ")]
+SIMULATION = list(dict.fromkeys(name.split()[0] for name in menu.MENU.commands if name != "demo"))
 OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -1,9 +1,19 @@
-"""`blind-averaging run`, `simulate` and what is common to them and `rival`: one private model."""
+"""One private model: `run`, `simulate`, and `rival` for what ours is compared with."""
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import (
+    KW_ONLY,
+    asdict,
+    dataclass,
+    field,
+    fields,
+    is_dataclass,
+    make_dataclass,
+    replace,
+)
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,19 +22,22 @@ import tyro
 from embed.options import Knowledge
 from pretrain import check
 from pretrain.cli.command import after
+from pretrain.cli.menu import part_of
 from pretrain.cli.output import new_directory, output_directory, reserved
-from train_distributed.commands.choices import MethodName, Noise
-from train_distributed.commands.configuration import RunConfig, jsonable
-from train_distributed.commands.public_side import PublicRows, PublicSide
-from train_distributed.commands.simulated_users import SimulatedUsers
-from train_distributed.one_shot.method_options import (
-    HeadOptions,
-    SettledOptions,
-    SumOptions,
-    given,
+from pretrain.public import function
+from train_distributed.commands.options import (
+    MethodName,
+    Noise,
+    Promise,
+    PublicRows,
+    PublicSide,
+    RunConfig,
+    SimulatedUsers,
+    jsonable,
 )
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
-from train_distributed.privacy.promise import Privacy
+from train_distributed.one_shot.method_options import HeadOptions, SettledOptions, SumOptions, given
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
+from train_distributed.research.options import OPTIONS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import torch
@@ -103,10 +116,9 @@ class MethodChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Releasing(Output, Counting, PublicSide, Data):
+class Releasing(Output, Counting, Promise, PublicSide, Data):
     """What `run`, `simulate` and `rival` have in common."""
 
-    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     command: ClassVar[str]  # its name
 
     @classmethod
@@ -115,7 +127,7 @@ class Releasing(Output, Counting, PublicSide, Data):
         del typed
         return {
             "data": (Data,),
-            "privacy": (Privacy, Counting),
+            "privacy": (Promise, Counting),
             "public": (PublicRows, Knowledge),
             "output": (Output,),
         }
@@ -275,7 +287,7 @@ class Releasing(Output, Counting, PublicSide, Data):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(SumOptions, MethodChoice, Releasing):
+class Run(HeadOptions, SumOptions, MethodChoice, Releasing):
     """Train one differentially private classifier from all users' embeddings.
 
     The example writes model/model.safetensors and model/report.json, and counts epsilon 1 in
@@ -284,7 +296,6 @@ class Run(SumOptions, MethodChoice, Releasing):
     blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
     """
 
-    heads: HeadOptions = field(default_factory=HeadOptions)
     command: ClassVar[str] = "run"
 
     @classmethod
@@ -305,8 +316,7 @@ class Run(SumOptions, MethodChoice, Releasing):
         Raises:
             ValueError: both, or a file that was made for another promise.
         """
-        typed = {each.name: getattr(self, each.name) for each in fields(SumOptions)}
-        options = check.present(**typed) | given(self.heads)
+        options = given(part_of(self, SumOptions)) | given(part_of(self, HeadOptions))
         if self.config is None:
             return RunConfig(self.method or "discriminant", options, self.privacy)
         chosen = RunConfig.read(self.config)
@@ -320,6 +330,9 @@ class Run(SumOptions, MethodChoice, Releasing):
                 f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
             )
         return chosen
+
+
+run = function("run", Run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +386,9 @@ class Simulate(Simulating, Run):
         return ("a simulation, by the command simulate", *super()._simulated())
 
 
+simulate = function("simulate", Simulate)
+
+
 def options_of(command: Any) -> dict[str, Any]:
     """Options of a command by name, those of its groups among them."""
     found: dict[str, Any] = {}
@@ -424,3 +440,88 @@ def draw_rounds(report: "Report", panel: "Axes") -> None:
     bars = panel.bar(list(shown), list(shown.values()))
     panel.bar_label(bars, fmt="%.3g")
     panel.set(ylabel=f"ε at δ = {report.delta:g}", yscale="log")
+
+
+WORDS = RIVALS | MANY_ROUNDS | NOT_PRIVATE
+EXAMPLE = "blind-averaging rival {} --embeddings mine --public public --epsilon {}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions:
+    """Settings of the method."""
+
+    components: int | None = None
+    """Most directions of the rows that are used (default: by a public rule)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival(Directions, Simulating):
+    """What the commands of all rivals have in common."""
+
+    rival: ClassVar[str]  # its name
+
+    @classmethod
+    def groups(cls, typed: Sequence[str]) -> Mapping[str, tuple[type, ...]]:
+        """Options as they are grouped in the help."""
+        common = dict(super().groups(typed))
+        output = common.pop("output")
+        return {**common, "method": (Directions, OPTIONS[cls.rival]), "output": output}
+
+    def _chosen(self) -> RunConfig:
+        directions = {} if self.components is None else {"components": self.components}
+        options = given(getattr(self, "options"))  # noqa: B009
+        return RunConfig(self.rival, options | directions, self.privacy)
+
+    def _noise(self) -> Noise | None:
+        """Kind of noise; None: the only one that a method of many rounds has."""
+        return self.noise if self.rival in MANY_ROUNDS else self.noise or "float"
+
+    def _released(self, request: "ReleaseRequest") -> "Release":
+        """By as many rounds as the method has; research is loaded here."""
+        from train_distributed.research.baselines.learn import run_rival
+
+        return run_rival(request)
+
+
+@cache
+def command_of(rival: str) -> type[Rival]:
+    """Command of a rival: what all have, and options of its own.
+
+    Raises ValueError for another name.
+    """
+    check.one_of(WORDS, rival=rival)
+    kind: Any = OPTIONS[rival]
+    epsilon = "inf" if rival in NOT_PRIVATE else "1"
+    about = f"Compare: {WORDS[rival]}.\n\n{EXAMPLE.format(rival, epsilon)}"
+    return make_dataclass(
+        f"Rival_{rival.replace('-', '_')}",
+        [("options", kind, field(default_factory=kind))],
+        bases=(Rival,),
+        frozen=True,
+        kw_only=True,
+        namespace={
+            **{"__doc__": about, "__module__": __name__},
+            **{"rival": rival, "command": f"rival {rival}"},
+        },
+    )
+
+
+def rival(name: str, **options: Any) -> Path:
+    """Runs a method that ours are compared with, such as "dp-fl"; returns what it wrote.
+
+    Args:
+        name: of the rival.
+        **options: those of `rival NAME --help`, `embeddings` and `public` at least.
+
+    Raises:
+        TypeError: an option that is missing or unknown.
+        ValueError: another name, or a setting out of range.
+    """
+    return function("rival", command_of(name))(**options)
+
+
+def __getattr__(name: str) -> Any:
+    """The command of a rival as a function, for the menu."""
+    if name not in WORDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return function("rival", command_of(name))

@@ -11,7 +11,7 @@ import pytest
 from pretrain.cli.retired import RIVALS
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands import choices
-from train_distributed.commands.demo import Demo
+from train_distributed.commands.rehearsing import Demo
 from train_distributed.one_shot import report
 from train_distributed.research.baselines import learn
 from train_distributed.research.experiments.catalogue import EXPERIMENTS

@@ -7,7 +7,7 @@ import pytest
 
 from embed.__main__ import MENU as EMBED
 from pretrain.cli.retired import RETIRED, Retired
-from train_distributed.__main__ import FEDERATION, MENU, ROOMS
+from train_distributed.__main__ import MENU, ROOMS
 
 CASES = [(each, command) for each in RETIRED for command in each.commands]
 Say = Callable[..., tuple[int, str, str]]
@@ -42,7 +42,7 @@ def test_modules_of_rooms_refuse_as_the_program_does(capsys: pytest.CaptureFixtu
     for menu, program, command in (
         (MENU, "train_distributed", "run --alpha 1"),
         (MENU, "train_distributed", "federation window --adders h:1"),
-        (FEDERATION, "federation", "adder --folder f"),
+        (MENU, "train_distributed", "federation adder --folder f"),
         (EMBED, "embed", "fit-transform --no-whiten"),
     ):
         with pytest.raises(SystemExit) as stopped:

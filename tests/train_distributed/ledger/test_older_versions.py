@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
-from train_distributed.commands.ledger import Show
+from train_distributed.commands.counting import Show
 from train_distributed.ledger.entry import to_words
 from train_distributed.ledger.ledger import Ledger, Limit
 

@@ -11,8 +11,8 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.options import Knowledge
 from embed.public_scatter import PublicScatter
-from train_distributed.commands.configuration import RunConfig
-from train_distributed.commands.rehearse import Rehearse
+from train_distributed.commands.options import RunConfig
+from train_distributed.commands.rehearsing import Rehearse
 from train_distributed.commands.releasing import Run
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
@@ -195,9 +195,8 @@ def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
     public.save(tmp_path / "public")
     shown = rows_of(9, 6, 4)
     shown.save(tmp_path / "shown")
-    knowledge = Knowledge(examples=tmp_path / "shown")
-    out = tmp_path / "out"
-    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), knowledge=knowledge, out=out).run()
+    out, shown = tmp_path / "out", tmp_path / "shown"
+    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), examples=shown, out=out).run()
     kinds = {p["kind"] for p in json.loads((out / "report.json").read_text())["predictions"]}
     assert "public alone" in kinds
     own = replace(rows_of(5, 40, 4), users=np.arange(160) % 10)

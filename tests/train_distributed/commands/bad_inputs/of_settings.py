@@ -256,9 +256,12 @@ CASES = table(
     (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),
     (f"{CAN} non-private-svm", r"method"),
     # the program
-    ("forest", r"Unrecognized options: forest.*audit, protect, ledger, federation, pretrain"),
+    (
+        "forest",
+        r"command must be one of .*audit, protect, ledger, federation, pretrain.* got forest",
+    ),
     ("pretrain forest", r"simclr, convert, probe"),
-    ("embed", r"Missing"),
+    ("embed", r"command must be one of run, .* got none"),
     ("heads train", r"command must be 'fit', got train"),
     ("heads fit", r"--data"),
     # federation

@@ -9,3 +9,4 @@ from embed.reference import import_reference as import_reference
 from embed.plot import plot as plot
 
 COMMANDS: dict[str, str]
+__all__: list[str]

@@ -1,11 +1,14 @@
 """The commands `python -m embed run|exclude|fit-transform`."""
 
 import json
+import sys
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import tyro
 
 from embed.encoding import refuse_other
 from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
@@ -21,6 +24,15 @@ from pretrain.cli.output import (
 from pretrain.public import function
 
 
+def _added_encoders(default: str) -> str:
+    """Default, and kinds of encoders that a program has added to the project's own."""
+    own = "pretrain.encoder"  # loaded by now if a program has added some
+    builders = getattr(sys.modules.get(own), "BUILDERS", {})
+    added = [f"{kind}:" for kind, build in builders.items() if build.__module__ != own]
+    also = f"; {', '.join(added)} has been added" if added else ""
+    return f"(default: {default}{also})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(StoreOptions, ImageOptions):
     """Embed an image set; the same command continues an interrupted run.
@@ -33,7 +45,7 @@ class Run(StoreOptions, ImageOptions):
     --class-names normal pneumonia --resize 224 --test-share user:0.2 --out xrays
     """
 
-    encoder: str = "simclr-small"
+    encoder: Annotated[str, tyro.conf.arg(help_behavior_hint=_added_encoders)] = "simclr-small"
     """timm:NAME, hf:NAME, hf:DIR, simclrv2:NAME, resnet50-v1, the path of a checkpoint, or the
     encoder that is shipped here. NAME@224 scales pictures to 224 pixels (default: as the encoder's
     own configuration says), NAME@224,crop=0.875 keeps that share of the shorter side,

@@ -11,7 +11,7 @@ class Retired:
     """An option that has left some commands; one without a name: the commands themselves."""
 
     commands: tuple[str, ...]  # in full, such as "federation init"
-    option: str  # such as "--alpha", "--method class-sums" for a value, or ""
+    option: str  # such as "--alpha", "--method class-sums", "trusted" as the first word, or ""
     instead: str  # what to do
 
     def typed(self, command: str, arguments: Sequence[str]) -> bool:
@@ -19,6 +19,8 @@ class Retired:
         if command not in self.commands:
             return False
         name, _, value = self.option.partition(" ")
+        if name and not name.startswith("--"):
+            return arguments[:1] == [name]
         words = [word for each in arguments for word in _split(each)]
         if value:  # or its kind, as in open_clip:NAME
             return any(n == name and v.partition(":")[0] == value for n, v in pairwise(words))
@@ -181,6 +183,25 @@ RETIRED = (
         )
         for name in FURTHER
     ),
+    *(
+        Retired(("sweep",), name, f"type {instead}")
+        for name, instead in {
+            "accuracy": "sweep frontier",
+            "central": "sweep users --users 1",
+            "groups": "simulate --group-size, once for each size",
+            "rounds": "simulate --users 1 --rounds, as further rounds are one owner's",
+            "selection": "rehearse, which predicts what run reaches",
+            "trusted": "simulate and rival centralised-softmax",
+            "user-level": "simulate --unit user, once for each epsilon",
+        }.items()
+    ),
+    Retired(("sweep",), "cost", "leave it out, as reports of run have bytes and seconds"),
+    Retired(("sweep",), "unequal", "type sweep non-iid"),
+    Retired(("sweep",), "--lineup", "leave it out, as every experiment has its own methods"),
+    Retired(("sweep",), "--tasks", "leave it out, as settings are by a public rule"),
+    Retired(("sweep",), "--rounds", "type simulate --users 1 --rounds"),
+    Retired(("sweep",), "--text-encoder", "type simulate --text-encoder"),
+    Retired(("sweep",), "--examples", "type simulate --examples"),
     Retired(("audit",), "--pipeline", "leave it out, as tests compare neighbours through commands"),
 )
 

@@ -35,4 +35,5 @@ from train_distributed.commands.federation.collecting import (
 )
 
 COMMANDS: dict[str, str]
+__all__: list[str]
 GROUPS: dict[str, str]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain.cli.output import new_directory, new_file, output_directory, refuse_inputs, write_json
 from pretrain.cli.provenance import public_argument
-from pretrain.public import function
-from train_distributed.commands.releasing import Run, Simulate, command_of, options_of
+from pretrain.public import find, function
+from train_distributed.commands import COMMANDS
+from train_distributed.commands.releasing import command_of, options_of
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.ledger.state import State
@@ -230,7 +231,7 @@ def _command(configuration: Mapping[str, Any] | None) -> str | None:
 def _usual(program: str) -> dict[str, Any]:
     """Options of a command that makes models, and their defaults."""
     group, _, rival = program.partition(" ")
-    made: Any = command_of(rival) if group == "rival" else {"run": Run, "simulate": Simulate}[group]
+    made: Any = command_of(rival) if group == "rival" else find(COMMANDS[group]).command
     return options_of(made(embeddings=Path(), public=Path()))
 
 

@@ -146,7 +146,7 @@ class Rehearse(Knowledge, Rehearsed):
             "tasks": len(rehearsal.tasks),
             "seeds": SEEDS,
             "classes_are_the_asked_ones": rehearsal.known_classes,
-            "predictions": _described(predictions, self.epsilon),
+            "predictions": _in_words(predictions, self.epsilon),
             "for_five_points_more": {f"{e:g}": each for e, each in needed.items()},
             "user_clip": options.get("user_clip"),
             "bytes_per_user": {f"{e:g}": sent for e, (sent, _) in costs.items()},
@@ -236,7 +236,7 @@ def _wanted(needed: dict[str, float | None]) -> str:
     return f"{words} 5 points; {more}"
 
 
-def _described(predictions: "Predictions", epsilons: Sequence[float]) -> list[dict[str, Any]]:
+def _in_words(predictions: "Predictions", epsilons: Sequence[float]) -> list[dict[str, Any]]:
     """Every kind of model and ε, JSON-ready."""
     asked: list[tuple[Any, float | None]] = [("largest class", None), ("no privacy", None)]
     if predictions.beside == "public alone":
@@ -315,8 +315,8 @@ class Sweep(Conditions, Experiment):
             **provenance(),
             "experiment": self.experiment,
             "configuration": configuration,
-            "embeddings": _described(private),
-            "public": _described(public),
+            "embeddings": _described_rows(private),
+            "public": _described_rows(public),
             "num_classes": private and len(private.meta["class_names"]),
             "simulation": True,
             "suitable_for_release": False,
@@ -441,7 +441,7 @@ def _kept(done: dict[str, "Rows"], work: "Work") -> str:
     return f"{rows} rows of {len(done)} of {len(work.keys)} jobs are kept"
 
 
-def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:
+def _described_rows(embeddings: "EmbeddingSet | None") -> dict[str, Any]:
     if embeddings is None:
         return {}
     names = ("data", "encoder", "preprocess", "classes", "dropped_rows")

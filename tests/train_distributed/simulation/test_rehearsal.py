@@ -193,8 +193,7 @@ def test_the_configuration_runs(public, tmp_path, unit):
 
 def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
     public.save(tmp_path / "public")
-    shown = rows_of(9, 6, 4)
-    shown.save(tmp_path / "shown")
+    rows_of(9, 6, 4).save(tmp_path / "shown")
     out, shown = tmp_path / "out", tmp_path / "shown"
     Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), examples=shown, out=out).run()
     kinds = {p["kind"] for p in json.loads((out / "report.json").read_text())["predictions"]}
@@ -204,9 +203,8 @@ def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
     Run(
         tmp_path / "own",
         config=out / "configuration.json",
-        privacy=PROMISE,
         public=tmp_path / "public",
-        examples=knowledge.examples,
+        examples=shown,
         ledger=Path("none"),
         out=tmp_path / "model",
     ).run()

@@ -258,7 +258,7 @@ CASES = table(
     # the program
     (
         "forest",
-        r"command must be one of .*audit, protect, ledger, federation, pretrain.* got forest",
+        r"one of .*audit, protect, ledger, federation, pretrain.* got forest",
     ),
     ("pretrain forest", r"simclr, convert, probe"),
     ("embed", r"command must be one of run, .* got none"),

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 
 import train_distributed.__main__ as menu
+from train_distributed.commands import COMMANDS
 from train_distributed.one_shot.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -133,14 +134,16 @@ def python_blocks(page: Path) -> list[str]:
 
 
 def executed(block: str) -> dict:
-    """The names that a block leaves; a method that it adds to the registry goes with it."""
+    """The names that a block leaves; a method or command that it adds goes with it."""
     names = {"__name__": "__main__"}  # where dataclasses look their module up
-    before = dict(METHODS)
+    tables = METHODS, COMMANDS
+    before = [dict(table) for table in tables]
     try:
         exec(compile(block, "README", "exec"), names)
     finally:
-        METHODS.clear()
-        METHODS.update(before)
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
     return names
 
 

@@ -5,14 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import msgspec
-
 from pretrain import check
 from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_directory, output_directory, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.public import function
-from train_distributed.commands.options import Cost, Noise, PrivateMethodName, RunConfig
+from train_distributed.commands.options import Cost, Noise, PrivateMethodName, RunConfig, converted
 from train_distributed.privacy.promise import Privacy, Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -215,7 +213,8 @@ COMPONENTS, DIGITS_COMPONENTS = 768, 32
 OF_IMAGES = {"step": 0.1, "models": 3, "steps": 0}  # defaults of a network instead of a head
 
 
-class ProtectSettings(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ProtectSettings:
     """Settings of a study that its file may give; docs/protection.md explains each."""
 
     components: int | None = None  # of the public embeddings; None: 768, or 32 without data
@@ -245,16 +244,11 @@ class ProtectSettings(msgspec.Struct, frozen=True, kw_only=True):
             ValueError: unreadable, an unknown name or a value of another type; names the file.
         """
         given: dict[str, Any] = {} if path is None else read_object(path)
-        if unknown := sorted(given.keys() - set(cls.__struct_fields__)):
-            known = ", ".join(cls.__struct_fields__)
-            raise ValueError(f"{path} must have names of {known}, got {', '.join(unknown)}")
-        for name, value in given.items():  # one by one, so that the error names the setting
-            try:
-                msgspec.convert({name: value}, cls)
-            except msgspec.ValidationError as error:
-                rule = str(error).partition(" - at")[0]
-                raise ValueError(f"{path}: {name}: {rule}, got {value!r:.80}") from error
-        return msgspec.convert((OF_IMAGES if images else {}) | given, cls)
+        try:
+            given = converted(cls, given)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        return cls(**(OF_IMAGES if images else {}) | given)
 
 
 @dataclass(frozen=True)
@@ -412,7 +406,7 @@ class Protect:
             options[name] = None if options[name] is None else Path(options[name]).name
         report = {
             **provenance(),
-            "configuration": options | msgspec.structs.asdict(further),
+            "configuration": options | asdict(further),
             "parameters": benchmark.federation.target.parameters,
             "paillier_arithmetic": arithmetic(),
             "simulation": True,

@@ -73,11 +73,8 @@ class RunConfig:
             fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
             public_hash = fields.pop("public_hash", None)
             encoding = fields.pop("encoding", None)
-            options = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in dict(fields.pop("options")).items()
-            }
-            _check_types(SettledOptions, options)
+            # JSON has no paths: what a prior's file would hold stands in its place
+            options = converted(SettledOptions, dict(fields.pop("options")), prior=dict[str, float])
             check.one_of(METHODS, method=fields["method"])
             return cls(
                 method=str(fields.pop("method")),
@@ -120,19 +117,29 @@ class RunConfig:
         return replace(found, method=method, privacy=replace(found.privacy, **given))
 
 
-def _check_types(options: type, given: dict[str, Any]) -> None:
-    """Raises ValueError for a name that the options have not, or a value of another type."""
-    hints = get_type_hints(options)
+def converted(options: type, given: dict[str, Any], **also: Any) -> dict[str, Any]:
+    """Values from a JSON file, of the types that a dataclass's fields have.
+
+    Args:
+        options: the dataclass.
+        given: name -> value.
+        **also: further types that a field may have.
+
+    Raises:
+        ValueError: a name that is no field, or a value of another type.
+    """
+    hints, found = get_type_hints(options), dict[str, Any]()
     for name, value in given.items():
         if name not in hints:
             raise ValueError(f"{name} is no option, those are {', '.join(hints)}")
-        # JSON has no paths: what a prior's file would hold stands in its place
-        shares = (dict[str, float],) if name == "prior" else ()
-        kinds = (*(kind for kind in get_args(hints[name]) if kind is not Path), *shares)
-        try:
-            msgspec.convert(value, Union[kinds])  # noqa: UP007
+        kinds = [kind for kind in get_args(hints[name]) or (hints[name],) if kind is not Path]
+        kinds += [also[name]] if name in also else []
+        try:  # one by one, so that the error names the option
+            found[name] = msgspec.convert(value, Union[tuple(kinds)])  # noqa: UP007
         except msgspec.ValidationError as error:
-            raise ValueError(f"{name}: {error}") from error
+            rule = str(error).partition(" - at")[0]
+            raise ValueError(f"{name}: {rule}, got {value!r:.80}") from error
+    return found
 
 
 def jsonable(value: Any) -> Any:
@@ -224,16 +231,6 @@ class SimulatedUsers:
     """Concentration of dirichlet: small values give users few classes."""
     noise: Noise | None = None
     """`float` (default) for simulations, `discrete` as it is released."""
-
-    def simulated(
-        self, rows: "EmbeddingSet", part: int, generator: "torch.Generator | None"
-    ) -> "Partition | None":
-        """Users of the rows of a split; None: the set's own. Raises as `simulated_partition`."""
-        usual = "own" if self.users is None else "iid"
-        scheme = self.scheme or usual
-        return simulated_partition(
-            rows, part, scheme, self.users, generator, concentration=self.concentration
-        )
 
 
 def simulated_partition(

@@ -34,6 +34,7 @@ from train_distributed.commands.options import (
     RunConfig,
     SimulatedUsers,
     jsonable,
+    simulated_partition,
 )
 from train_distributed.one_shot.method_options import HeadOptions, SettledOptions, SumOptions, given
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
@@ -350,7 +351,11 @@ class Simulating(SimulatedUsers, Releasing):
 
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
-        return private, self.simulated(private, TRAIN, self._generator())
+        scheme = self.scheme or ("own" if self.users is None else "iid")
+        given = (scheme, self.users, self._generator())
+        return private, simulated_partition(
+            private, TRAIN, *given, concentration=self.concentration
+        )
 
     def _simulated(self) -> Sequence[str]:
         if self.scheme not in BY_LABEL:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
-from inspect import get_annotations, getsource, signature
+from inspect import cleandoc, get_annotations, getsource, signature
 from pathlib import Path
 from textwrap import dedent
 from types import UnionType
@@ -125,7 +125,7 @@ def attach(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         loaded = find(found[name])
         if kind := getattr(loaded, "command", None):
-            loaded.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", *_arguments(kind)])
+            loaded.__doc__ = "\n".join([cleandoc(kind.__doc__ or ""), "", *_arguments(kind)])
         setattr(sys.modules[package], name, loaded)
         return loaded
 

@@ -46,18 +46,6 @@ OF_METHODS = [
     "--components",
     "--user-clip",
     "--rounds",
-    "--learning-rate",
-    "--eps-frac",
-    "--eps-out-frac",
-    "--rho",
-    "--eta",
-    "--iterations",
-    "--graph",
-    "--half-width",
-    "--gradient-clip",
-    "--cut-rounds",
-    "--bits",
-    "--constants",
 ]
 FITTED = ("run", "embed fit-transform")  # commands that fit a transform to public rows
 BY_RULE = "leave it out, as a public rule decides"
@@ -145,7 +133,6 @@ RETIRED = (
     ),
     Retired(("demo",), "--components", MAPPED),
     *(Retired(CONFIGURED, option, BY_CONFIG) for option in OF_METHODS),
-    Retired(CONFIGURED, "--edges", "leave it out; take graph regular, ring or star by --config"),
     Retired(("federation init",), "--method", BY_CONFIG),
     Retired(("federation init",), "--noise-by", "leave it out, as the protocol decides"),
     Retired(("audit",), "--noise-by", "take --method servers, or a promise by --config"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from embed.options import NONE, Knowledge
+from embed.options import Knowledge
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.menu import part_of
@@ -45,8 +45,15 @@ CONFIGURATION = "configuration.json"
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """What is rehearsed; a base of its own, so that the help names it first."""
+class Rehearse:
+    """Predict the accuracy of `run` from public rows: no private row is read, no epsilon is spent.
+
+    Whole releases, with all sums and their noise, are played on tasks that are made of classes of
+    public rows, with the settings that `run` would take. The prediction holds for classes like
+    these; for pictures of another kind, give --like.
+
+    blind-averaging rehearse --public public --users 20 --rows-per-user 40 --num-classes 10
+    """
 
     public: Path
     """Labelled public embedding set, on which `run` will fit its transform."""
@@ -66,19 +73,12 @@ class Rehearsed:
     like: Path | None = None
     """Labelled public embedding set of pictures like the private ones, of the same encoder, which
     tasks are made of (default: of --public)."""
-
-
-@dataclass(frozen=True)
-class Rehearse(Knowledge, Rehearsed):
-    """Predict the accuracy of `run` from public rows: no private row is read, no epsilon is spent.
-
-    Whole releases, with all sums and their noise, are played on tasks that are made of classes of
-    public rows, with the settings that `run` would take. The prediction holds for classes like
-    these; for pictures of another kind, give --like.
-
-    blind-averaging rehearse --public public --users 20 --rows-per-user 40 --num-classes 10
-    """
-
+    names: tuple[str, ...] | None = None
+    """Names of the private classes, which tasks are made of where --public has them (default: of
+    other classes); and words for --text-encoder."""
+    text_encoder: str | None = None
+    """Guess classes from their names as `run` does: `package` (extra `names`), or a folder that
+    transformers can load (default: names are not used)."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -97,7 +97,7 @@ class Rehearse(Knowledge, Rehearsed):
             promise.validate()
         if not all(promise.private for promise in promises):
             raise ValueError("epsilon must be finite, as no noise is a baseline anyway, got inf")
-        given = (self.public, self.like, self.examples)
+        given = (self.public, self.like)
         out = output_directory(self.out, "rehearse", *given, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:
             for line in self._into(partial, promises):
@@ -113,8 +113,6 @@ class Rehearse(Knowledge, Rehearsed):
 
         public = self._opened("public", self.public)
         like = None if self.like is None else self._opened("like", self.like, public)
-        if self.examples not in (None, NONE):
-            self._opened("examples", self.examples, public)
         sizes = Sizes(
             users=self.users, rows_per_user=self.rows_per_user, num_classes=self.num_classes
         )

@@ -3,13 +3,13 @@
 from train_distributed.commands.rehearsing import demo as demo
 from train_distributed.commands.releasing import run as run
 from train_distributed.commands.releasing import simulate as simulate
-from train_distributed.commands.releasing import rival as rival
+from train_distributed.commands.comparing import rival as rival
 from train_distributed.commands.using import predict as predict
 from train_distributed.commands.using import evaluate as evaluate
 from train_distributed.commands.exporting import export as export
 from train_distributed.commands.exporting import card as card
-from train_distributed.commands.rehearsing import sweep as sweep
-from train_distributed.commands.rehearsing import plot as plot
+from train_distributed.commands.comparing import sweep as sweep
+from train_distributed.commands.comparing import plot as plot
 from train_distributed.commands.rehearsing import rehearse as rehearse
 from train_distributed.commands.counting import account as account
 from train_distributed.commands.auditing import audit as audit

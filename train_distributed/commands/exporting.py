@@ -12,7 +12,8 @@ from pretrain.cli.output import new_directory, new_file, output_directory, refus
 from pretrain.cli.provenance import public_argument
 from pretrain.public import find, function
 from train_distributed.commands import COMMANDS
-from train_distributed.commands.releasing import command_of, options_of
+from train_distributed.commands.comparing import command_of
+from train_distributed.commands.releasing import options_of
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.ledger.state import State

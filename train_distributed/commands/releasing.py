@@ -7,13 +7,10 @@ from dataclasses import (
     KW_ONLY,
     asdict,
     dataclass,
-    field,
     fields,
     is_dataclass,
-    make_dataclass,
     replace,
 )
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -37,12 +34,10 @@ from train_distributed.commands.options import (
     simulated_partition,
 )
 from train_distributed.one_shot.method_options import HeadOptions, SettledOptions, SumOptions, given
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
-from train_distributed.research.options import OPTIONS
+from train_distributed.one_shot.registry import METHODS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import torch
-    from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
@@ -201,7 +196,7 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
             used |= {"transform_options": transform.options, "options": options}
             configuration = jsonable(self._typed() | used)
             released = released.with_report(ledger=counted.report(), configuration=configuration)
-            self._write(released, partial, method)
+            self._write(released, partial)
         return released, counted
 
     def _request(
@@ -276,12 +271,15 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
         started = time.perf_counter()
         return with_seconds(request.release(), started)
 
-    def _write(self, released: "Release", partial: Path, method: str) -> None:
+    def _panel(self) -> Any:
+        """What the figure shows of the promise; None: how it is composed."""
+        return None
+
+    def _write(self, released: "Release", partial: Path) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
 
         released.write(partial)
-        promise = draw_rounds if method in MANY_ROUNDS else None
-        draw_release(released.report, partial / "privacy.png", promise)
+        draw_release(released.report, partial / "privacy.png", self._panel())
         metrics = released.report.test_metrics
         if metrics is not None and metrics.confusion is not None:  # of up to 100 classes
             draw_confusion(metrics.confusion, released.class_names, partial / "confusion.png")
@@ -432,101 +430,3 @@ def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
     classes = max(2, len(private.meta.get("class_names", ())))
     tensors = sum(t.numel() * t.element_size() for t in transform.tensors().values())
     return tensors + 8 * transform.dim * classes + SPARE
-
-
-def draw_rounds(report: "Report", panel: "Axes") -> None:
-    """Draws ε of one round and of all rounds, as a panel of the figure of a run."""
-    losses = {
-        "one iteration": report.epsilon_per_iteration,
-        f"all {report.rounds} rounds": report.epsilon_composed,
-        "all rounds, δ = 0": report.epsilon_composed_pure,
-    }
-    shown = {label: epsilon for label, epsilon in losses.items() if epsilon is not None}
-    bars = panel.bar(list(shown), list(shown.values()))
-    panel.bar_label(bars, fmt="%.3g")
-    panel.set(ylabel=f"ε at δ = {report.delta:g}", yscale="log")
-
-
-WORDS = RIVALS | MANY_ROUNDS | NOT_PRIVATE
-EXAMPLE = "blind-averaging rival {} --embeddings mine --public public --epsilon {}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Directions:
-    """Settings of the method."""
-
-    components: int | None = None
-    """Most directions of the rows that are used (default: by a public rule)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rival(Directions, Simulating):
-    """What the commands of all rivals have in common."""
-
-    rival: ClassVar[str]  # its name
-
-    @classmethod
-    def groups(cls, typed: Sequence[str]) -> Mapping[str, tuple[type, ...]]:
-        """Options as they are grouped in the help."""
-        common = dict(super().groups(typed))
-        output = common.pop("output")
-        return {**common, "method": (Directions, OPTIONS[cls.rival]), "output": output}
-
-    def _chosen(self) -> RunConfig:
-        directions = {} if self.components is None else {"components": self.components}
-        options = given(getattr(self, "options"))  # noqa: B009
-        return RunConfig(self.rival, options | directions, self.privacy)
-
-    def _noise(self) -> Noise | None:
-        """Kind of noise; None: the only one that a method of many rounds has."""
-        return self.noise if self.rival in MANY_ROUNDS else self.noise or "float"
-
-    def _released(self, request: "ReleaseRequest") -> "Release":
-        """By as many rounds as the method has; research is loaded here."""
-        from train_distributed.research.baselines.learn import run_rival
-
-        return run_rival(request)
-
-
-@cache
-def command_of(rival: str) -> type[Rival]:
-    """Command of a rival: what all have, and options of its own.
-
-    Raises ValueError for another name.
-    """
-    check.one_of(WORDS, rival=rival)
-    kind: Any = OPTIONS[rival]
-    epsilon = "inf" if rival in NOT_PRIVATE else "1"
-    about = f"Compare: {WORDS[rival]}.\n\n{EXAMPLE.format(rival, epsilon)}"
-    return make_dataclass(
-        f"Rival_{rival.replace('-', '_')}",
-        [("options", kind, field(default_factory=kind))],
-        bases=(Rival,),
-        frozen=True,
-        kw_only=True,
-        namespace={
-            **{"__doc__": about, "__module__": __name__},
-            **{"rival": rival, "command": f"rival {rival}"},
-        },
-    )
-
-
-def rival(name: str, **options: Any) -> Path:
-    """Runs a method that ours are compared with, such as "dp-fl"; returns what it wrote.
-
-    Args:
-        name: of the rival.
-        **options: those of `rival NAME --help`, `embeddings` and `public` at least.
-
-    Raises:
-        TypeError: an option that is missing or unknown.
-        ValueError: another name, or a setting out of range.
-    """
-    return function("rival", command_of(name))(**options)
-
-
-def __getattr__(name: str) -> Any:
-    """The command of a rival as a function, for the menu."""
-    if name not in WORDS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return function("rival", command_of(name))

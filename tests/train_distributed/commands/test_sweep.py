@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.rehearsing import Plot, Sweep
+from train_distributed.commands.comparing import Plot, Sweep
 from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.experiments.summary import summarise, table
 from train_distributed.simulation import runner

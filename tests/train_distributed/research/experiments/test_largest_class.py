@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.rehearsing import Plot, Sweep
+from train_distributed.commands.comparing import Plot, Sweep
 from train_distributed.research.experiments import frontier_figure
 from train_distributed.research.experiments.summary import Summary, explained, summarise, table
 from train_distributed.simulation.plan import Result

@@ -9,7 +9,7 @@ import torch
 
 from embed import EmbeddingSet
 from train_distributed import partition
-from train_distributed.commands.rehearsing import Sweep
+from train_distributed.commands.comparing import Sweep
 from train_distributed.research.admm import calibration
 from train_distributed.research.baselines import multi_round
 from train_distributed.research.experiments import rivals

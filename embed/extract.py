@@ -23,8 +23,8 @@ from embed.partial import ResumableExtraction, as_planned, changed, plan_of
 from embed.store import INFERRED, EmbeddingSet, hash_rows
 from embed.stream import embedded, first_readable, refuse_dark, refuse_lost_formats, spans
 from pretrain import check
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import refuse_existing
+from pretrain.cli.provenance import usual_device
 from pretrain.cli.waiting import Progress
 from pretrain.datasets import SPLITS, ImageSet
 from pretrain.encoder import encoder_hash

@@ -13,7 +13,6 @@ import tyro
 from embed.encoding import refuse_other
 from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import (
     default_directory,
     new_directory,
@@ -21,6 +20,7 @@ from pretrain.cli.output import (
     refuse_inputs,
     write_json,
 )
+from pretrain.cli.provenance import usual_device
 from pretrain.public import function
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import check
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import new_directory, output_directory, write_json
-from pretrain.cli.provenance import versions
+from pretrain.cli.provenance import usual_device, versions
 from pretrain.public import function
 from pretrain.recipes import SMALL, SimCLRConfig
 

@@ -70,7 +70,7 @@ class ModelPictures(PictureOptions, ModelSource):
 
     def rows_of_data(self, released: "Release", *, labelled: bool) -> "tuple[ImageSet, Rows]":
         """Pictures, and their rows as they are computed, with the model's labels if asked for."""
-        from pretrain.cli.device import usual_device
+        from pretrain.cli.provenance import usual_device
         from train_distributed.released.encoder import released_encoder
         from train_distributed.released.pictures import Computing, open_pictures, picture_rows
         from train_distributed.released.predictions import own_labels

@@ -4,8 +4,12 @@ import sys
 
 from pretrain.cli.command import run_command
 from pretrain.cli.menu import Menu
-from pretrain.commands import COMMANDS
 
+COMMANDS = {
+    "simclr": "pretrain.commands:pretrain_simclr",
+    "convert": "pretrain.commands:convert",
+    "probe": "pretrain.commands:probe",
+}
 MENU = Menu(
     "pretrain", "Public encoders: pretraining without labels, conversion, probes.", COMMANDS
 )

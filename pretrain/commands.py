@@ -24,11 +24,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from pretrain.encoders.base import Encoder
 
 
-COMMANDS = {
-    "simclr": "pretrain.commands:pretrain_simclr",
-    "convert": "pretrain.commands:convert",
-    "probe": "pretrain.commands:probe",
-}
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
 
 

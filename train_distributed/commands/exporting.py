@@ -211,13 +211,15 @@ card = function("card", Card)
 def _command(configuration: Mapping[str, Any] | None) -> str | None:
     """Command that made a model, from the configuration in its report; defaults left out.
 
+    None: no command did, or one that only another program has.
+
     Of files outside the working directory only the names appear: where they lie is nobody's
     business.
     """
-    if configuration is None:
-        return None
-    given = dict(configuration)
+    given = dict(configuration or {})
     program = str(given.pop("command", "run"))
+    if configuration is None or program.split()[0] not in COMMANDS:
+        return None
     options = dict(given.pop("options", {}))
     if given.get("config") is not None:  # which says them
         given.pop("method", None)

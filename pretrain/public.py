@@ -166,14 +166,15 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
 
 
 def _arguments(command: type) -> Iterator[str]:
-    """`Args:` of a docstring: every option in the words of the help."""
-    words = dict[str, str]()
+    """`Args:` of a docstring: every option in the words of the help, a group in its own."""
+    hints = get_type_hints(command)
+    words = {name: (hints[name].__doc__ or "").split("\n")[0] for name in hints}
     for base in reversed(command.__mro__):
         if get_annotations(base):
-            words |= _words(base)
+            words |= {name: said for name, said in _words(base) if said}
     yield "Args:"
     for each in fields(command):  # pyright: ignore[reportArgumentType]
-        yield f"    {each.name}: {words.get(each.name, 'see its type.')}"
+        yield f"    {each.name}: {words[each.name]}"
 
 
 def _words(kind: type) -> Iterator[tuple[str, str]]:

@@ -180,7 +180,7 @@ def test_the_configuration_runs(public, tmp_path, unit):
     run = Run(
         tmp_path / "own",
         config=out / "configuration.json",
-        privacy=chosen.privacy,
+        **vars(chosen.privacy),
         public=tmp_path / "public",
         num_classes=4,
         ledger=Path("none"),

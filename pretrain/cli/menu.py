@@ -21,12 +21,11 @@ from typing import (
 
 import tyro
 
-from pretrain.cli.command import Command
+from pretrain.cli.command import USAGE_ERROR, Command
 from pretrain.cli.retired import refuse_retired
 from pretrain.public import find
 
 OMIT = (tyro.conf.OmitArgPrefixes,)  # tyro's configuration
-USAGE_ERROR = 2
 Group = TypeVar("Group")
 
 

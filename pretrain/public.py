@@ -26,50 +26,10 @@ from typing import (
 )
 
 from pretrain import check
+from pretrain.cli.retired import MOVED
 
 DISTRIBUTION = "blind-averaging"
 SHOWN = ("__all__", "__doc__", "__file__", "__name__", "__version__")
-# Names that a package had in 0.2, and where they are: told for one version.
-MOVED = {
-    "train_distributed": {
-        **{
-            name: f"train_distributed.commands.{name}"
-            for name in (
-                *("account", "audit", "card", "demo", "evaluate", "export", "predict", "protect"),
-                *("rehearse", "rival", "run", "simulate", "sweep"),
-            )
-        },
-        "collect_window": "train_distributed.commands.federation_collect",
-        "fit_head": "heads.fit_exact, or heads.fit_sgd",
-        "init_federation": "train_distributed.commands.federation_init",
-        "join_federation": "train_distributed.commands.federation_join",
-        "limit_epsilon": "train_distributed.commands.ledger_limit",
-        "make_window": "train_distributed.commands.federation_window",
-        "merge_ledgers": "train_distributed.commands.ledger_merge",
-        "plot_sweep": "train_distributed.commands.plot",
-        "renew_federation": "train_distributed.commands.federation_renew",
-        "report_to_window": "train_distributed.commands.federation_report",
-        "reserve_epsilon": "train_distributed.commands.ledger_reserve",
-        "run_aggregator": "train_distributed.commands.federation_aggregator",
-        "serve_invitation": "train_distributed.commands.federation_invite",
-        "show_federation": "train_distributed.commands.federation_status",
-        "show_ledger": "train_distributed.commands.ledger_show",
-        "spend_epsilon": "train_distributed.commands.ledger_spend",
-        "start_federation": "train_distributed.commands.federation_start",
-    },
-    "embed": {
-        "add_constant_and_clip": "embed.clip.add_constant_and_clip",
-        "concat_sets": "embed.commands.concat",
-        "exclude_public": "embed.commands.exclude",
-        "hold_out_rows": "embed.commands.hold_out",
-        "import_reference": "embed.commands.import_reference",
-        "plot_embeddings": "embed.commands.plot",
-    },
-    "pretrain": {
-        "convert_checkpoint": "pretrain.commands.convert",
-        "probe_encoder": "pretrain.commands.probe",
-    },
-}
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -89,6 +89,7 @@ class Audit:
         settings = RunConfig.settled(
             self.config,
             RunConfig("all", {}, PROMISE),
+            (*LISTS, "evaluation", *get_args(PrivateMethodName)),
             method=self.method,
             epsilon=self.epsilon,
             delta=self.delta,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import (
@@ -62,11 +62,11 @@ class RunConfig:
         return json.dumps(fields, indent=1, allow_nan=False) + "\n"
 
     @classmethod
-    def read(cls, path: Path) -> "RunConfig":
+    def read(cls, path: Path, methods: Collection[str] = tuple(METHODS)) -> "RunConfig":
         """Reads what `text` gave.
 
         Raises:
-            ValueError: missing, damaged, or with other fields.
+            ValueError: missing, damaged, with other fields, or of none of these methods.
         """
         try:
             fields = parsed(path.read_text("utf-8"))
@@ -75,7 +75,7 @@ class RunConfig:
             encoding = fields.pop("encoding", None)
             # JSON has no paths: what a prior's file would hold stands in its place
             options = converted(SettledOptions, dict(fields.pop("options")), prior=dict[str, float])
-            check.one_of(METHODS, method=fields["method"])
+            check.one_of(methods, method=fields["method"])
             return cls(
                 method=str(fields.pop("method")),
                 options=options,
@@ -91,19 +91,26 @@ class RunConfig:
             raise ValueError(f"config must be what rehearse wrote, got {path}: {error}") from error
 
     @classmethod
-    def settled(cls, path: Path | None, default: "RunConfig", **typed: Any) -> "RunConfig":
+    def settled(
+        cls,
+        path: Path | None,
+        default: "RunConfig",
+        methods: Collection[str] = tuple(METHODS),
+        **typed: Any,
+    ) -> "RunConfig":
         """The file's method, options and promise, or the default's where there is no file.
 
         Args:
             path: of the file; None: none was given.
             default: what holds without a file.
+            methods: of which the file may name one.
             **typed: method and fields of the promise as typed, None for what was not. They go
                 before the default, and must agree with what a file says.
 
         Raises:
             ValueError: a bad file, or one that says something else.
         """
-        found = default if path is None else cls.read(path)
+        found = default if path is None else cls.read(path, methods)
         given = check.present(**typed)
         if path is not None:
             said = check.present(**vars(found.privacy), method=found.method)

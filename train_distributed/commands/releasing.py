@@ -143,8 +143,8 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
             request = self._request(*self._partitions())
             print(json.dumps(jsonable(request.described()), indent=1))
             return self.out or Path()
-        read = [each for each in options_of(self).values() if isinstance(each, Path)]
-        read = [each for each in read if each != self.out]
+        typed = options_of(self).items()
+        read = [each for name, each in typed if isinstance(each, Path) and name != "out"]
         out = output_directory(self.out, "run", *read, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             released, counted = self._into(partial, out)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from train_distributed import Privacy, commands
+from train_distributed import commands
 
 P, NAMES = 40, ("cat", "dog", "ship")
 THINGS = tuple(f"thing {k}" for k in range(30))
@@ -48,7 +48,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
 
     def run(out: str, *, public: str = "public", **given: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"public": tmp_path / public, "seed": 1, "ledger": Path("none")}
-        options |= {"out": tmp_path / out, "privacy": Privacy(0.5, 1e-5)}
+        options |= {"out": tmp_path / out, "epsilon": 0.5}
         written = commands.run(embeddings=tmp_path / "private", **options | given)
         return json.loads((written / "report.json").read_text())
 

@@ -74,7 +74,6 @@ CASES = table(
     (f"{IID} {'9' * 30}", r"users must be in \[1, 48\], .* got 999"),
     (f"{IID} 0", r"users must be in \[1, 48\], .* got 0"),
     (f"{RUN} --num-classes 9", r"num_classes must be 3"),
-    (f"{RUN} --honest-fraction 0.01", r"one certainly honest user, got 0"),
     (f"{RUN} --epochs 3", r"Unrecognized options: --epochs"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
@@ -195,7 +194,7 @@ CASES = table(
             ("", r"method must be one of .* got 'non-private-svm'", {"method": "non-private-svm"}),
             ("", r"config must be left out for method all", {"method": "all"}),
             ("", r"options must be left out for an evaluation", {"method": "evaluation"}),
-            ("", r"options must fit method 'svm'", {"method": "svm", "options": {"bits": 3}}),
+            ("", r"options must fit method 'svm'", {"method": "svm", "options": {"rounds": 3}}),
             (
                 "",
                 r"honest_fraction must be left out or 1 for method 'admm-dual'",
@@ -303,7 +302,7 @@ CASES = table(
         for says, change in (
             (r"method must be one of discriminant, softmax.* got 'amp'", {"method": "amp"}),
             (r"transform must be fitted on the set config was", {"public_hash": "0" * 64}),
-            (r"options must fit method 'softmax'", {"options": {"bits": 3}}),
+            (r"bits is no option, those are l2_reg", {"options": {"bits": 3}}),
             (r"components must be in \[1, .* got 99", {"options": {"components": 99}}),
             (r"prior must have the classes", {"options": {"prior": {"cat": 0.5, "dog": 0.5}}}),
             (r"prior must hold shares of sum 1", {"options": {"prior": {"0": 0.5, "1": 0.6}}}),

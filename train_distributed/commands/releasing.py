@@ -145,7 +145,8 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
             return self.out or Path()
         typed = options_of(self).items()
         read = [each for name, each in typed if isinstance(each, Path) and name != "out"]
-        out = output_directory(self.out, "run", *read, overwrite=self.overwrite)
+        named = [each for each in (self.with_encoder, self.text_encoder) if isinstance(each, str)]
+        out = output_directory(self.out, "run", *read, *named, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             released, counted = self._into(partial, out)
         with after(f"{out} was written"):

@@ -26,7 +26,7 @@ from typing import (
 )
 
 from pretrain import check
-from pretrain.cli.retired import MOVED
+from pretrain.retired import MOVED
 
 DISTRIBUTION = "blind-averaging"
 SHOWN = ("__all__", "__doc__", "__file__", "__name__", "__version__")

@@ -22,8 +22,8 @@ from typing import (
 import tyro
 
 from pretrain.cli.command import USAGE_ERROR, Command
-from pretrain.cli.retired import refuse_retired
 from pretrain.public import find
+from pretrain.retired import refuse_retired
 
 OMIT = (tyro.conf.OmitArgPrefixes,)  # tyro's configuration
 Group = TypeVar("Group")

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from pretrain.cli.retired import RIVALS
+from pretrain.retired import RIVALS
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands import options
 from train_distributed.commands.rehearsing import Demo

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from embed.__main__ import MENU as EMBED
-from pretrain.cli.retired import RETIRED, Retired
+from pretrain.retired import RETIRED, Retired
 from train_distributed.__main__ import MENU, ROOMS
 
 CASES = [(each, command) for each in RETIRED for command in each.commands]

@@ -87,7 +87,7 @@ CASES = table(
     (f"{RUN} --prior flat", r"prior must be .* got flat"),
     (
         f"{RUN} --prior p.json",
-        r"prior must be .*p\.json.*wanted",
+        r"prior must be .*p\.json.*must have the classes blue, green, red",
         put("p.json", '{"cat": 0.5, "dog": 0.5}'),
     ),
     (

@@ -9,6 +9,7 @@ import numpy as np
 from embed.encoding import Encoding
 from embed.store import EmbeddingSet, columns, write_companions, write_rows
 from pretrain.cli.output import new_directory, output_directory
+from pretrain.public import function
 
 OF_PICTURES = ("data_hash", "rows", "class_names")  # what meta.json says of them
 
@@ -58,6 +59,9 @@ class Concat:
             write_companions(partial, **columns(first), meta=meta)
         print(f"{len(first)} embeddings of dimension {sum(widths)} in {out}")
         return out
+
+
+concat = function("concat", Concat)
 
 
 def _same_pictures(one: EmbeddingSet, other: EmbeddingSet) -> bool:

@@ -23,8 +23,8 @@ from embed.engines import choose, compiles, trial_pictures
 from embed.options import ExtractOptions
 from embed.partial import ExtractionPlan, ResumableExtraction, ResumeKey
 from embed.store import INFERRED, EmbeddingSet, hash_rows
-from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import refuse_existing
+from pretrain.cli.provenance import usual_batch, usual_device
 from pretrain.cli.waiting import Progress
 from pretrain.datasets import SPLITS, ImageSet, UnreadableImage, decode_name, users_in_both
 from pretrain.encoder import encoder_hash

@@ -15,6 +15,7 @@ from embed.store import EmbeddingSet
 from pretrain import check
 from pretrain.cli.output import output_directory
 from pretrain.datasets import EVALUATION, TRAIN
+from pretrain.public import function
 
 By = Literal["record", "user"]
 
@@ -47,13 +48,16 @@ class HoldOut:
         """Writes the set with its new split; prints the number of rows of each kind."""
         out = output_directory(self.out, "hold-out", self.embeddings, overwrite=self.overwrite)
         source = EmbeddingSet.open(self.embeddings)
-        held = hold_out(source, self.share, by=self.by, seed=self.seed)
+        held = with_held_out(source, self.share, by=self.by, seed=self.seed)
         held.save(out, overwrite=self.overwrite)
         train, evaluation = (int((held.split == part).sum()) for part in (TRAIN, EVALUATION))
         print(f"{train} rows to train on, {evaluation} held out, in {out}")
         if lines := without_held_out(held):
             print(lines)
         return out
+
+
+hold_out = function("hold_out", HoldOut)
 
 
 def without_held_out(held: EmbeddingSet) -> str:
@@ -73,7 +77,7 @@ def without_held_out(held: EmbeddingSet) -> str:
     )
 
 
-def hold_out(
+def with_held_out(
     embeddings: EmbeddingSet,
     share: float,
     *,

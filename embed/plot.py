@@ -10,6 +10,7 @@ import numpy as np
 from embed.store import EmbeddingSet
 from pretrain import check
 from pretrain.cli.output import new_directory, output_directory, write_json
+from pretrain.public import function
 
 if TYPE_CHECKING:  # what draws is imported by the command that runs
     from matplotlib.figure import Figure
@@ -77,6 +78,9 @@ class Plot:
             write_json(partial / "report.json", report)
         print(f"projection in {out}")
         return out
+
+
+plot = function("plot", Plot)
 
 
 def _draw(points: np.ndarray, labels: np.ndarray, names: list[str], method: str) -> "Figure":

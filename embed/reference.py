@@ -9,6 +9,7 @@ import numpy as np
 from embed.store import INFERRED, EmbeddingSet, read_array, write_companions, write_rows
 from pretrain.cli.output import new_directory, output_directory
 from pretrain.datasets import TEST, TRAIN
+from pretrain.public import function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,9 @@ class ImportReference:
         done = EmbeddingSet.open(out)
         print(f"{len(done)} embeddings of dimension {done.dim} in {out}")
         return out
+
+
+import_reference = function("import_reference", ImportReference)
 
 
 def _class_names(labels: np.ndarray, declared: tuple[str, ...]) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """The commands `python -m embed run|exclude|fit-transform`."""
 
 import json
-from dataclasses import dataclass, field, fields
+import sys
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import tyro
 
 from embed.encoding import refuse_other
 from embed.options import ExtractOptions, ImageOptions, Knowledge, StoreOptions
 from embed.store import EmbeddingSet, columns, select_rows, write_companions, write_rows
-from pretrain.cli.device import usual_batch, usual_device
 from pretrain.cli.output import (
     default_directory,
     new_directory,
@@ -18,6 +20,17 @@ from pretrain.cli.output import (
     refuse_inputs,
     write_json,
 )
+from pretrain.cli.provenance import usual_batch, usual_device
+from pretrain.public import function
+
+
+def _added_encoders(default: str) -> str:
+    """Default, and kinds of encoders that a program has added to the project's own."""
+    own = "pretrain.encoder"  # loaded by now if a program has added some
+    builders = getattr(sys.modules.get(own), "BUILDERS", {})
+    added = [f"{kind}:" for kind, build in builders.items() if build.__module__ != own]
+    also = f"; {', '.join(added)} has been added" if added else ""
+    return f"(default: {default}{also})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +45,7 @@ class Run(StoreOptions, ImageOptions):
     --class-names normal pneumonia --resize 224 --test-share user:0.2 --out xrays
     """
 
-    encoder: str = "simclr-small"
+    encoder: Annotated[str, tyro.conf.arg(help_behavior_hint=_added_encoders)] = "simclr-small"
     """timm:NAME, hf:NAME, hf:DIR, simclrv2:NAME, resnet50-v1, the path of a checkpoint, or the
     encoder that is shipped here. NAME@224 scales pictures to 224 pixels (default: as the encoder's
     own configuration says), NAME@224,crop=0.875 keeps that share of the shorter side,
@@ -99,9 +112,13 @@ class Run(StoreOptions, ImageOptions):
         return out
 
 
+run = function("run", Run)
+embed_images = function("embed_images", Run)
+
+
 @dataclass(frozen=True, kw_only=True)
-class FitTransform:
-    """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
+class Fitted:
+    """What is fitted to what; a base of its own, so that the help names it first."""
 
     public: Path
     """Public embedding set."""
@@ -117,7 +134,12 @@ class FitTransform:
     """Divide features by this quantile of the public norms, then clip them to length 1."""
     constant: float = 0.5
     """Value of the constant column; the clip norm of a row is sqrt(1 + constant²)."""
-    knowledge: Knowledge = field(default_factory=Knowledge)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitTransform(Knowledge, Fitted):
+    """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
+
     i_know_this_leaks: bool = False
     """Allow the same rows in --public and --apply-to; no release of these rows accepts the
     transform."""
@@ -130,7 +152,7 @@ class FitTransform:
         from embed.identity import refuse_leak, refuse_seen
         from embed.transform import PublicTransform
 
-        inputs, leak = (self.public, self.apply_to, self.knowledge.examples), self.i_know_this_leaks
+        inputs, leak = (self.public, self.apply_to, self.examples), self.i_know_this_leaks
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         public = EmbeddingSet.open(self.public)
         private = None if self.apply_to is None else EmbeddingSet.open(self.apply_to)
@@ -145,7 +167,7 @@ class FitTransform:
         }
         transform = PublicTransform.fit(public, **options)
         declared = () if private is None else private.declared_classes
-        transform = added_to(self.knowledge, transform, public, declared)
+        transform = added_to(self, transform, public, declared)
         if private is not None and transform.seen is not None and not leak:
             refuse_seen(transform.seen, private)
         report = {
@@ -177,6 +199,9 @@ class FitTransform:
             write_json(partial / "report.json", report)
         print(json.dumps(report, indent=2))
         return out
+
+
+fit_transform = function("fit_transform", FitTransform)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,3 +257,6 @@ class Exclude:
             write_companions(partial, **columns(private, kept), meta=private.meta_of_rows)
         print(f"{count} rows in {out}, {len(private) - count} left out")
         return out
+
+
+exclude = function("exclude", Exclude)

@@ -2,20 +2,16 @@
 
 import sys
 
-import tyro
-
 from pretrain.cli.command import run_command
 from pretrain.cli.menu import Menu
 
+COMMANDS = {
+    "simclr": "pretrain.commands:pretrain_simclr",
+    "convert": "pretrain.commands:convert",
+    "probe": "pretrain.commands:probe",
+}
 MENU = Menu(
-    name="pretrain",
-    words="Public encoders: pretraining without labels, conversion, probes.",
-    commands={
-        "simclr": "pretrain.commands:Simclr",
-        "convert": "pretrain.commands:Convert",
-        "probe": "pretrain.commands:Probe",
-    },
-    markers=(tyro.conf.OmitSubcommandPrefixes,),
+    "pretrain", "Public encoders: pretraining without labels, conversion, probes.", COMMANDS
 )
 
 

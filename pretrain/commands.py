@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain import check
-from pretrain.cli.device import usual_device
 from pretrain.cli.output import new_directory, output_directory, write_json
-from pretrain.cli.provenance import versions
+from pretrain.cli.provenance import usual_device, versions
 from pretrain.public import function
 from pretrain.recipes import SMALL, SimCLRConfig
 
@@ -47,6 +46,7 @@ class Simclr:
     out: Path | None = None
     """Directory to write: encoder.safetensors, report.json, history.png (default: a new one under
     runs/)."""
+    markers = ()  # of tyro: options of the group keep its name before theirs
     config: SimCLRConfig = field(default_factory=lambda: SMALL)
     monitor: str | None = None
     """Labelled image set whose kNN accuracy is measured after every epoch."""
@@ -127,6 +127,9 @@ class Simclr:
         return out
 
 
+pretrain_simclr = function("pretrain_simclr", Simclr)
+
+
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
     """Monitor of the kNN accuracy: up to 2,000 rows, test rows if any, against 10,000 others."""
     import numpy as np
@@ -198,6 +201,9 @@ class Convert:
             write_json(directory / "report.json", report)
         print(f"{self.arch}: {network.embedding_dim} dimensions in {out}")
         return out
+
+
+convert = function("convert", Convert)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +303,4 @@ class Probe:
         }
 
 
-pretrain_simclr = function("pretrain_simclr", Simclr)
-convert_checkpoint = function("convert_checkpoint", Convert)
-probe_encoder = function("probe_encoder", Probe)
+probe = function("probe", Probe)

@@ -1,12 +1,17 @@
-"""Public names of a package, each loaded when it is asked for, and commands as functions."""
+"""Public names of a package, each loaded when it is asked for, and commands as functions.
 
+The stub beside a package (`__init__.pyi`) lists its names once, for type checkers and for Python.
+"""
+
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
-from inspect import signature
+from inspect import cleandoc, get_annotations, getsource, signature
 from pathlib import Path
+from textwrap import dedent
 from types import UnionType
 from typing import (
     Any,
@@ -21,6 +26,7 @@ from typing import (
 )
 
 from pretrain import check
+from pretrain.retired import MOVED
 
 DISTRIBUTION = "blind-averaging"
 SHOWN = ("__all__", "__doc__", "__file__", "__name__", "__version__")
@@ -37,34 +43,60 @@ class Runs(Protocol[R_co]):
         ...
 
 
-def public_names(
-    package: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package.
+def stub_names(module: str) -> dict[str, str]:
+    """Names that the stub beside a module lists, in its order, and the home of each.
+
+    A home is `module:name`; `from . import name as name` is a module of the package.
+    """
+    stub = Path(str(sys.modules[module].__file__)).with_suffix(".pyi")
+    return {
+        alias.asname: f"{node.module}:{alias.name}" if node.module else f"{module}.{alias.name}"
+        for node in ast.parse(stub.read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+
+
+def find(home: str) -> Any:
+    """The object at `module:name`, or the module; a command's function gets its docstring."""
+    module, _, name = home.partition(":")
+    found = import_module(module)
+    return getattr(found, name) if name else found
+
+
+def attach(
+    package: str, homes: dict[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, whose names its stub lists.
 
     Args:
-        package: its name.
-        homes: public name -> the module that it is in, or is, below the package.
+        package: its name, of a module that is being loaded.
+        homes: name -> home, in the place of the stub's.
     """
+    found = stub_names(package) if homes is None else homes
 
     def load(name: str) -> Any:
         if name == "__version__":
             return version(DISTRIBUTION)
-        if name not in homes:
+        if place := MOVED.get(package, {}).get(name):  # an AttributeError would lose the line
+            raise ImportError(f"{package}.{name} is now {place}")
+        if name not in found:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = import_module(f"{package}.{homes[name]}")
-        found = home if homes[name] == name else getattr(home, name)
-        setattr(sys.modules[package], name, found)
-        return found
+        loaded = find(found[name])
+        if kind := getattr(loaded, "command", None):
+            loaded.__doc__ = "\n".join([cleandoc(kind.__doc__ or ""), "", *_arguments(kind)])
+        setattr(sys.modules[package], name, loaded)
+        return loaded
 
-    return load, lambda: sorted([*homes, *SHOWN])
+    return load, lambda: sorted([*found, *SHOWN]), sorted(found)
 
 
 def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
     """Function that runs a command and returns what it wrote.
 
     Its arguments are the command's fields. Options of a group may also be given by themselves, as
-    they are typed: `epsilon=1.0` for `privacy=Privacy(1.0, 1e-5)`. Text stands for a path.
+    they are typed: `epochs=3` for `config=SimCLRConfig(epochs=3)`. Text stands for a path.
 
     Args:
         name: of the function.
@@ -85,12 +117,38 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
         build: Any = command
         return build(**_converted(command, named)).run()
 
-    run.__name__ = run.__qualname__ = name
-    run.__doc__, run.__module__ = command.__doc__, command.__module__
+    made: Any = run
+    made.__name__ = made.__qualname__ = name
+    made.__doc__, made.__module__, made.command = command.__doc__, command.__module__, command
     returned = signature(getattr(command, "run")).return_annotation  # noqa: B009
-    typed = shown.replace(return_annotation=returned)
-    run.__signature__ = typed  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+    made.__signature__ = shown.replace(return_annotation=returned)
+    return made
+
+
+def _arguments(command: type) -> Iterator[str]:
+    """`Args:` of a docstring: every option in the words of the help, a group in its own."""
+    hints = get_type_hints(command)
+    words = {name: (hints[name].__doc__ or "").split("\n")[0] for name in hints}
+    for base in reversed(command.__mro__):
+        if get_annotations(base):
+            words |= {name: said for name, said in _words(base) if said}
+    yield "Args:"
+    for each in fields(command):  # pyright: ignore[reportArgumentType]
+        yield f"    {each.name}: {words[each.name]}"
+
+
+def _words(kind: type) -> Iterator[tuple[str, str]]:
+    """Fields of a class and the docstrings below them, or the comments beside them."""
+    source = dedent(getsource(kind))
+    lines, body = source.splitlines(), ast.parse(source).body[0].body  # pyright: ignore[reportAttributeAccessIssue]
+    for field, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(words))):
+                    pass
+                case _:
+                    words = lines[(field.end_lineno or 1) - 1].partition("  # ")[2]
+            yield ast.unparse(field.target), " ".join(words.split())
 
 
 def _grouped(command: Any, options: dict[str, Any]) -> dict[str, Any]:

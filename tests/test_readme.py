@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pytest
 
 import train_distributed.__main__ as menu
+from train_distributed.commands import COMMANDS
 from train_distributed.one_shot.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +28,8 @@ PAGES = [
 ]
 MOST_WORDS = 700
 ROOMS = ("embed", "heads", "pretrain")
-FEDERATION = list(menu.FEDERATION.commands)
-SIMULATION = [name for name in menu.MENU.commands if name != "demo"]
+FEDERATION = [name.split()[1] for name in menu.MENU.commands if name.startswith("federation ")]
+SIMULATION = list(dict.fromkeys(name.split()[0] for name in menu.MENU.commands if name != "demo"))
 OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -100,7 +101,7 @@ def test_commands_and_their_options_exist(page):
     if page.name == "CHANGELOG.md":
         pytest.skip("names commands and options of earlier versions")
     for module, words in commands(page.read_text()):
-        depth = 2 if words[0] in ("federation", "ledger", "rival") else 1
+        depth = 2 if words[0] in menu.MENU.groups else 1
         path, rest = words[:depth], words[depth:]
         if not all(re.fullmatch(r"[a-z][a-z-]*", word) for word in path):
             continue  # a placeholder
@@ -133,14 +134,16 @@ def python_blocks(page: Path) -> list[str]:
 
 
 def executed(block: str) -> dict:
-    """The names that a block leaves; a method that it adds to the registry goes with it."""
+    """The names that a block leaves; a method or command that it adds goes with it."""
     names = {"__name__": "__main__"}  # where dataclasses look their module up
-    before = dict(METHODS)
+    tables = METHODS, COMMANDS
+    before = [dict(table) for table in tables]
     try:
         exec(compile(block, "README", "exec"), names)
     finally:
-        METHODS.clear()
-        METHODS.update(before)
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
     return names
 
 

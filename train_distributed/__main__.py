@@ -1,87 +1,37 @@
 """All users' commands, and the program `blind-averaging` with those of all rooms.
 
-Without arguments: the embedded default, end to end, on real images.
+Without arguments, runs `demo` on the bundled digits.
 """
 
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 
 from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
-from pretrain.cli.command import Command, replace_missing, run_command
+from pretrain.cli.command import Command, run_command
 from pretrain.cli.menu import Menu
+from train_distributed.commands import COMMANDS, GROUPS
 from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
 
 PROGRAM = "blind-averaging"
-_FOLDER = "train_distributed.commands"
-_DEMO = f"{_FOLDER}.demo:Demo"
-FEDERATION = Menu(
-    name="federation",
-    words="A federation of real parties: keys, set-up, sessions, state.",
-    commands={
-        "join": f"{_FOLDER}.federation:Join",
-        "init": f"{_FOLDER}.federation:Init",
-        "start": f"{_FOLDER}.federation:Start",
-        "status": f"{_FOLDER}.federation:Status",
-        "renew": f"{_FOLDER}.federation:Renew",
-        "window": f"{_FOLDER}.federation.collecting:MakeWindow",
-        "invite": f"{_FOLDER}.federation.aggregating:Invite",
-        "aggregator": f"{_FOLDER}.federation.aggregating:Aggregate",
-        "report": f"{_FOLDER}.federation.reporting:Report",
-        "collect": f"{_FOLDER}.federation.collecting:Collect",
-    },
-)
-LEDGER = Menu(
-    name="ledger",
-    words="What is spent on private rows: show it, reserve, note as spent, limit, merge.",
-    commands={
-        "show": f"{_FOLDER}.ledger:Show",
-        "reserve": f"{_FOLDER}.ledger:Reserve",
-        "spend": f"{_FOLDER}.ledger:Spend",
-        "limit": f"{_FOLDER}.ledger:SetLimit",
-        "merge": f"{_FOLDER}.ledger:Merge",
-    },
-)
-RIVAL = Menu(
-    name="rival",
-    words="Methods that ours are compared with, each with options of its own.",
-    commands={name: f"{_FOLDER}.rivals:{name}" for name in (*RIVALS, *MANY_ROUNDS, *NOT_PRIVATE)},
-)
-MENU = Menu(
-    name="train_distributed",
-    words="All users: one private model, simulations, experiments, audits.",
-    commands={
-        "demo": _DEMO,
-        "run": f"{_FOLDER}.releasing:Run",
-        "simulate": f"{_FOLDER}.releasing:Simulate",
-        "rival": RIVAL,
-        "predict": f"{_FOLDER}.predict:Predict",
-        "evaluate": f"{_FOLDER}.evaluate:Evaluate",
-        "export": f"{_FOLDER}.export:Export",
-        "card": f"{_FOLDER}.card:Card",
-        "sweep": f"{_FOLDER}.sweep:Sweep",
-        "plot": f"{_FOLDER}.sweep:Plot",
-        "rehearse": f"{_FOLDER}.rehearse:Rehearse",
-        "account": f"{_FOLDER}.account:Account",
-        "audit": f"{_FOLDER}.audit:Audit",
-        "protect": f"{_FOLDER}.protect:Protect",
-        "ledger": LEDGER,
-        "federation": FEDERATION,
-    },
-    default=_DEMO,
-)
 HEADS = "heads"  # a room that parses its own command
-ROOMS = Menu(
-    name=PROGRAM,
-    words="The commands of all rooms.",
-    commands={
-        **MENU.commands,
-        "pretrain": PRETRAIN,
-        "embed": EMBED,
-        f"{HEADS} fit": "heads.__main__:Fit",
-    },
-    default=_DEMO,
-)
+WORDS = "One differentially private model of all users' embeddings (--version: which)."
+HEAD = Menu(HEADS, "One head on one user's data.", {"fit": "heads.__main__:Fit"})
+
+
+def _homes() -> dict[str, str]:
+    """The table of commands, in which every rival has a command of its own."""
+    found = dict[str, str]()
+    for name, home in COMMANDS.items():
+        of_rivals = (*RIVALS, *MANY_ROUNDS, *NOT_PRIVATE) if name == "rival" else ()
+        module = home.partition(":")[0]
+        found |= {f"{name}_{each}": f"{module}:{each}" for each in of_rivals} or {name: home}
+    return found
+
+
+MENU = Menu("", WORDS, _homes(), GROUPS, default="demo")
+ROOMS = replace(MENU, rooms=(PRETRAIN, EMBED, HEAD))
 
 
 def _parse() -> Command:
@@ -91,10 +41,6 @@ def _parse() -> Command:
 def main() -> int:
     """The program `blind-averaging`: `python -m ROOM COMMAND` of every room as one."""
     arguments = sys.argv[1:]
-    replace_missing()
-    if arguments in (["-h"], ["--help"]):
-        print(_listing())
-        return 0
     if arguments == ["--version"]:
         print(PROGRAM, version(PROGRAM))
         return 0
@@ -103,20 +49,6 @@ def main() -> int:
 
         return fit_head(arguments[1:], f"{PROGRAM} {HEADS}")
     return run_command(lambda: ROOMS.parse(arguments, PROGRAM))
-
-
-def _listing() -> str:
-    lines = dict(ROOMS.lines())
-    wide = max(map(len, lines))
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} [--help | --version | COMMAND [options]]",
-            "",
-            *(f"  {name:{wide}}  {words}" for name, words in lines.items()),
-            "",
-            f"Options of a command: {PROGRAM} COMMAND --help. Without a command: demo.",
-        ]
-    )
 
 
 if __name__ == "__main__":

@@ -1,28 +1,40 @@
-"""Commands by name; the module of a command is imported only when it is typed."""
+"""Commands by what is typed; the module of a command is imported only when it is typed."""
 
-import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from difflib import get_close_matches
 from functools import cache
 from inspect import get_annotations
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
-from pretrain.cli.command import Command
-from pretrain.cli.retired import refuse_retired
+from pretrain.cli.command import USAGE_ERROR, Command
+from pretrain.public import find
+from pretrain.retired import refuse_retired
 
-OMIT = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+OMIT = (tyro.conf.OmitArgPrefixes,)  # tyro's configuration
+Group = TypeVar("Group")
 
 
 def load(home: str) -> type[Command]:
-    """The dataclass at `module:Class`, whose fields are the options of a command.
+    """The dataclass of the function at `module:name`, or there: its fields are the options.
 
     Its module imports little: everything else is imported when the command runs.
     """
-    module, _, name = home.partition(":")
-    found = getattr(importlib.import_module(module), name)
+    found = getattr(found := find(home), "command", found)
     _hide_empty_defaults(found)
     return found
 
@@ -64,14 +76,14 @@ def _word(kind: Any) -> str:
     return getattr(kind, "__name__", str(kind)).upper()
 
 
-def parsed(kind: type[Any], words: list[str], prog: str, markers: tuple[Any, ...]) -> Command:
+def parsed(kind: type[Any], words: list[str], prog: str) -> Command:
     """A command from the words after its name.
 
     A class with `groups` has its options in boxes of those titles. Each group is a base of the
     class, or the type of one of its fields; options of no group are left as they are.
     """
     if not hasattr(kind, "groups"):
-        return tyro.cli(kind, args=words, prog=prog, config=markers)
+        return tyro.cli(kind, args=words, prog=prog, config=getattr(kind, "markers", OMIT))
     own, hints = {each.name: each for each in fields(kind)}, get_type_hints(kind)
     places: dict[str, str | None] = {}  # field of the class that a group is; None: its base
     shape: list[Any] = []
@@ -86,8 +98,7 @@ def parsed(kind: type[Any], words: list[str], prog: str, markers: tuple[Any, ...
             shape.append((called, Annotated[part, shown], usual))
     about = {"__doc__": kind.__doc__}
     made = make_dataclass(kind.__name__, shape, kw_only=True, namespace=about)
-    markers = (*markers, tyro.conf.FlagCreatePairsOff)
-    found = tyro.cli(made, args=words, prog=prog, config=markers)
+    found = tyro.cli(made, args=words, prog=prog, config=(*OMIT, tyro.conf.FlagCreatePairsOff))
     given: dict[str, Any] = {}
     for called, place in places.items():
         group = getattr(found, called)
@@ -95,15 +106,37 @@ def parsed(kind: type[Any], words: list[str], prog: str, markers: tuple[Any, ...
     return kind(**given)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Menu:
-    """Commands, each by the place `module:Class` of its dataclass, and further groups of them."""
+def part_of(command: Any, kind: type[Group]) -> Group:
+    """Options of one group of a command."""
+    return kind(**{each.name: getattr(command, each.name) for each in fields(kind)})  # pyright: ignore[reportArgumentType]
 
-    name: str
+
+@dataclass(frozen=True)
+class Menu:
+    """Commands of a program: a table of functions, by what is typed.
+
+    The function `federation_init` is the command `federation init` where `federation` is a group,
+    `hold_out` is `hold-out`.
+    """
+
+    room: str  # first word of its commands in the program of all rooms, such as "embed"; or ""
     words: str
-    commands: Mapping[str, "str | Menu"]
-    default: str = ""  # place of the command that runs if none is typed
-    markers: tuple[Any, ...] = OMIT  # tyro's configuration
+    homes: Mapping[str, str]  # name of a function -> `module:name`
+    groups: Mapping[str, str] = field(default_factory=dict)  # first words of some, and what of
+    rooms: tuple["Menu", ...] = ()  # whose commands are among these, after their rooms' names
+    default: str = ""  # command that runs if none is typed
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Homes by what is typed, such as "run" and "federation init", in the order of the help."""
+        found = {}
+        for name, home in self.homes.items():
+            group, _, rest = name.partition("_")
+            grouped = group in self.groups and rest
+            found[f"{group} {rest}" if grouped else name] = home
+        for menu in self.rooms:
+            found |= {f"{menu.room} {name}": home for name, home in menu.commands.items()}
+        return {name.replace("_", "-"): home for name, home in found.items()}
 
     def parse(self, arguments: list[str], prog: str) -> Command:
         """Parses a command and its options.
@@ -115,31 +148,46 @@ class Menu:
         Raises:
             SystemExit: after help (0), or for a wrong command or option (2).
         """
-        own = self.default != ""  # the program's own menu, whose name nobody types
-        refuse_retired(" ".join((() if own else (self.name,)) + (*arguments[:1],)), arguments[1:])
-        if arguments and (found := self.commands.get(arguments[0])):
-            rest, called = arguments[1:], f"{prog} {arguments[0]}"
-            if isinstance(found, Menu):
-                return found.parse(rest, called)
-            return parsed(load(found), rest, called, self.markers)
-        started: dict[str, Any] = {"default": load(self.default)()} if own else {}
-        return tyro.cli(self.union(), args=arguments, prog=prog, config=self.markers, **started)
+        commands = self.commands
+        for count in (2, 1):
+            typed, rest = " ".join(arguments[:count]), arguments[count:]
+            refuse_retired(f"{self.room} {typed}".strip(), rest)
+            if home := commands.get(typed):
+                return parsed(load(home), rest, f"{prog} {typed}")
+        if self.default and not arguments:
+            return parsed(load(commands[self.default]), [], prog)
+        first, *more = [*arguments, ""]
+        group = f"{first} " if any(name.startswith(f"{first} ") for name in commands) else ""
+        word = ([*more, ""] if group else [first])[0]
+        if word in ("-h", "--help"):
+            print(self.listing(prog, group))
+            raise SystemExit(0)
+        inner = [name.removeprefix(group).split()[0] for name in commands if name.startswith(group)]
+        choices = list(dict.fromkeys(inner))
+        near = get_close_matches(word, choices, n=1)
+        said = f"command must be one of {', '.join(choices)}, got {word or 'none'}"
+        print(said + (f": perhaps {near[0]}" if near else ""), file=sys.stderr)
+        raise SystemExit(USAGE_ERROR)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Full name and first line of help of every command in this group."""
-        for name, found in self.commands.items():
-            if isinstance(found, Menu):
-                yield from ((f"{name} {inner}", words) for inner, words in found.lines())
-            else:
-                yield name, (load(found).__doc__ or "").splitlines()[0]
+        """What is typed, and the first line of its help, of every command."""
+        for name, home in self.commands.items():
+            yield name, (load(home).__doc__ or "").splitlines()[0]
 
-    def union(self) -> Any:
-        """Union of all commands for tyro, which lists them and corrects a misspelt name."""
-        kinds = []
-        for name, found in self.commands.items():
-            if isinstance(found, Menu):
-                kind, about = found.union(), tyro.conf.subcommand(name, description=found.words)
-            else:
-                kind, about = load(found), tyro.conf.subcommand(name)
-            kinds.append(Annotated[kind, about])
-        return Union[tuple(kinds)]  # noqa: UP007
+    def listing(self, prog: str, group: str = "") -> str:
+        """Help of the program, or of a group of its commands, such as "federation "."""
+        lines = {name: words for name, words in self.lines() if name.startswith(group)}
+        wide = max(map(len, lines))
+        about = {each.room: each.words for each in self.rooms} | dict(self.groups)
+        usual = f" Without a command: {self.default}." if self.default else ""
+        return "\n".join(
+            [
+                f"usage: {prog} {group}[-h] COMMAND [options]",
+                "",
+                about.get(group.strip(), self.words),
+                "",
+                *(f"  {name:{wide}}  {words}" for name, words in lines.items()),
+                "",
+                f"Options of a command: {prog} COMMAND --help.{usual}",
+            ]
+        )

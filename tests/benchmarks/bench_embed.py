@@ -33,7 +33,7 @@ from torch import nn
 from embed.engines import ENGINES, Engine, choose
 from embed.extract import embedded, spans
 from pretrain import build_encoder
-from pretrain.cli.device import CPU_BATCH
+from pretrain.cli.provenance import CPU_BATCH
 from pretrain.datasets import ImageSet
 from pretrain.intake.archive import open_npz
 from pretrain.intake.decode import decode

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from embed.__main__ import MENU as EMBED
 from pretrain.__main__ import MENU as PRETRAIN
-from pretrain.cli.menu import Menu
 from train_distributed.__main__ import MENU, PROGRAM
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +28,11 @@ SHOWN = 3  # packages
 def command_lines() -> dict[str, list[str]]:
     """Arguments of the interpreter for a command."""
     lines = {f"{PROGRAM} --help": ["-c", LISTING, "--help"]}
-    lines |= _typed(MENU.name, "", SOLVE)
+    lines |= _typed("train_distributed", "", SOLVE)
     for menu in (MENU, PRETRAIN, EMBED):
-        lines |= _typed(menu.name, "", "--help")
-        for name in _names(menu):
-            lines |= _typed(menu.name, name, "--help")
+        for name in ("", *menu.groups, *menu.commands):
+            lines |= _typed(menu.room or "train_distributed", name, "--help")
     return lines | _typed("heads", "fit", "--help")
-
-
-def _names(menu: Menu) -> list[str]:
-    inner = [name for name, found in menu.commands.items() if isinstance(found, Menu)]
-    return [*inner, *(name for name, _ in menu.lines())]
 
 
 def _typed(room: str, name: str, rest: str) -> dict[str, list[str]]:

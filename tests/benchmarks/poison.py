@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed import EmbeddingSet, PublicTransform
+from embed.clip import add_constant_and_clip
 from heads import second_moments
 from pretrain.datasets import TEST, TRAIN
 from train_distributed.one_shot.defaults import PublicFacts

@@ -281,7 +281,7 @@ def test_a_private_picture_among_the_examples_is_refused(
     command = FitTransform(
         public=tmp_path / "public",
         apply_to=tmp_path / "private",
-        knowledge=Knowledge(examples=tmp_path / "shown"),
+        examples=tmp_path / "shown",
         components=3,
         out=tmp_path / "out",
     )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
+from embed import EmbeddingSet, PublicTransform
+from embed.clip import add_constant_and_clip
 from embed.known_classes import ClassGuess, KnownClasses
 from pretrain.preprocess import Preprocess
 

@@ -2,8 +2,11 @@
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
+import re
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -11,15 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import embed
+import embed.commands
 import heads
-import pretrain
-import train_distributed as td
+import pretrain.commands
+import train_distributed
+import train_distributed.commands as td
 from embed import EmbeddingSet
-from pretrain.cli.menu import Menu, load
+from heads.__main__ import Fit
+from pretrain.cli.menu import load
+from pretrain.public import MOVED
 from train_distributed import Privacy, PrivateClassifier, Release, accounting, release
 from train_distributed.__main__ import ROOMS
-from train_distributed.commands.rivals import Rival
+from train_distributed.commands.comparing import Rival
 
 ROWS, LABELS = np.eye(4), np.arange(4) % 2
 META = {"class_names": ["a", "b"]}
@@ -105,30 +111,54 @@ def test_a_bad_call_is_one_line(call: Any, kind: Any, says: str) -> None:
 
 
 def test_every_command_is_a_function_with_its_options() -> None:
-    commands = set(_loaded(ROOMS))
-    rooms = (embed, pretrain, td)
-    made = [getattr(room, name) for room in rooms for name in room.__all__]
-    found = {call.__doc__ for call in made if hasattr(call, "__signature__")}
+    commands = {load(home) for home in ROOMS.commands.values()}
     rivals = {command for command in commands if issubclass(command, Rival)}
-    assert found == {command.__doc__ for command in commands - rivals}
+    made = [getattr(room, name) for room in (embed.commands, td) for name in room.__all__]
+    made += [pretrain.pretrain_simclr, pretrain.commands.convert, pretrain.commands.probe]
+    found = {call.command for call in made if call is not td.rival}
+    assert found == commands - rivals - {Fit}
     shown = signature(td.run)
     assert next(iter(shown.parameters)) == "embeddings"
+    assert {"public", "epsilon", "sums", "l2_reg"} <= shown.parameters.keys()
     assert shown.return_annotation is Path
 
 
-def _loaded(menu: Any) -> list[Any]:
-    if not isinstance(menu, Menu):
-        return [load(menu)]
-    return [each for found in menu.commands.values() for each in _loaded(found)]
+def test_its_docstring_has_every_option_in_the_words_of_the_help(capsys) -> None:
+    for name in td.__all__:
+        call, words = getattr(td, name), name.replace("_", " ").split()
+        words = words if words[0] in td.GROUPS else [name]
+        if call is td.rival:
+            continue
+        heads = ["--method=softmax"] if name in ("run", "simulate") else []
+        with pytest.raises(SystemExit):
+            ROOMS.parse([*words, *heads, "--help"], "x")
+        shown = " ".join(re.sub("[^\\w]+", " ", capsys.readouterr().out).split())
+        arguments = dict(re.findall(r"^    (\w+): (.*)$", call.__doc__, re.MULTILINE))
+        nested = {each.name for each in fields(call.command) if is_dataclass(each.type)}
+        assert arguments.keys() == signature(call).parameters.keys()
+        for option in arguments.keys() - nested:
+            said = " ".join(re.sub("[^\\w]+", " ", arguments[option]).split())
+            assert said in shown, (name, option)
 
 
-@pytest.mark.parametrize("room", [embed, heads, pretrain, td], ids=lambda room: room.__name__)
+def test_a_name_that_has_moved_says_where_it_is() -> None:
+    for room, names in MOVED.items():
+        for name, now in names.items():
+            with pytest.raises(ImportError, match=f"^{room}.{name} is now {now}$"):
+                exec(f"from {room} import {name}")
+            module, _, found = now.partition(",")[0].rpartition(".")
+            assert callable(getattr(import_module(module), found))
+
+
+@pytest.mark.parametrize(
+    "room", [embed, heads, pretrain, train_distributed], ids=lambda room: room.__name__
+)
 def test_dir_shows_the_public_names_and_the_version(room: Any) -> None:
     assert set(room.__all__) | {"__version__"} <= set(dir(room))
     assert not [
         name for name in dir(room) if not name.startswith("__") and name not in room.__all__
     ]
-    assert room.__version__ == td.__version__
+    assert room.__version__ == train_distributed.__version__
     assert (Path(room.__file__).parent / "py.typed").exists()
 
 
@@ -142,13 +172,13 @@ def test_functions_return_what_the_next_one_takes(tmp_path: Path, monkeypatch, c
         embeddings=rows, labels=labels, users=np.arange(240) % 20, split=split, meta=META
     ).save(Path("mine"))
     EmbeddingSet(embeddings=rows[::-1] + 0.1, labels=labels).save(Path("public"))
-    held = embed.hold_out_rows(embeddings=Path("mine"), share=0.2, out=Path("held"))
+    held = embed.commands.hold_out(embeddings=Path("mine"), share=0.2, out=Path("held"))
     fitted = embed.fit_transform(public=Path("public"), components=3, out=Path("fitted"))
-    model = td.run(held, public=fitted / "transform.safetensors", privacy=Privacy(3.0, 1e-4))
+    model = td.run(held, public=fitted / "transform.safetensors", epsilon=3.0, delta=1e-4)
     again = td.run("held", public="public", epsilon=3, components=3, prior="equal", ledger="none")
     report = Release.load(again).report
     assert (report.epsilon, report["configuration"]["options"]["prior"]) == (3, "equal")
-    evaluated = td.evaluate(model=model, embeddings=held, privacy=Privacy(5.0, 1e-4))
+    evaluated = td.evaluate(model=model, embeddings=held, epsilon=5.0, delta=1e-4)
     assert (evaluated / "evaluation.json").exists()
     assert td.card(model, evaluation=evaluated) == model
     assert (td.predict(model=model, embeddings=held) / "predictions.csv").exists()
@@ -161,14 +191,15 @@ from pathlib import Path
 
 import numpy as np
 from embed import EmbeddingSet, PublicTransform, embed_images
-from train_distributed import PrivateClassifier, Privacy, Release, evaluate, release, run
+from train_distributed import PrivateClassifier, Privacy, Release, release
+from train_distributed.commands import evaluate, run
 
 private: Path = embed_images(data="pictures", layout="user-class", resize=32, out=Path("mine"))
 data = EmbeddingSet.open(private)
 transform = PublicTransform.fit(data, components=8)
 model: Release = release(data, "discriminant", Privacy(1.0, 1e-5), transform=transform)
 names: np.ndarray = model.predict(np.zeros((1, 8)), names=True)
-written: Path = run(embeddings=private, public=Path("public"), privacy=Privacy(1.0, 1e-5))
+written: Path = run(embeddings=private, public=Path("public"), epsilon=1.0)
 report: Path = evaluate(model=written, embeddings=private, bins=5)
 fitted = PrivateClassifier(1.0, 1e-5, transform=transform).fit(np.eye(2), [0, 1])
 """

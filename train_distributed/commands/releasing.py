@@ -1,9 +1,16 @@
-"""`blind-averaging run`, `simulate` and what is common to them and `rival`: one private model."""
+"""One private model: `run`, `simulate`, and `rival` for what ours is compared with."""
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import (
+    KW_ONLY,
+    asdict,
+    dataclass,
+    fields,
+    is_dataclass,
+    replace,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -12,23 +19,25 @@ import tyro
 from embed.options import Knowledge
 from pretrain import check
 from pretrain.cli.command import after
+from pretrain.cli.menu import part_of
 from pretrain.cli.output import new_directory, output_directory, reserved
-from train_distributed.commands.choices import MethodName, Noise
-from train_distributed.commands.configuration import RunConfig, jsonable
-from train_distributed.commands.public_side import PublicRows, PublicSide
-from train_distributed.commands.simulated_users import SimulatedUsers
-from train_distributed.one_shot.method_options import (
-    HeadOptions,
-    SettledOptions,
-    SumOptions,
-    given,
+from pretrain.public import function
+from train_distributed.commands.options import (
+    MethodName,
+    Noise,
+    Promise,
+    PublicRows,
+    PublicSide,
+    RunConfig,
+    SimulatedUsers,
+    jsonable,
+    simulated_partition,
 )
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
-from train_distributed.privacy.promise import Privacy
+from train_distributed.one_shot.method_options import HeadOptions, SettledOptions, SumOptions, given
+from train_distributed.one_shot.registry import METHODS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import torch
-    from matplotlib.axes import Axes
 
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
@@ -103,10 +112,9 @@ class MethodChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Releasing(Output, Counting, PublicSide, Data):
+class Releasing(Output, Counting, Promise, PublicSide, Data):
     """What `run`, `simulate` and `rival` have in common."""
 
-    privacy: Privacy = field(default_factory=lambda: Privacy(1.0, 1e-5))
     command: ClassVar[str]  # its name
 
     @classmethod
@@ -115,7 +123,7 @@ class Releasing(Output, Counting, PublicSide, Data):
         del typed
         return {
             "data": (Data,),
-            "privacy": (Privacy, Counting),
+            "privacy": (Promise, Counting),
             "public": (PublicRows, Knowledge),
             "output": (Output,),
         }
@@ -135,9 +143,10 @@ class Releasing(Output, Counting, PublicSide, Data):
             request = self._request(*self._partitions())
             print(json.dumps(jsonable(request.described()), indent=1))
             return self.out or Path()
-        read = [each for each in options_of(self).values() if isinstance(each, Path)]
-        read = [each for each in read if each != self.out]
-        out = output_directory(self.out, "run", *read, overwrite=self.overwrite)
+        typed = options_of(self).items()
+        read = [each for name, each in typed if isinstance(each, Path) and name != "out"]
+        named = [each for each in (self.with_encoder, self.text_encoder) if isinstance(each, str)]
+        out = output_directory(self.out, "run", *read, *named, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             released, counted = self._into(partial, out)
         with after(f"{out} was written"):
@@ -188,7 +197,7 @@ class Releasing(Output, Counting, PublicSide, Data):
             used |= {"transform_options": transform.options, "options": options}
             configuration = jsonable(self._typed() | used)
             released = released.with_report(ledger=counted.report(), configuration=configuration)
-            self._write(released, partial, method)
+            self._write(released, partial)
         return released, counted
 
     def _request(
@@ -263,19 +272,22 @@ class Releasing(Output, Counting, PublicSide, Data):
         started = time.perf_counter()
         return with_seconds(request.release(), started)
 
-    def _write(self, released: "Release", partial: Path, method: str) -> None:
+    def _panel(self) -> Any:
+        """What the figure shows of the promise; None: how it is composed."""
+        return None
+
+    def _write(self, released: "Release", partial: Path) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
 
         released.write(partial)
-        promise = draw_rounds if method in MANY_ROUNDS else None
-        draw_release(released.report, partial / "privacy.png", promise)
+        draw_release(released.report, partial / "privacy.png", self._panel())
         metrics = released.report.test_metrics
         if metrics is not None and metrics.confusion is not None:  # of up to 100 classes
             draw_confusion(metrics.confusion, released.class_names, partial / "confusion.png")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(SumOptions, MethodChoice, Releasing):
+class Run(HeadOptions, SumOptions, MethodChoice, Releasing):
     """Train one differentially private classifier from all users' embeddings.
 
     The example writes model/model.safetensors and model/report.json, and counts epsilon 1 in
@@ -284,7 +296,6 @@ class Run(SumOptions, MethodChoice, Releasing):
     blind-averaging run --embeddings mine --public public --epsilon 1 --delta 1e-5 --out model
     """
 
-    heads: HeadOptions = field(default_factory=HeadOptions)
     command: ClassVar[str] = "run"
 
     @classmethod
@@ -305,8 +316,7 @@ class Run(SumOptions, MethodChoice, Releasing):
         Raises:
             ValueError: both, or a file that was made for another promise.
         """
-        typed = {each.name: getattr(self, each.name) for each in fields(SumOptions)}
-        options = check.drop_none(**typed) | given(self.heads)
+        options = given(part_of(self, SumOptions)) | given(part_of(self, HeadOptions))
         if self.config is None:
             return RunConfig(self.method or "discriminant", options, self.privacy)
         chosen = RunConfig.read(self.config)
@@ -320,6 +330,9 @@ class Run(SumOptions, MethodChoice, Releasing):
                 f"privacy must be what config was chosen for, {chosen.privacy}, got {self.privacy}"
             )
         return chosen
+
+
+run = function("run", Run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +350,11 @@ class Simulating(SimulatedUsers, Releasing):
 
         private = EmbeddingSet.open(self.embeddings)
         private.need_labels()
-        return private, self.simulated(private, TRAIN, self._generator())
+        scheme = self.scheme or ("own" if self.users is None else "iid")
+        given = (scheme, self.users, self._generator())
+        return private, simulated_partition(
+            private, TRAIN, *given, concentration=self.concentration
+        )
 
     def _simulated(self) -> Sequence[str]:
         if self.scheme not in BY_LABEL:
@@ -371,6 +388,9 @@ class Simulate(Simulating, Run):
 
     def _simulated(self) -> Sequence[str]:
         return ("a simulation, by the command simulate", *super()._simulated())
+
+
+simulate = function("simulate", Simulate)
 
 
 def options_of(command: Any) -> dict[str, Any]:
@@ -411,16 +431,3 @@ def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:
     classes = max(2, len(private.meta.get("class_names", ())))
     tensors = sum(t.numel() * t.element_size() for t in transform.tensors().values())
     return tensors + 8 * transform.dim * classes + SPARE
-
-
-def draw_rounds(report: "Report", panel: "Axes") -> None:
-    """Draws ε of one round and of all rounds, as a panel of the figure of a run."""
-    losses = {
-        "one iteration": report.epsilon_per_iteration,
-        f"all {report.rounds} rounds": report.epsilon_composed,
-        "all rounds, δ = 0": report.epsilon_composed_pure,
-    }
-    shown = {label: epsilon for label, epsilon in losses.items() if epsilon is not None}
-    bars = panel.bar(list(shown), list(shown.values()))
-    panel.bar_label(bars, fmt="%.3g")
-    panel.set(ylabel=f"ε at δ = {report.delta:g}", yscale="log")

@@ -13,7 +13,7 @@ from embed.clip import ROWS
 from embed.encoding import Encoding
 from embed.engines import choose, trial_pictures
 from embed.extract import Span, embedded, first_readable, refuse_dark, spans
-from pretrain.cli.device import usual_batch
+from pretrain.cli.provenance import usual_batch
 from pretrain.datasets import EVALUATION, ImageSet
 from pretrain.encoder import (
     BUILDERS,

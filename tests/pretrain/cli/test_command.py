@@ -12,7 +12,7 @@ from pretrain.cli.command import Command, run_command
 
 ROOMS = {  # pretrain and embed start as train_distributed does
     "heads": "fit --data missing --out missing --num-classes 2 --l2-reg 1 --clip-norm 1",
-    "train_distributed": "run --embeddings missing --epsilon 1",
+    "train_distributed": "predict --model missing --embeddings missing",
 }
 
 

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from train_distributed.commands.choices import PrivateMethodName
+from train_distributed.commands.options import PrivateMethodName
 from train_distributed.research.audit import worst_case
 
 TRIALS = ["--trials", "16"]

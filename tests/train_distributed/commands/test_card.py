@@ -12,8 +12,8 @@ from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed import Privacy, release
 from train_distributed.__main__ import MENU
-from train_distributed.commands.card import _command
-from train_distributed.commands.configuration import jsonable
+from train_distributed.commands.exporting import _command
+from train_distributed.commands.options import jsonable
 from train_distributed.commands.releasing import Releasing, Run, options_of
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.released.numbers import rounded_up

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pretrain import probe, simclr
-from train_distributed.commands import demo
+from train_distributed.commands import rehearsing
 from train_distributed.research.experiments.figures import summarise
 from train_distributed.simulation import digits as digit_sets
 from train_distributed.simulation.plan import Result
@@ -38,7 +38,7 @@ def test_the_encoder_sees_public_digits_alone(monkeypatch, digits):
 
     monkeypatch.setattr(simclr, "pretrain", record)
     monkeypatch.setattr(probe, "embed_all", lambda encoder, given: encoder(given).float())
-    embeddings = demo.simclr_embeddings(images)
+    embeddings = rehearsing.simclr_embeddings(images)
     assert len(embeddings) == len(images)
     assert len(seen) == 1
     assert torch.equal(seen[0][:, :1], images[: digit_sets.PUBLIC])
@@ -59,7 +59,7 @@ def test_the_best_method_of_a_cell_is_the_one_with_the_best_mean():
 def test_bad_settings_are_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(digit_sets, "load_digits", lambda: pytest.fail("worked before it checked"))
     with pytest.raises(ValueError, match=r"epsilon must be .* got -1"):
-        demo.Demo(epsilons=(-1.0,), out=tmp_path / "new").run()
+        rehearsing.Demo(epsilons=(-1.0,), out=tmp_path / "new").run()
     with pytest.raises(FileExistsError):
-        demo.Demo(out=tmp_path).run()
+        rehearsing.Demo(out=tmp_path).run()
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from embed.hold_out import hold_out, random_keys
+from embed.hold_out import random_keys, with_held_out
 from train_distributed.one_shot.model import Release
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")
@@ -60,7 +60,7 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
         users = np.arange(180) % 8
         rows = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
         folder.mkdir()
-        hold_out(rows, 0.2, keys=keys).save(folder / "private")
+        with_held_out(rows, 0.2, keys=keys).save(folder / "private")
         public.save(folder / "public")
         made.append(folder)
         x, labels = x.copy(), labels.copy()

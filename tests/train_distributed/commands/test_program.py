@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from pretrain.cli.retired import RIVALS
+from pretrain.retired import RIVALS
 from train_distributed.__main__ import ROOMS
-from train_distributed.commands import choices
-from train_distributed.commands.demo import Demo
+from train_distributed.commands import options
+from train_distributed.commands.rehearsing import Demo
 from train_distributed.one_shot import report
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.experiments.conditions import ExperimentName
@@ -88,8 +88,8 @@ def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
 
 def test_options_offer_what_their_rooms_know() -> None:
     rivals = [name.split()[1] for name in ALL if name.startswith("rival ")]
-    assert {*get_args(choices.MethodName), *rivals} == set(learn.ALL_METHODS)
+    assert {*get_args(options.MethodName), *rivals} == set(learn.ALL_METHODS)
     assert set(RIVALS) == set(OPTIONS) == set(rivals)
-    assert get_args(choices.Noise) == get_args(report.Noise)
+    assert get_args(options.Noise) == get_args(report.Noise)
     assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
-    assert get_args(choices.Cost) == get_args(study.Cost)
+    assert get_args(options.Cost) == get_args(study.Cost)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import train_distributed
 from embed import EmbeddingSet
-from train_distributed import Privacy
+from train_distributed import commands
 
 P, NAMES = 40, ("cat", "dog", "ship")
 THINGS = tuple(f"thing {k}" for k in range(30))
@@ -49,8 +48,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
 
     def run(out: str, *, public: str = "public", **given: Any) -> dict[str, Any]:
         options: dict[str, Any] = {"public": tmp_path / public, "seed": 1, "ledger": Path("none")}
-        options |= {"out": tmp_path / out, "privacy": Privacy(0.5, 1e-5)}
-        written = train_distributed.run(embeddings=tmp_path / "private", **options | given)
+        options |= {"out": tmp_path / out, "epsilon": 0.5}
+        written = commands.run(embeddings=tmp_path / "private", **options | given)
         return json.loads((written / "report.json").read_text())
 
     return run

@@ -12,7 +12,7 @@ from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.concat import Concat
-from embed.hold_out import hold_out
+from embed.hold_out import with_held_out
 from embed.run import Run
 from pretrain.encoder import load_encoder
 from pretrain.preprocess import pair
@@ -24,7 +24,7 @@ from tests.train_distributed.sized_pictures import (
     tiny_encoder,
 )
 from train_distributed import Privacy, Release, release
-from train_distributed.commands.configuration import RunConfig
+from train_distributed.commands.options import RunConfig
 
 Call = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 meta=private.meta,
             )
             owned.save(at / "owned")
-            hold_out(owned, 0.5).save(at / "held")
+            with_held_out(owned, 0.5).save(at / "held")
             found = release(owned, "discriminant", Privacy(9.0, 1e-5), transform=transform, sums=1)
             found.save(at / "model")
             chosen = RunConfig(

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.sweep import Plot, Sweep
-from train_distributed.research.experiments.conditions import Conditions, ExperimentName
+from train_distributed.commands.comparing import Plot, Sweep
+from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.experiments.figures import summarise, table
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Result
@@ -42,7 +42,7 @@ def sets(tmp_path) -> tuple[Path, Path]:
 
 def sweep(sets: tuple[Path, Path], out: Path, name: ExperimentName = "non-iid", **changes) -> Sweep:
     conditions = {"users": (10,), "epsilons": (0.5, 2.0), "seeds": 2} | changes
-    return Sweep(name, *sets, Conditions(**conditions), out=out)
+    return Sweep(name, *sets, out=out, **conditions)
 
 
 def cells(out: Path) -> list[dict]:

@@ -9,8 +9,8 @@ import pytest
 
 from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
-from train_distributed.__main__ import LEDGER
-from train_distributed.commands.ledger import Merge, Reserve, Show
+from train_distributed.__main__ import MENU
+from train_distributed.commands.counting import Merge, Reserve, Show
 from train_distributed.ledger.ledger import Ledger, Limit
 
 COPY = r"ledger must be {original}, which counts for all copies, got its copy .*: --ledger "
@@ -162,7 +162,7 @@ def test_what_cannot_be_merged_is_refused(original, tmp_path) -> None:
             Merge(ledger=original.path, other=other).run()
     assert len(original.state().records) == 1
     typed = ["merge", "--embeddings", "mine", "--other", "o"]
-    assert LEDGER.parse(typed, "ledger") == Merge(embeddings=Path("mine"), other=Path("o"))
+    assert MENU.parse(["ledger", *typed], "x") == Merge(embeddings=Path("mine"), other=Path("o"))
 
 
 def test_a_ledger_in_another_s_home_that_cannot_be_read_is_not_there(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet
-from embed.hold_out import hold_out
+from embed.hold_out import with_held_out
 from train_distributed import Privacy, Release
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.faults import FaultInjection
@@ -30,7 +30,7 @@ def rows(released: Release) -> EmbeddingSet:
     labels[::4] = draw.integers(0, 3, 100)
     users = np.arange(400) % 20
     meta = {"class_names": list(released.class_names)}
-    return hold_out(EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta), 0.25)
+    return with_held_out(EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta), 0.25)
 
 
 def test_without_noise_it_counts(released: Release, rows: EmbeddingSet) -> None:

@@ -11,8 +11,8 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.options import Knowledge
 from embed.public_scatter import PublicScatter
-from train_distributed.commands.configuration import RunConfig
-from train_distributed.commands.rehearse import Rehearse
+from train_distributed.commands.options import RunConfig
+from train_distributed.commands.rehearsing import Rehearse
 from train_distributed.commands.releasing import Run
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
@@ -180,7 +180,7 @@ def test_the_configuration_runs(public, tmp_path, unit):
     run = Run(
         tmp_path / "own",
         config=out / "configuration.json",
-        privacy=chosen.privacy,
+        **vars(chosen.privacy),
         public=tmp_path / "public",
         num_classes=4,
         ledger=Path("none"),
@@ -193,21 +193,16 @@ def test_the_configuration_runs(public, tmp_path, unit):
 
 def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
     public.save(tmp_path / "public")
-    shown = rows_of(9, 6, 4)
-    shown.save(tmp_path / "shown")
-    knowledge = Knowledge(examples=tmp_path / "shown")
-    out = tmp_path / "out"
-    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), knowledge=knowledge, out=out).run()
-    kinds = {p["kind"] for p in json.loads((out / "report.json").read_text())["predictions"]}
-    assert "public alone" in kinds
+    rows_of(9, 6, 4).save(tmp_path / "shown")
+    out, shown = tmp_path / "out", tmp_path / "shown"
+    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), out=out).run()
     own = replace(rows_of(5, 40, 4), users=np.arange(160) % 10)
     own.save(tmp_path / "own")
     Run(
         tmp_path / "own",
         config=out / "configuration.json",
-        privacy=PROMISE,
         public=tmp_path / "public",
-        examples=knowledge.examples,
+        examples=shown,
         ledger=Path("none"),
         out=tmp_path / "model",
     ).run()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.cli.output import new_directory
-from train_distributed.commands.configuration import RunConfig
+from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
+from train_distributed.commands.options import RunConfig
 from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
@@ -92,6 +93,9 @@ class Join:
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
         check.within(f"[1, {party.MOST_ROWS}]", rows=rows)
         return rows
+
+
+federation_join = function("federation_join", Join)
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,9 @@ class Init:
         )
 
 
+federation_init = function("federation_init", Init)
+
+
 @dataclass(frozen=True)
 class Start:
     """Run a session as the operator; with an invitation, take part as the party of this folder."""
@@ -248,6 +255,9 @@ class Start:
         return take_part(self)
 
 
+federation_start = function("federation_start", Start)
+
+
 @dataclass(frozen=True)
 class Status:
     """Show the state of a federation: who is in, who is missing, what was refused."""
@@ -265,6 +275,9 @@ class Status:
 
         for line in lines_of(self.folder):
             print(line)
+
+
+federation_status = function("federation_status", Status)
 
 
 @dataclass(frozen=True)
@@ -292,3 +305,6 @@ class Renew:
             shutil.copyfile(tls / CA, invitation.ca)
             invitation.sign(party.read_private(self.folder))
             print(f"hand {self.folder / INVITATION / CA} to every party")
+
+
+federation_renew = function("federation_renew", Renew)

@@ -9,6 +9,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from pretrain import check
+from pretrain.public import function
 from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
 from train_distributed.flower.documents.certificates import SERVER, SERVER_KEY
@@ -118,6 +119,9 @@ class Aggregate:
             log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
 
 
+federation_aggregator = function("federation_aggregator", Aggregate)
+
+
 @dataclass(frozen=True)
 class Invite:
     """Operator: serve the invitation, so that every party needs a link only."""
@@ -149,6 +153,9 @@ class Invite:
         with suppress(KeyboardInterrupt):
             ready = partial(_tell, invitation, self.listen)
             asyncio.run(serve(app, Watch(), host, port, None, ready))
+
+
+federation_invite = function("federation_invite", Invite)
 
 
 def _check_service(options: Aggregate) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pretrain import check
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.waiting import Waiting
+from pretrain.public import function
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
 from train_distributed.flower.documents.federation import Federation
@@ -74,6 +75,9 @@ class MakeWindow:
         )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
         return self.out
+
+
+federation_window = function("federation_window", MakeWindow)
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,9 @@ class Collect:
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
         print(f"{len(opened.users)} of {window.enrolled} users in {self.out}")
+
+
+federation_collect = function("federation_collect", Collect)
 
 
 def _wait(aggregators: "Aggregators", window: Window, keys: PrivateKeys) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from pretrain import check
+from pretrain.public import function
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
@@ -112,6 +113,9 @@ class Report:
             aggregators.report(user, kept)
         name = federation.display_name(user)
         print(f"reported as {name}: {len(kept)} bytes, acknowledged by the operator's aggregator")
+
+
+federation_report = function("federation_report", Report)
 
 
 def _window(path: Path) -> WindowFile:

@@ -37,8 +37,8 @@ from train_distributed.secure_sum.keys import FIRST_SERVER
 
 if TYPE_CHECKING:
     from embed import PublicTransform
-    from train_distributed.commands.configuration import RunConfig
     from train_distributed.commands.federation import Init
+    from train_distributed.commands.options import RunConfig
     from train_distributed.flower.sum_task import SumTask
 
 ProtocolName = Literal["secagg", "shares"]

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from embed import add_constant_and_clip
+from embed.clip import add_constant_and_clip
 from heads import HuberSVMHead, fit_sgd
 from train_distributed.research.experiments.checkpoint import Cells, Work
 from train_distributed.research.experiments.conditions import Conditions

@@ -75,6 +75,7 @@ CASES = table(
     (f"{EVALUATE} --confidence 1", r"confidence must be in \[0\.5, 0\.999\], got 1"),
     (f"{EVALUATE} --seed -1", r"seed must be in \[0, 2\^63\), got -1"),
     (f"{EVALUATE} --min-survivors 9", r"min_survivors must be in \[1, 4\]"),
+    (f"{EVALUATE} --min-survivors 2 --honest-fraction 0.25", r"one certainly honest user, got -1"),
     (f"{EVALUATE} --out . --overwrite", r"out must not hold what the command reads"),
     (f"{EVALUATE} --users 3", r"users must be left out for scheme 'own', got 3"),
     (f"{EVALUATE} --scheme iid --users 1000", r"users must be in \[1, 24\], .* got 1000"),

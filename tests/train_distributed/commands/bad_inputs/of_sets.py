@@ -124,7 +124,6 @@ CASES = table(
     (f"{REHEARSE} public --like foreign", r"must be embedded by one encoder"),
     (f"{REHEARSE} public --like narrow", r"like must have 6 columns as public, got 3"),
     (f"{REHEARSE} public --like public_unlabelled", r"like must have labels to learn from"),
-    (f"{REHEARSE} public --examples public_unlabelled", r"examples must have labels"),
     (f"{SWEEP} nan", NAN_ROW.format("nan")),
     (f"{SWEEP} unlabelled", r"embeddings must have labels"),
     (f"{SWEEP} private --public narrow", r"public must have 6 columns as embeddings, got 3"),

@@ -74,7 +74,6 @@ CASES = table(
     (f"{IID} {'9' * 30}", r"users must be in \[1, 48\], .* got 999"),
     (f"{IID} 0", r"users must be in \[1, 48\], .* got 0"),
     (f"{RUN} --num-classes 9", r"num_classes must be 3"),
-    (f"{RUN} --honest-fraction 0.01", r"one certainly honest user, got 0"),
     (f"{RUN} --epochs 3", r"Unrecognized options: --epochs"),
     (f"{RUN} --method forest", r"method"),
     (f"{RUN} --colour red", r"--colour"),
@@ -88,7 +87,7 @@ CASES = table(
     (f"{RUN} --prior flat", r"prior must be .* got flat"),
     (
         f"{RUN} --prior p.json",
-        r"prior must be .*p\.json.*wanted",
+        r"prior must be .*p\.json.*must have the classes blue, green, red",
         put("p.json", '{"cat": 0.5, "dog": 0.5}'),
     ),
     (
@@ -195,7 +194,7 @@ CASES = table(
             ("", r"method must be one of .* got 'non-private-svm'", {"method": "non-private-svm"}),
             ("", r"config must be left out for method all", {"method": "all"}),
             ("", r"options must be left out for an evaluation", {"method": "evaluation"}),
-            ("", r"options must fit method 'svm'", {"method": "svm", "options": {"bits": 3}}),
+            ("", r"options must fit method 'svm'", {"method": "svm", "options": {"rounds": 3}}),
             (
                 "--canaries 9",
                 r"canaries must be left out or 0 for method 'softmax' with these settings",
@@ -223,7 +222,7 @@ CASES = table(
     (PROTECT, r"s\.json must be a readable JSON object", put("s.json", "{")),
     (PROTECT, r"s\.json must be a readable JSON object", put("s.json", '{"step": NaN}')),
     (PROTECT, r"s\.json must be a JSON object, got list", put("s.json", "[]")),
-    (PROTECT, r"s\.json must have names of components, .* got model$", further(model=3)),
+    (PROTECT, r"s\.json: model is no option, those are components, ", further(model=3)),
     (PROTECT, r"s\.json: rows: Expected `int`, got `str`, got 'all'", further(rows="all")),
     (PROTECT, r"s\.json: models: Expected `int`, got `bool`", further(models=True)),
     (PROTECT, r"s\.json: step: Expected `float`, got `null`", further(step=None)),
@@ -262,9 +261,12 @@ CASES = table(
     (f"{CAN} charter --rows 2", r"rounds must be <= rows/3"),
     (f"{CAN} non-private-svm", r"method"),
     # the program
-    ("forest", r"Unrecognized options: forest.*audit, protect, ledger, federation, pretrain"),
+    (
+        "forest",
+        r"one of .*audit, protect, ledger, federation, pretrain.* got forest",
+    ),
     ("pretrain forest", r"simclr, convert, probe"),
-    ("embed", r"Missing"),
+    ("embed", r"command must be one of run, .* got none"),
     ("heads train", r"command must be 'fit', got train"),
     ("heads fit", r"--data"),
     # federation
@@ -306,7 +308,7 @@ CASES = table(
         for says, change in (
             (r"method must be one of discriminant, softmax.* got 'amp'", {"method": "amp"}),
             (r"transform must be fitted on the set config was", {"public_hash": "0" * 64}),
-            (r"options must fit method 'softmax'", {"options": {"bits": 3}}),
+            (r"bits is no option, those are l2_reg", {"options": {"bits": 3}}),
             (r"components must be in \[1, .* got 99", {"options": {"components": 99}}),
             (r"prior must have the classes", {"options": {"prior": {"cat": 0.5, "dog": 0.5}}}),
             (r"prior must hold shares of sum 1", {"options": {"prior": {"0": 0.5, "1": 0.6}}}),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from embed import EmbeddingSet
-from train_distributed.commands.configuration import RunConfig
+from train_distributed.commands.options import RunConfig
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.place import with_roll
 from train_distributed.flower.model_task import ModelTask

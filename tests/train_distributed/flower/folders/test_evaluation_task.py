@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from embed.hold_out import hold_out, random_keys
+from embed.hold_out import random_keys, with_held_out
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.federation import Init, Join, Start
 from train_distributed.flower.documents.federation import Federation
@@ -30,7 +30,7 @@ def of_user(user: int) -> EmbeddingSet:
     x = (2 * np.eye(3, 6)[labels] + draw.standard_normal((EACH, 6))).astype(np.float32)
     users, meta = np.zeros(EACH, np.int64), {"class_names": ["a", "b", "c"]}
     rows = EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta)
-    return hold_out(rows, 0.25, keys=random_keys(EACH, seed=user))
+    return with_held_out(rows, 0.25, keys=random_keys(EACH, seed=user))
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from cryptography import x509
 
 from embed import PublicTransform
 from tests.train_distributed.flower.folders.conftest import ROWS
-from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.federation import Init, Join, Renew
+from train_distributed.commands.options import RunConfig
 from train_distributed.flower.documents import certificates
 from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
 from train_distributed.flower.documents.federation import Federation

@@ -13,7 +13,7 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
-from embed.hold_out import hold_out
+from embed.hold_out import with_held_out
 from embed.run import Run as Embed
 from pretrain.datasets import EVALUATION
 from pretrain.sources import open_images
@@ -21,12 +21,11 @@ from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from tests.train_distributed.flower.folders.windows import Home, running
 from tests.train_distributed.sized_pictures import COLOURS, OTHER, SAME, draw, embedded
 from train_distributed import Privacy, Release, release
-from train_distributed.commands.evaluate import Evaluate
-from train_distributed.commands.export import Export
+from train_distributed.commands.exporting import Export
 from train_distributed.commands.federation import Init, Join, Start, hosting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.embedding import Pictures
-from train_distributed.commands.predict import Predict
+from train_distributed.commands.using import Evaluate, Predict
 from train_distributed.flower.progress import Log
 from train_distributed.flower.superlink import Operation
 from train_distributed.ledger.ledger import NONE
@@ -96,7 +95,7 @@ def test_a_session_takes_sets_of_one_size(engine: Engine, place: Path, tmp_path:
 
 def test_an_evaluation_takes_sets_of_one_size(engine: Engine, place: Path, tmp_path: Path) -> None:
     def held(name: str) -> Path:
-        found = hold_out(EmbeddingSet.open(place / name), 0.5)
+        found = with_held_out(EmbeddingSet.open(place / name), 0.5)
         found.save(tmp_path / "held" / name)
         return tmp_path / "held" / name
 
@@ -208,7 +207,7 @@ def by_run(home: Path, place: Path, own: list[Path]) -> Path:
     together.save(home / "together")
     out, transform = home / "by run", place / "ours.safetensors"
     given: dict[str, Any] = {"public": transform, "ledger": Path(NONE), "out": out}
-    Run(home / "together", privacy=Privacy(8.0, 1e-5), **given).run()
+    Run(home / "together", epsilon=8.0, **given).run()
     return out
 
 

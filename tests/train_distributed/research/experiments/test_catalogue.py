@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed import Privacy
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
@@ -44,7 +43,7 @@ def test_ours_has_the_settings_of_run(
         embeddings=tmp_path / "private",
         public=tmp_path / "public",
         method=line.method,
-        privacy=Privacy(epsilon, 1e-5),
+        epsilon=epsilon,
         users=USERS,
         seed=0,
         out=tmp_path / "out",

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.sweep import Plot, Sweep
+from train_distributed.commands.comparing import Plot, Sweep
 from train_distributed.research.experiments import figures
-from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.experiments.figures import Summary, explained, summarise, table
 from train_distributed.simulation.plan import Result
 
@@ -34,7 +33,7 @@ def sets(tmp_path: Path) -> tuple[Path, Path]:
 
 def swept(sets: tuple[Path, Path], out: Path, name: Any, **changes: Any) -> list[dict[str, Any]]:
     given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2}
-    Sweep(name, *sets, Conditions(**given | changes), out=out).run()
+    Sweep(name, *sets, out=out, **given | changes).run()
     return json.loads((out / "results.json").read_text())["cells"]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from embed import EmbeddingSet
 from train_distributed import partition
-from train_distributed.commands.sweep import Sweep
+from train_distributed.commands.comparing import Sweep
 from train_distributed.research.experiments import rivals
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.research.rivals.admm import calibration
@@ -35,7 +35,7 @@ def sweep(tmp_path):
     clusters(500, 1).save(tmp_path / "public")
     conditions = Conditions(components=(4,), users=(8,), epsilons=(10.0,), seeds=2)
     paths = tmp_path / "private", tmp_path / "public"
-    return Sweep("rivals", *paths, conditions, out=tmp_path / "out")
+    return Sweep("rivals", *paths, **vars(conditions), out=tmp_path / "out")
 
 
 def test_every_learner_appears_with_its_cost(sweep, capsys):
@@ -57,8 +57,7 @@ def test_every_learner_appears_with_its_cost(sweep, capsys):
 
 
 def test_a_learner_that_refuses_is_told_with_its_reason(sweep):
-    scarce = replace(sweep.conditions, users=(1200,), seeds=1)  # two rows each: no cut at all
-    replace(sweep, conditions=scarce).run()
+    replace(sweep, users=(1200,), seeds=1).run()  # two rows each: no cut at all
     *_, last = (sweep.out / "table.txt").read_text().splitlines()
     assert last.startswith("4 features, 1200 users, Charter, secure sum: not possible, rounds must")
     rows = json.loads((sweep.out / "results.json").read_text())["cells"]

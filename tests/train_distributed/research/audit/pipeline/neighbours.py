@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.engines import trial_pictures
-from embed.hold_out import By, hold_out, random_keys
+from embed.hold_out import By, random_keys, with_held_out
 from embed.run import Exclude, Run
 from embed.water_filling import Centre
 from tests.benchmarks.run_by import RunBy
@@ -164,7 +164,7 @@ def of_draws(first: EmbeddingSet, second: EmbeddingSet, kind: str) -> Iterator[C
         if count < 2:
             continue
         keys = random_keys(count)
-        pair = [hold_out(each, 0.4, by=by, keys=keys) for each in (first, second)]
+        pair = [with_held_out(each, 0.4, by=by, keys=keys) for each in (first, second)]
         yield _rows_check("embed hold-out", by, kind, *pair)
 
 
@@ -232,7 +232,7 @@ def of_evaluations(
     """`evaluate`, where the record is held out: as `of_sums`."""
     keys = random_keys(len(first))
     keys[[a != b for a, b in zip(rows_of(first), rows_of(second), strict=True)]] = 2**64 - 1
-    pair = [hold_out(each, 0.5, keys=keys) for each in (first, second)]
+    pair = [with_held_out(each, 0.5, keys=keys) for each in (first, second)]
     model = release(pair[0], "discriminant", PROMISE, transform=transform, sums=1)
     users = range(len(np.unique(users_of(first)[pair[0].split == 2])))
     for overlap in ("refuse", "add"):

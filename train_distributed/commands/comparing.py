@@ -1,23 +1,139 @@
-"""`python -m train_distributed sweep`: a whole experiment, resumable, as raw rows and a picture."""
+"""What a release is compared with: `rival` methods, and experiments by `sweep` and `plot`."""
 
 import gzip
 import json
 import sys
 import zlib
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, make_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
+from pretrain.cli.menu import part_of
 from pretrain.cli.output import default_directory, new_directory, refuse_inputs
 from pretrain.cli.provenance import provenance
+from pretrain.public import function
+from train_distributed.commands.options import Noise, RunConfig
+from train_distributed.commands.releasing import Simulating
+from train_distributed.one_shot.method_options import given
+from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
+from train_distributed.research.rivals.options import OPTIONS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
+    from matplotlib.axes import Axes
+
     from embed import EmbeddingSet
+    from train_distributed.one_shot.model import Release
+    from train_distributed.one_shot.release import ReleaseRequest
+    from train_distributed.one_shot.report_file import Report
     from train_distributed.research.experiments.checkpoint import Cells, Checkpoint, Work
+
+WORDS = RIVALS | MANY_ROUNDS | NOT_PRIVATE
+EXAMPLE = "blind-averaging rival {} --embeddings mine --public public --epsilon {}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directions:
+    """Settings of the method."""
+
+    components: int | None = None
+    """Most directions of the rows that are used (default: by a public rule)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival(Directions, Simulating):
+    """What the commands of all rivals have in common."""
+
+    rival: ClassVar[str]  # its name
+
+    @classmethod
+    def groups(cls, typed: Sequence[str]) -> Mapping[str, tuple[type, ...]]:
+        """Options as they are grouped in the help."""
+        common = dict(super().groups(typed))
+        output = common.pop("output")
+        return {**common, "method": (Directions, OPTIONS[cls.rival]), "output": output}
+
+    def _chosen(self) -> RunConfig:
+        directions = {} if self.components is None else {"components": self.components}
+        options = given(getattr(self, "options"))  # noqa: B009
+        return RunConfig(self.rival, options | directions, self.privacy)
+
+    def _noise(self) -> Noise | None:
+        """Kind of noise; None: the only one that a method of many rounds has."""
+        return self.noise if self.rival in MANY_ROUNDS else self.noise or "float"
+
+    def _panel(self) -> Any:
+        return draw_rounds if self.rival in MANY_ROUNDS else None
+
+    def _released(self, request: "ReleaseRequest") -> "Release":
+        """By as many rounds as the method has; research is loaded here."""
+        from train_distributed.research.rivals.learn import run_rival
+
+        return run_rival(request)
+
+
+@cache
+def command_of(rival: str) -> type[Rival]:
+    """Command of a rival: what all have, and options of its own.
+
+    Raises ValueError for another name.
+    """
+    check.one_of(WORDS, rival=rival)
+    kind: Any = OPTIONS[rival]
+    epsilon = "inf" if rival in NOT_PRIVATE else "1"
+    about = f"Compare: {WORDS[rival]}.\n\n{EXAMPLE.format(rival, epsilon)}"
+    return make_dataclass(
+        f"Rival_{rival.replace('-', '_')}",
+        [("options", kind, field(default_factory=kind))],
+        bases=(Rival,),
+        frozen=True,
+        kw_only=True,
+        namespace={
+            **{"__doc__": about, "__module__": __name__},
+            **{"rival": rival, "command": f"rival {rival}"},
+        },
+    )
+
+
+def rival(name: str, **options: Any) -> Path:
+    """Runs a method that ours are compared with, such as "dp-fl"; returns what it wrote.
+
+    Args:
+        name: of the rival.
+        **options: those of `rival NAME --help`, `embeddings` and `public` at least.
+
+    Raises:
+        TypeError: an option that is missing or unknown.
+        ValueError: another name, or a setting out of range.
+    """
+    return function("rival", command_of(name))(**options)
+
+
+def __getattr__(name: str) -> Any:
+    """The command of a rival as a function, for the menu."""
+    if name not in WORDS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return function("rival", command_of(name))
+
+
+def draw_rounds(report: "Report", panel: "Axes") -> None:
+    """Draws ε of one round and of all rounds, as a panel of the figure of a run."""
+    losses = {
+        "one iteration": report.epsilon_per_iteration,
+        f"all {report.rounds} rounds": report.epsilon_composed,
+        "all rounds, δ = 0": report.epsilon_composed_pure,
+    }
+    shown = {label: epsilon for label, epsilon in losses.items() if epsilon is not None}
+    bars = panel.bar(list(shown), list(shown.values()))
+    panel.bar_label(bars, fmt="%.3g")
+    panel.set(ylabel=f"ε at δ = {report.delta:g}", yscale="log")
+
 
 NOTE = (
     "a simulation with float noise; settings of what is published are chosen per cell on the test "
@@ -27,8 +143,8 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
+class Experiment:
+    """An experiment and its rows; a base of its own, so that the help names them first."""
 
     experiment: tyro.conf.Positional[ExperimentName]
     """frontier: accuracy against epsilon, the defaults of `run` and blind averaging as published.
@@ -39,7 +155,12 @@ class Sweep:
     """Embedding set: split 0 is spread over users, split 1 tests. Not for convergence."""
     public: Path | None = None
     """Public embedding set, from which the transforms are fitted. Not for convergence."""
-    conditions: Conditions = field(default_factory=Conditions)
+
+
+@dataclass(frozen=True)
+class Sweep(Conditions, Experiment):
+    """Compare methods in one of the experiments; a killed sweep continues where it stopped."""
+
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -64,9 +185,9 @@ class Sweep:
         from train_distributed.research.experiments.catalogue import EXPERIMENTS, draw, tell
         from train_distributed.research.experiments.checkpoint import Checkpoint
 
-        self.conditions.validate()
+        part_of(self, Conditions).validate()
         private, public = self._sets()
-        work = EXPERIMENTS[self.experiment].work(self.conditions, private, public)
+        work = EXPERIMENTS[self.experiment].work(part_of(self, Conditions), private, public)
         identity = self._identity(private, public)
         journal = Checkpoint.beside(out, identity)
         # A hash of private rows stays in the journal: who knows all but one could try that one.
@@ -75,8 +196,8 @@ class Sweep:
             **provenance(),
             "experiment": self.experiment,
             "configuration": configuration,
-            "embeddings": _described(private),
-            "public": _described(public),
+            "embeddings": _described_rows(private),
+            "public": _described_rows(public),
             "num_classes": private and len(private.meta["class_names"]),
             "simulation": True,
             "suitable_for_release": False,
@@ -106,7 +227,7 @@ class Sweep:
         private.need_labels()
         private.check_finite()
         public.check_finite("public")
-        if self.conditions.folds is None and not (private.split == TEST).any():
+        if self.folds is None and not (private.split == TEST).any():
             raise ValueError(
                 f"embeddings must hold test rows (split 1), or folds be given, "
                 f"got {self.embeddings} without any"
@@ -128,8 +249,11 @@ class Sweep:
             "experiment": self.experiment,
             "embeddings": private and private.content_hash(),
             "public": public and public.content_hash(),
-            **asdict(self.conditions),
+            **asdict(part_of(self, Conditions)),
         }
+
+
+sweep = function("sweep", Sweep)
 
 
 @dataclass(frozen=True)
@@ -169,6 +293,9 @@ class Plot:
         return out
 
 
+plot = function("plot", Plot)
+
+
 def _finish(work: "Work", journal: "Checkpoint") -> "Cells":
     """All rows of the work, in its order; jobs in the journal are not done again."""
     from tqdm import tqdm
@@ -195,7 +322,7 @@ def _kept(done: dict[str, "Cells"], work: "Work") -> str:
     return f"{rows} rows of {len(done)} of {len(work.keys)} jobs are kept"
 
 
-def _described(embeddings: "EmbeddingSet | None") -> dict[str, Any]:
+def _described_rows(embeddings: "EmbeddingSet | None") -> dict[str, Any]:
     if embeddings is None:
         return {}
     names = ("data", "encoder", "preprocess", "classes", "dropped_rows")

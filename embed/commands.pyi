@@ -1,0 +1,12 @@
+# The order is that of the help.
+# isort: skip_file
+from embed.run import run as run
+from embed.concat import concat as concat
+from embed.run import exclude as exclude
+from embed.hold_out import hold_out as hold_out
+from embed.run import fit_transform as fit_transform
+from embed.reference import import_reference as import_reference
+from embed.plot import plot as plot
+
+COMMANDS: dict[str, str]
+__all__: list[str]

@@ -16,13 +16,12 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform, add_constant_and_clip
 from heads import second_moments
 from pretrain.datasets import TEST, TRAIN
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.rounds import rounds_of
-from train_distributed.one_shot.statistic import submissions
+from train_distributed.one_shot.source import EmbeddingUsers
+from train_distributed.one_shot.statistic import NoisedSum, submissions
 from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import EmbeddingUsers
 from train_distributed.partition import split
 from train_distributed.privacy.promise import SERVERS, Privacy
 
@@ -62,12 +61,16 @@ class Poisoned:
         draw = torch.Generator().manual_seed(seed)
         parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
         classes = len(private.declared_classes)
-        facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
+        held_by = "strangers" if options is None else "parties"
         transform = PublicTransform.fit(public)
-        if options is None:
-            options = facts.against_liars(METHOD, {})
-        options = facts.settings(METHOD, transform, {"sums": 1, "rounds": 0, **options})
-        method = build_method(METHOD, transform, classes, options)
+        request = ReleaseRequest(
+            embeddings=FederationSize(sizes=parts.counts, num_classes=classes, held_by=held_by),
+            method=METHOD,
+            privacy=privacy,
+            transform=transform,
+            options=options or {},
+        )
+        method, options = request.built, request.settings.options
         (only,) = rounds_of(method, parts.counts, privacy)
         encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)
         if privacy.noise_by == "servers":
@@ -128,7 +131,11 @@ class Poisoned:
     def weights(self, total: Tensor) -> Tensor:
         """(d, K) of a decoded, noised sum."""
         std = self.encoder.noise_std(len(self.sent))
-        return self.method.fit(self.method.opened(total, self.rows, std)).weights
+        return self.method.fit(self.opened(total, std)).weights
+
+    def opened(self, total: Tensor, std: float) -> NoisedSum:
+        """A scaled sum, as estimators read it."""
+        return NoisedSum(total / self.method.statistic.scale, self.rows, std)
 
     def directions(self) -> Iterator[tuple[str, Tensor]]:
         """(D,) scaled directions that may be bad for the model, by what they do."""
@@ -136,7 +143,7 @@ class Poisoned:
         scale, q = statistic.scale, self.transform.dim - 1
         size = self.transform.dim * self.method.num_classes
         zero = torch.zeros(statistic.dimension, dtype=torch.float64)
-        opened = self.method.opened(self.decoded(self.honest(0)), self.rows, 1e-9)
+        opened = self.opened(self.decoded(self.honest(0)), 1e-9)
         honest = statistic.restored(opened).total * scale
         sums = honest[:size].unflatten(0, (q + 1, -1))
         means = sums[1:] * self.transform.constant / sums[0]

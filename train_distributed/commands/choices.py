@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import tyro
 
-from train_distributed.one_shot.method_options import MethodOptions
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS, MethodOptions
 
 # The help has a title of it; the name of the field would make it "options options".
 MethodGroup = Annotated[MethodOptions, tyro.conf.arg(name="method")]

@@ -11,8 +11,7 @@ import msgspec
 from embed.encoding import Encoding
 from pretrain import check
 from pretrain.cli.json_text import parsed
-from train_distributed.one_shot.method_options import SettledOptions
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import METHODS, SettledOptions
 from train_distributed.privacy.promise import Privacy
 
 

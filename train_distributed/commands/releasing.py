@@ -17,13 +17,15 @@ from train_distributed.commands.choices import MethodName, Noise
 from train_distributed.commands.configuration import RunConfig, jsonable
 from train_distributed.commands.public_side import PublicRows, PublicSide
 from train_distributed.commands.simulated_users import SimulatedUsers
-from train_distributed.one_shot.method_options import (
+from train_distributed.one_shot.registry import (
+    DEFAULT,
+    MANY_ROUNDS,
+    METHODS,
     HeadOptions,
     SettledOptions,
     SumOptions,
     given,
 )
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -33,8 +35,8 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
+    from train_distributed.one_shot.request import ReleaseRequest
     from train_distributed.partition import Partition
 
 MANY_BYTES = 500_000  # that a user sends: said on the console
@@ -184,9 +186,11 @@ class Releasing(Output, Counting, PublicSide, Data):
                 released = self._released(request)
             for reason in self._simulated():
                 released = replace(released, report=released.report.with_reason(reason))
-            used = {"command": self.command, "method": method}
-            used |= {"transform_options": transform.options, "options": options}
-            configuration = jsonable(self._typed() | used)
+            used = {"command": self.command, "transform_options": transform.options}
+            settled = request.resolved
+            used |= {name: settled.pop(name) for name in ("method", "options")}
+            settled.pop("privacy")  # which the options have
+            configuration = jsonable(self._typed() | used | {"settings": settled})
             released = released.with_report(ledger=counted.report(), configuration=configuration)
             self._write(released, partial, method)
         return released, counted
@@ -195,8 +199,8 @@ class Releasing(Output, Counting, PublicSide, Data):
         self, private: "EmbeddingSet", simulated: "Partition | None", **counting: Any
     ) -> "ReleaseRequest":
         """All that the release is made of."""
-        from train_distributed.one_shot.release import ReleaseRequest
-        from train_distributed.one_shot.users import own_partition
+        from train_distributed.one_shot.request import ReleaseRequest
+        from train_distributed.one_shot.source import own_partition
 
         chosen = self._chosen()
         partition = own_partition(private) if simulated is None else simulated
@@ -258,10 +262,10 @@ class Releasing(Output, Counting, PublicSide, Data):
 
     def _released(self, request: "ReleaseRequest") -> "Release":
         """By one secure sum or two."""
-        from train_distributed.one_shot.release import with_seconds
+        from train_distributed.one_shot.release import release_of, with_seconds
 
         started = time.perf_counter()
-        return with_seconds(request.release(), started)
+        return with_seconds(release_of(request), started)
 
     def _write(self, released: "Release", partial: Path, method: str) -> None:
         from train_distributed.one_shot.figure import draw_confusion, draw_release
@@ -308,7 +312,7 @@ class Run(SumOptions, MethodChoice, Releasing):
         typed = {each.name: getattr(self, each.name) for each in fields(SumOptions)}
         options = check.present(**typed) | given(self.heads)
         if self.config is None:
-            return RunConfig(self.method or "discriminant", options, self.privacy)
+            return RunConfig(self.method or DEFAULT, options, self.privacy)
         chosen = RunConfig.read(self.config)
         check.left_out("with config", method=self.method)
         if options:

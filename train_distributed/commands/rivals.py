@@ -9,13 +9,12 @@ from pretrain import check
 from train_distributed.commands.choices import Noise
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.releasing import Simulating
-from train_distributed.one_shot.method_options import given
-from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
+from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS, given
 from train_distributed.research.options import OPTIONS
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.release import ReleaseRequest
+    from train_distributed.one_shot.request import ReleaseRequest
 
 WORDS = RIVALS | MANY_ROUNDS | NOT_PRIVATE
 EXAMPLE = "blind-averaging rival {} --embeddings mine --public public --epsilon {}"

@@ -19,10 +19,10 @@ from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import MADE_WITH, suitability
+from train_distributed.one_shot.release import MADE_WITH, suitability
 from train_distributed.one_shot.rounds import promise_report
+from train_distributed.one_shot.source import refuse_seeded_split
 from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.validation import refuse_seeded_split
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.released.evaluate import overlap_words

@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
@@ -19,11 +18,11 @@ from train_distributed.flower.documents.terms import Terms, check_file, read_tra
 from train_distributed.flower.endpoint import Submission
 from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
 from train_distributed.ledger.entry import Kind
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.class_prior import class_names
+from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import class_names, reported, suitability
+from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.rounds import (
     Round,
     check_zeta,
@@ -34,10 +33,10 @@ from train_distributed.one_shot.rounds import (
     rounds_report,
     zeta_of,
 )
+from train_distributed.one_shot.source import EmbeddingUsers, provenance, validate
 from train_distributed.one_shot.statistic import Statistic, submissions
 from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers
-from train_distributed.one_shot.validation import provenance, validate
+from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.secure_sum.opening import Opened
@@ -81,10 +80,10 @@ class ModelTask(SumTask[Terms]):
 
         Raises:
             ValueError: not as many training rows as the federation says, an entry out of range, or
-                what `validation.validate` refuses: a row that is not finite or that the transform
+                what `source.validate` refuses: a row that is not finite or that the transform
                 has seen, a label out of range, or a transform that does not say what it has seen.
         """
-        chunk = Course(self.method).rows(self._rows(identity, embeddings))
+        chunk = self._state([]).rows(self._rows(identity, embeddings))
         (submission,) = submissions(self.submission, chunk, self.integers.grid)
         return self.integers.encode(submission.numpy())
 
@@ -98,8 +97,8 @@ class ModelTask(SumTask[Terms]):
 
         def at(published: NDArray[np.float64]) -> Submission:
             integers = self._integers_at_centre
-            course = Course(self.method).told(torch.from_numpy(published))
-            (sent,) = submissions(course.statistic, course.rows(chunk), integers.grid)
+            state = self._state([]).receive(torch.from_numpy(published))
+            (sent,) = submissions(state.statistic, state.rows(chunk), integers.grid)
             words = integers.encode(sent.numpy())
             return lambda: integers.noised(words)
 
@@ -125,7 +124,7 @@ class ModelTask(SumTask[Terms]):
     @property
     def submission(self) -> Statistic:
         """The statistic that every user computes of its rows and submits in the first sum."""
-        return Course(self.method).statistic
+        return self._state([]).statistic
 
     @property
     def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
@@ -135,21 +134,19 @@ class ModelTask(SumTask[Terms]):
 
     def publish(self, opened: Opened) -> bytes:
         """The centre that the second sum is asked at, after the first."""
-        centre = self._course([opened]).centre
+        centre = self._state([opened]).centre
         assert centre is not None
         return centre.numpy().astype(WORD).tobytes()
 
-    def _course(self, opened: Sequence[Opened]) -> Course:
-        course = Course(self.method)
-        for number, each in enumerate(opened):
-            decoded = self._decoded(self._integers_at_centre if number else self.integers, each)
-            course = course.after(*decoded)
-        return course
+    def _state(self, opened: Sequence[Opened]) -> ReleaseState:
+        """State of the release after these sums."""
 
-    def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
-        rows = int(self.rows_of(opened.users).sum())
-        std = integers.noise_std(len(opened.users))
-        return integers.decode(opened.total), rows, std
+        def decoded(number: int, _: ReleaseState) -> OpenedSum:
+            integers, each = self._integers_at_centre if number else self.integers, opened[number]
+            rows, std = int(self.rows_of(each.users).sum()), integers.noise_std(len(each.users))
+            return integers.decode(each.total), rows, std
+
+        return after_sums(ReleaseState(self.method), range(len(opened)), decoded)
 
     @property
     def _integers_at_centre(self) -> IntegerEncoder:
@@ -159,21 +156,21 @@ class ModelTask(SumTask[Terms]):
 
     def released(self, opened: Opened, facts: Facts, second: Opened | None = None) -> Release:
         """The model, from the sum of the survivors, or from two where so many were agreed on."""
-        course = self._course([opened] if second is None else [opened, second])
-        fitted, method = course.fitted(), course.method
+        state = self._state([opened] if second is None else [opened, second])
+        fitted, method = state.fitted(), state.method
         names = class_names(self.terms.class_names, method.num_classes)
         _, integers = main_sum(self.sums)
-        rows = course.noised.rows
-        report = promise_report(self.sums) | course.report()
+        rows = state.noised.rows
+        report = promise_report(self.sums) | state.report()
         report |= integers.report() | {"rows": rows} | rounds_report(self.sums)
-        report |= method.report() | course.prior_report(names)
+        report |= method.report() | state.prior_report(names)
         report |= self._sum(opened, facts) | provenance(self.transform)
         odd = self._unreachable(opened, self.submission, self.integers)
         if self.second is not None and second is not None:
             part, integers = self.second
             odd += self._unreachable(second, part.submission, integers)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
-        transform = course.transform or self.transform
+        transform = state.transform or self.transform
         model = Release(
             fitted.weights,
             transform,
@@ -189,7 +186,7 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     if transform.known is not None:
         transform.known.check_classes(terms.class_names, terms.num_classes)
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
-    dimension = Course(method).statistic.dimension
+    dimension = ReleaseState(method).statistic.dimension
     if federation.dimension != dimension:
         raise ValueError(f"dimension must be the method's {dimension}, got {federation.dimension}")
     agreed, (_, found) = federation.second_dimension, further_sums(method)

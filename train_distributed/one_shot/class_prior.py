@@ -13,6 +13,7 @@ from pretrain.cli.json_text import parsed
 Word = Literal["equal", "private"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
 TOLERANCE = 1e-6  # guard: by which shares may miss one together
+LARGEST_WEIGHT = 1e100  # guard: anybody may have made a file; squares of scores are finite
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:
@@ -127,3 +128,8 @@ def _shares_by_name(
     shares = [found[key] for key in keys]
     checked_prior(shares, len(keys))
     return tuple(map(float, shares))
+
+
+def class_names(declared: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """The declared names of the classes, or their numbers as words."""
+    return tuple(declared) or tuple(map(str, range(num_classes)))

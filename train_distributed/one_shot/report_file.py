@@ -40,7 +40,7 @@ class PriorMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Metrics on labelled rows, as `metrics.Evaluation.report` writes them."""
+    """Metrics on labelled rows, as `metrics.ClassifierMetrics.report` writes them."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)]
     accuracy: float

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.first_sum import FIRST_SHARE
-from train_distributed.one_shot.further_rounds import OWN_SHARE
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.statistic import Submission
 from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum

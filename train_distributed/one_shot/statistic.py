@@ -97,11 +97,6 @@ class Statistic(Submission):
         """Raises ValueError unless the sensitivity is stated for the rows of a transform."""
 
     @property
-    def own_transform(self) -> PublicTransform | None:
-        """Transform for whose rows the sensitivity is stated; None: any of the same shape."""
-        return None
-
-    @property
     def unclipped(self) -> "Statistic":
         """The statistic without a users' clip."""
         return self

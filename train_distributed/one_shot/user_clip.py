@@ -61,11 +61,6 @@ class UserClip(Statistic):
         self.statistic.check_rows(transform)
 
     @property
-    def own_transform(self) -> PublicTransform | None:
-        """Transform of the statistic."""
-        return self.statistic.own_transform
-
-    @property
     def unclipped(self) -> Statistic:
         """The statistic itself."""
         return self.statistic

@@ -11,20 +11,14 @@ and as it holds given every order, it holds of their mixture (the inequality is 
 distributions).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from embed import EmbeddingSet, PublicTransform
-from embed.store import BLOCK
-from heads.rows import SLACK, check_rows, row_norms
-from pretrain.datasets import TRAIN
-from train_distributed.partition import Partition, drawn_keys, split
+from train_distributed.partition import drawn_keys
 from train_distributed.privacy.fixed_point import is_power_of_two
 
 CHUNK = 1 << 25  # size: numbers of embeddings in one chunk
@@ -93,37 +87,6 @@ class Chunk:
         return replace(self, x=(self.x.double() / grid).trunc() * grid, grid=grid)
 
 
-def check_stream(chunk: Chunk, clip_norm: float, constant: float) -> None:
-    """Refuses rows of users that stream in by themselves, on which no sensitivity would hold.
-
-    The true rows of the chunk are looked at, not the padding, and compared in float64 with the clip
-    norm c and the constant a, whatever the rows' type: a constant that float32 cannot hold is not
-    the one that a float32 row begins with, and the difference may leave the features longer than
-    √(c² − a²), so these have a bound of their own.
-
-    Raises:
-        ValueError: a row that is not finite, longer than c, begins with another number than a, or
-            whose features are longer than √(c² − a²).
-    """
-    own = chunk.own
-    reach = math.sqrt(clip_norm**2 - constant**2)
-    step = max(1, BLOCK // chunk.x[0].numel())
-    for start in range(0, len(own), step):
-        part = slice(start, start + step)
-        labels, rows = chunk.y[part][own[part]], chunk.x[part][own[part]]
-        check_rows(rows, labels, int(labels.max()) + 1, clip_norm)
-        first = rows[:, 0].double()
-        wrong = first[first != constant]
-        if len(wrong):
-            raise ValueError(f"rows must begin with the constant {constant}, got {float(wrong[0])}")
-        norms = row_norms(rows[:, 1:])
-        if (norms > reach * (1 + SLACK)).any():
-            raise ValueError(
-                f"rows must have features of norm <= sqrt(clip_norm^2 - constant^2) = {reach}, "
-                f"got {float(norms.max())}"
-            )
-
-
 @runtime_checkable
 class Users(Protocol):
     """All users of a run. Sizes are public; rows are not."""
@@ -141,61 +104,3 @@ class Users(Protocol):
     def chunks(self) -> Iterator[Chunk]:
         """Every user exactly once."""
         ...
-
-
-@dataclass(frozen=True)
-class EmbeddingUsers:
-    """The training rows of an `EmbeddingSet`, shuffled and transformed while they are read."""
-
-    embeddings: EmbeddingSet
-    transform: PublicTransform
-    partition: Partition  # of the training rows, in their order
-    generator: torch.Generator | None = None  # of the shuffles; None: the operating system
-
-    @property
-    def sizes(self) -> Tensor:
-        """(users,) int64 n_i."""
-        return self.partition.counts
-
-    @property
-    def dim(self) -> int:
-        """q + 1: the constant and the transform's q features."""
-        return self.transform.dim
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Every user once, those of similar size together, with (u, n, q + 1) rows."""
-        train = np.flatnonzero(self.embeddings.split == TRAIN)
-        width = max(self.embeddings.dim, self.dim)
-        for bucket in self.partition.shuffled(self.generator).buckets(max(1, CHUNK // width)):
-            flat = train[bucket.rows.flatten().numpy()]
-            rows = self.transform(self.embeddings.embeddings[flat])
-            labels = torch.from_numpy(self.embeddings.labels[flat])
-            yield Chunk(
-                bucket.users,
-                rows.unflatten(0, tuple(bucket.rows.shape)),
-                labels.unflatten(0, tuple(bucket.rows.shape)),
-                bucket.counts,
-            )
-
-
-def own_partition(
-    embeddings: EmbeddingSet, part: int = TRAIN, *, single: bool = False
-) -> Partition:
-    """The users that a set names for the rows of a split; where it names none, a `single` one.
-
-    Raises ValueError for no such row, no labels, or no users where nobody declared a single one.
-    """
-    embeddings.need_labels()
-    rows = embeddings.split == part
-    if not rows.any():
-        what = "training" if part == TRAIN else "evaluation"
-        raise ValueError(f"embeddings must hold {what} rows (split {part}), got none")
-    labels = torch.from_numpy(embeddings.labels[rows])
-    if embeddings.users is None:
-        if not single:
-            raise ValueError(
-                "users must be named by the embedding set (zeros: all rows are one user's own) or "
-                "given by a partition, got None"
-            )
-        return split(labels, 1)
-    return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[rows]))

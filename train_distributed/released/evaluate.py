@@ -13,18 +13,18 @@ from pretrain.cli.provenance import versions
 from pretrain.datasets import EVALUATION
 from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
 from train_distributed.one_shot.class_prior import ClassPrior, Word, word_of
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability
+from train_distributed.one_shot.release import MADE_WITH, suitability
+from train_distributed.one_shot.request import FaultInjection, Noise, check_noise
 from train_distributed.one_shot.rounds import Round, promise_report, sums_of
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import own_partition
-from train_distributed.one_shot.validation import (
+from train_distributed.one_shot.source import (
     SEEDED,
     check_partition,
+    own_partition,
     refuse_seeded_split,
     spread_users,
 )
+from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from pretrain import check
-from train_distributed.one_shot.cautions import few_classes, shifted
+from train_distributed.one_shot.metrics import few_classes, shifted
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_intervals import (
     FEW,

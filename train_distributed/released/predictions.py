@@ -11,7 +11,7 @@ import numpy as np
 from embed import EmbeddingSet
 from embed.project import ROWS
 from pretrain.datasets import SPLITS
-from train_distributed.one_shot.metrics import Evaluation
+from train_distributed.one_shot.metrics import ClassifierMetrics
 from train_distributed.one_shot.model import Release, probabilities
 
 OF = "labels read in the clear: no epsilon covers what these numbers show of the rows"
@@ -70,7 +70,7 @@ def write_predictions(
     counts = np.zeros(len(released.class_names), np.int64)
     evaluation = None
     if rows.labels is not None:
-        evaluation = Evaluation.of(released, rows.count)
+        evaluation = ClassifierMetrics.of(released, rows.count)
     done = 0
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)

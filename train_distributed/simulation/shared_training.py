@@ -9,9 +9,8 @@ from torch import Tensor
 from heads import Head, fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.further_rounds import ClippedGradient
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.extra_sums import ClippedGradient
+from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.users import CHUNK, Chunk
@@ -55,7 +54,7 @@ def simulate(
     method: Method,
     promises: Iterable[Privacy],
     generator: torch.Generator,
-) -> Iterator[Course]:
+) -> Iterator[ReleaseState]:
     """One release per promise of one method; noise is float and seeded.
 
     Not for release: several promises kept on the same rows compose.
@@ -71,8 +70,8 @@ def simulate(
 
 def first_total(users: RowsInMemory, method: Method) -> Tensor:
     """(D,) unscaled sum that a release of the method begins with."""
-    course = Course(method)
-    return totals(replace(users, x=course.sent(users.x)), [course.statistic])[0]
+    state = ReleaseState(method)
+    return totals(replace(users, x=state.mapped(users.x)), [state.statistic])[0]
 
 
 def released(
@@ -82,27 +81,29 @@ def released(
     sizes: Tensor,
     promise: Privacy,
     draw: Callable[[int, int], Tensor],
-) -> Course:
+) -> ReleaseState:
     """One release, after all of its sums.
 
     All of them are over the raw rows held, scaled to those of the users of these (users,) sizes,
     whom those held stand for. `total` is the unscaled first one, where it is known. `draw(number,
     dimension)` gives as many draws from N(0, 1) for the sum of that number.
     """
-    rows, course = int(sizes.sum()), Course(method)
+    rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())
     rounds = rounds_of(method, sizes, promise)
     stds = [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
-    sent = None
-    for number, std in enumerate(stds):
-        statistic = course.statistic
-        if total is None:
-            if course.descent is None or sent is None:
-                sent = replace(held, x=course.sent(held.x))
-            total = _sum(sent, statistic)
-        noised = scale * statistic.scale * total + std * draw(number, statistic.dimension)
-        course, total = course.after(noised, rows, std), None
-    return course
+    mapped: list[RowsInMemory] = []  # for all rounds of gradients
+
+    def summed(number: int, state: ReleaseState) -> OpenedSum:
+        statistic, found = state.statistic, total if number == 0 else None
+        if found is None:
+            if state.descent is None or not mapped:
+                mapped[:] = [replace(held, x=state.mapped(held.x))]
+            found = _sum(mapped[0], statistic)
+        std, noise = stds[number], draw(number, statistic.dimension)
+        return scale * statistic.scale * found + std * noise, rows, std
+
+    return after_sums(ReleaseState(method), range(len(stds)), summed)
 
 
 def _sum(held: RowsInMemory, statistic: Statistic) -> Tensor:

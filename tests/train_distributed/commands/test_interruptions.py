@@ -15,7 +15,7 @@ from train_distributed.commands import releasing as run_command
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.ledger.reservation import LedgerReservation
 from train_distributed.ledger.state import GIVE_BACK, RESERVE
-from train_distributed.one_shot import private_rows, summation
+from train_distributed.one_shot import source, summation
 from train_distributed.released import evaluate
 from train_distributed.store.store import Store
 
@@ -72,7 +72,7 @@ def stop_at(
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(private_rows.PrivateRows, "chunks"), (summation.IntegerSum, "encode")]
+    ("owner", "name"), [(source.Source, "chunks"), (summation.IntegerSum, "encode")]
 )
 def test_before_the_ledger_is_written_nothing_is_counted(
     run, ledger, monkeypatch, tmp_path, owner: Any, name: str, stop: signal.Signals

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.one_shot.cautions import few_classes, shifted
-from train_distributed.one_shot.metrics import Evaluation
+from train_distributed.one_shot.metrics import ClassifierMetrics, few_classes, shifted
 
 TEN = np.full(10, 100.0)
 
@@ -44,7 +43,7 @@ def test_metrics_warn_of_two_classes_out_of_ten_and_of_a_shift() -> None:
     labels = np.repeat(np.arange(10), 30)
     scores = torch.nn.functional.one_hot(torch.from_numpy(labels % 2), 10).double()
     learned = {str(k): 0.55 if k == 0 else 0.05 for k in range(10)}
-    evaluation = Evaluation(tuple(map(str, range(10))), len(labels), learned=learned)
+    evaluation = ClassifierMetrics(tuple(map(str, range(10))), len(labels), learned=learned)
     evaluation.add(scores, labels)
     few, shift = evaluation.report()["warnings"]
     assert few == "few classes: 95 % of the rows hold 10 classes and are taken for 2"

@@ -15,9 +15,10 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.source import check_stream
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk, check_stream
+from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
 
@@ -133,7 +134,7 @@ def holds(name: str, seed: int) -> bool:
             raise
         return False
     for chunk in chunks:
-        check_stream(chunk, transform.clip_norm, transform.constant)
+        check_stream(chunk, 2, transform.clip_norm, transform.constant)
     about = f"seed {seed}: {method}"
     assert all(part.isfinite().all() for part in sent)
     assert moved(method, *sent) <= guarantee.joint_sensitivity, about

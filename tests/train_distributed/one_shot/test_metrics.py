@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from train_distributed.one_shot import metrics as module
-from train_distributed.one_shot.metrics import BINS, Evaluation, brief
+from train_distributed.one_shot.metrics import BINS, ClassifierMetrics, brief
 from train_distributed.one_shot.model import log_odds, probabilities
 
 
 def evaluated(scores: np.ndarray, labels: np.ndarray, names: tuple[str, ...], t: float = 1.0):
-    evaluation = Evaluation(names, len(labels), t)
+    evaluation = ClassifierMetrics(names, len(labels), t)
     for start in range(0, len(labels), 7):  # blocks that do not divide n
         part = slice(start, start + 7)
         evaluation.add(torch.from_numpy(scores[part]), labels[part])
@@ -143,7 +143,7 @@ def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
     scores, labels = problem(200, 3)
     expected = evaluated(scores, labels, ("a", "b", "c"))
     monkeypatch.setattr(module, "BLOCK", 100)
-    assert isinstance(Evaluation(("a", "b"), 200)._odds, np.memmap)
+    assert isinstance(ClassifierMetrics(("a", "b"), 200)._odds, np.memmap)
     assert evaluated(scores, labels, ("a", "b", "c")) == expected
 
 
@@ -159,7 +159,7 @@ def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
 )
 def test_rows_that_do_not_fit_are_refused(labels: list[int], rows: int, message: str) -> None:
     def evaluate() -> None:
-        evaluation = Evaluation(("a", "b"), rows)
+        evaluation = ClassifierMetrics(("a", "b"), rows)
         evaluation.add(torch.zeros(len(labels), 2).double(), np.array(labels, int))
         evaluation.report()
 

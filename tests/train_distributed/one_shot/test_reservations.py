@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot import summation
-from train_distributed.one_shot.averaged_heads import HEADS
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import HEADS, TrainedHeads
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.rounds import Round, rounds_of, sums_of
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
+from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism

@@ -13,10 +13,9 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot import rounds as rounds_module
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.first_sum import FIRST_SHARE
-from train_distributed.one_shot.further_rounds import OWN_SHARE
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.one_shot.rounds import rounds_of, sums_of
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.privacy.composition import Cost

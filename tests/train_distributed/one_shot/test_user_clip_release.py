@@ -11,9 +11,9 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy import Guarantee
 

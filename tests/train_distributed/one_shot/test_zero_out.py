@@ -13,7 +13,7 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
-from train_distributed.one_shot.averaged_heads import HEADS
+from train_distributed.one_shot.blind_averaging import HEADS
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.rounds import zero_out_report
 from train_distributed.one_shot.statistic import Statistic

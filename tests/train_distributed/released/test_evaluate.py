@@ -12,8 +12,8 @@ from embed import EmbeddingSet
 from embed.hold_out import hold_out
 from train_distributed import Privacy, Release
 from train_distributed.one_shot import summation
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.report import measure
+from train_distributed.one_shot.release import measure
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.partition import split
 from train_distributed.released.evaluate import evaluate, summed
 

@@ -292,7 +292,7 @@ class Participant:
         from train_distributed.flower.documents.terms import file_hash
         from train_distributed.flower.model_task import ModelTask
         from train_distributed.flower.sum_task import SUMS
-        from train_distributed.one_shot.report import class_names
+        from train_distributed.one_shot.class_prior import class_names
         from train_distributed.released.card.numbers import rounded_up
 
         task, invitation, account = self.task, self.invitation, self.account

@@ -9,9 +9,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from train_distributed.one_shot.method_options import HeadOptions, given
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.registry import HeadOptions, build_method, given
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.options import NoOptions
 

@@ -14,8 +14,7 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from heads import HuberSVMHead
-from train_distributed.one_shot.averaged_heads import AveragedHeads
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.users import Chunk

@@ -16,8 +16,8 @@ from torch import Tensor
 from heads import Head, SoftmaxHead
 from pretrain import check
 from train_distributed.ledger.entry import gaussian_fields, simulated_fields
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.one_shot.users import Chunk

@@ -9,7 +9,8 @@ from typing import Any
 from pretrain import check
 from train_distributed.one_shot.model import Release, reading
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.one_shot.release import ReleaseRequest, with_seconds
+from train_distributed.one_shot.release import release_of, with_seconds
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.research.baselines import (
     amp,
     central,
@@ -48,7 +49,7 @@ def run_method(request: ReleaseRequest) -> Release:
     if isinstance(request.method, str) and request.method not in METHODS:
         return run_rival(request)
     started = time.perf_counter()
-    return with_seconds(request.release(), started)
+    return with_seconds(release_of(request), started)
 
 
 def run_rival(request: ReleaseRequest) -> Release:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import Noise
+from train_distributed.one_shot.request import Noise
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.admm.learner import VARIANTS, connect, learn_by_admm
 from train_distributed.research.baselines.task import Task

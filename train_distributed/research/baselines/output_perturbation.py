@@ -13,8 +13,7 @@ from torch import Tensor
 
 from heads import LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
-from train_distributed.one_shot.averaged_heads import AveragedHeads
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.statistic import NoisedSum

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from heads import Head
-from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.report import Noise, class_names, reported, suitability
-from train_distributed.one_shot.users import EmbeddingUsers
-from train_distributed.one_shot.validation import CheckedInputs
+from train_distributed.one_shot.release import release_of, reported, suitability
+from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest
+from train_distributed.one_shot.source import CheckedInputs, EmbeddingUsers
 from train_distributed.partition import Partition
 
 H = TypeVar("H", bound=Head)
@@ -50,7 +49,7 @@ class Task(ReleaseRequest):
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
     def validate(self) -> CheckedInputs:
-        """Refuses what no release may rest on; see `intake`."""
+        """Refuses what no release may rest on; see `one_shot.source`."""
         discrete = self.noise == "discrete" and self.privacy.private
         return self.source.validate(
             self.privacy,
@@ -106,7 +105,8 @@ class Task(ReleaseRequest):
 
     def summed(self, method: Method, **report: Any) -> Release:
         """Release by one secure sum, as our own methods, with additions to the report."""
-        return replace(self, method=method, options={}).release().with_report(**report)
+        released = release_of(replace(self, method=method, options={}))
+        return released.with_report(**report)
 
     def finish(
         self, weights: Tensor, report: dict[str, Any], opened: Tensor | None = None

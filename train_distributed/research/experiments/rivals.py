@@ -73,10 +73,10 @@ class LearnerBenchmark:
         """A statistic or blind averaging, by one secure sum."""
         options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
         method = build_method(name, self.transform, self.num_classes, options)
-        (course,) = simulate(self.held, method, [promise], generator)
+        (state,) = simulate(self.held, method, [promise], generator)
         spent = promise.epsilon if promise.private else None
         costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}
-        return course.fitted().weights, costs | {"server_sees": "the server sees one sum"}
+        return state.fitted().weights, costs | {"server_sees": "the server sees one sum"}
 
     def _many_rounds(
         self, name: str, promise: Privacy, generator: torch.Generator

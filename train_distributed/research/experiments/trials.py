@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import known_rows
-from train_distributed.one_shot.defaults import PublicFacts
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.research.baselines.learn import train
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.experiments.checkpoint import Rows, Work
@@ -77,8 +77,13 @@ def rivals(
     """Transform of the rows and (d, K) weights of a method that is not ours, for every promise."""
     setting, classes = trial.family[0], plan.num_classes
     for promise in plan.promises:
-        facts = PublicFacts(sizes=held.sizes, num_classes=classes, privacy=promise)
-        mapped, options = facts.settled(setting.method, transform, setting.options)
+        mapped, options = ReleaseRequest(
+            embeddings=FederationSize(sizes=held.sizes, num_classes=classes),
+            method=setting.method,
+            privacy=promise,
+            transform=transform,
+            options=setting.options,
+        ).settings
         rows = mapped.map_rows(held.x)[:, 1:].numpy()
         words = f"baseline, seed {trial.seed}, epsilon {promise.epsilon}"
         task = Task(

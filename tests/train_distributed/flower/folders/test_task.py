@@ -20,10 +20,11 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.ledger.entry import Entry, gaussian_fields
-from train_distributed.one_shot.course import Course
+from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers
+from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.card.page import card
@@ -87,7 +88,7 @@ def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
 def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
     partition = split(torch.from_numpy(np.array(embeddings.labels)), 1)
     (chunk,) = EmbeddingUsers(embeddings, task.transform, partition).chunks()
-    return Course(task.method).rows(chunk).rounded(task.integers.grid)
+    return ReleaseState(task.method).rows(chunk).rounded(task.integers.grid)
 
 
 @pytest.mark.parametrize("servers", [0, 1])

@@ -12,8 +12,8 @@ from scipy.stats import binomtest, norm
 from embed import PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot import summation
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.one_shot.summation import FloatSum, IntegerSum
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case

@@ -11,8 +11,9 @@ from scipy.stats import nct, norm
 from torch import Tensor
 
 from train_distributed import Privacy, accounting
-from train_distributed.one_shot import class_moments, summation
-from train_distributed.one_shot.first_sum import FeatureSum
+from train_distributed.one_shot import discriminant as class_moments
+from train_distributed.one_shot import summation
+from train_distributed.one_shot.extra_sums import FeatureSum
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.attack import numbers

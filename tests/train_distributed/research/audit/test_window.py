@@ -19,9 +19,9 @@ from embed import EmbeddingSet
 from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.statistic import submissions
 from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.research.audit import Target, WorstCase, attack

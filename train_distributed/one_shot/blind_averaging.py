@@ -138,7 +138,7 @@ class TrainedHeads(Statistic):
         return self.head.num_classes
 
     def report(self) -> dict[str, Any]:
-        """Λ."""
+        """L2 regularisation Λ, for the report."""
         return {"l2_reg": self.head.l2_reg}
 
     @property
@@ -228,7 +228,7 @@ class TrainedHeads(Statistic):
         return self.user_sensitivity(sizes) / 2
 
     def weight_bound(self, n: int) -> float:
-        """The largest norm that one composition of a head can have; R holds of the floats."""
+        """Bound on the norm of one composition of a head; R bounds the rounded weights too."""
         if self.solver == "exact":
             free = self.head.lipschitz + default_tolerance(self.head, n)
             free *= (1 + 1e-6) / self.head.l2_reg  # rounding, float32 at most
@@ -261,7 +261,7 @@ class TrainedHeads(Statistic):
         return self.with_features((weights * chunk.counts[:, None, None]).flatten(1), chunk)
 
     def with_features(self, heads: Tensor, chunk: Chunk) -> Tensor:
-        """(u, D) float64 submissions: (u, d K) heads, and where they are centred Σ x beside."""
+        """(u, D) float64 submissions: (u, d K) heads, followed by Σ x where they are centred."""
         if not self.centred:
             return heads
         every = torch.zeros_like(chunk.y)
@@ -292,7 +292,7 @@ class AveragedHeads(Estimator):
         return Fitted(torch.cat([intercepts[None], weights[1:]]), prior=heads.prior)
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights; a head's sum shows no shares of the users' rows."""
+        """Class prior of the weights; shares of the users' rows are unknown."""
         if self.statistic.prior == "private":
             return reported_prior("private", None, class_names)
         unknown = torch.ones(self.statistic.num_classes, dtype=torch.float64)

@@ -35,7 +35,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Gaussians:
-    """Classes as they are estimated: N(μ_k, Σ) with probability π_k."""
+    """Estimated classes: N(μ_k, Σ) with probability π_k."""
 
     means: Tensor  # (q, K) μ
     covariance: Tensor  # (q, q) Σ, of every class

@@ -1,4 +1,4 @@
-"""Class sums and second moments, and the Gaussian discriminant that an empirical Bayes makes.
+"""Class sums and second moments, and the empirical-Bayes Gaussian discriminant.
 
 The sums are exact under any partition of the rows.
 """

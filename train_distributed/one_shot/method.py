@@ -38,17 +38,17 @@ class Estimator(ABC):
 
     @abstractmethod
     def fit(self, noised: NoisedSum) -> Fitted:
-        """Weights, and the temperature of their probabilities as far as the sum shows it."""
+        """Weights, and the temperature that calibrates their probabilities."""
 
     def validate(self) -> None:  # noqa: B027  nothing to check is the default
-        """Raises ValueError for a setting that the transform and the data cannot know."""
+        """Raises ValueError for a setting out of range."""
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights: its word, and its shares as far as they are known."""
+        """Class prior of the weights: its kind, and the class shares if known."""
         return {}
 
     def descent(self, noised: NoisedSum, rounds: int) -> Descent:
-        """Start of so many further rounds of gradients; only some estimators have any."""
+        """Start of so many further rounds of gradients, for estimators that support them."""
         raise NotImplementedError
 
 
@@ -81,7 +81,7 @@ class Method:
         )
 
     def about(self, centre: Centre) -> "Method":
-        """Itself on rows about the centre that its first sum has found."""
+        """The method on rows relative to the centre that its first sum has found."""
         assert self.on is not None
         return self.on(centre)
 
@@ -125,7 +125,7 @@ class Method:
         return {"method": self.name} | self.statistic.report()
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights: its word, and its shares as far as they are known."""
+        """Class prior of the weights: its kind, and the class shares if known."""
         return self.estimator.prior_report(self.statistic.restored(noised), class_names)
 
 
@@ -141,7 +141,7 @@ class ReleaseState:
 
     @property
     def method(self) -> Method:
-        """The method on the rows that are summed last."""
+        """The method on the rows of its own sum."""
         return self.found or self.planned
 
     @property
@@ -175,7 +175,7 @@ class ReleaseState:
 
     @property
     def transform(self) -> PublicTransform | None:
-        """Transform of the rows that are summed last; None: they come as they are."""
+        """Transform of the rows of the method's own sum; None: rows stay raw."""
         return self.method.transform
 
     def rows(self, chunk: Chunk) -> Chunk:
@@ -228,11 +228,11 @@ class ReleaseState:
         return {"common_share": self.features.centre(self.centre).common} | kept
 
     def prior_report(self, class_names: Sequence[str]) -> dict[str, Any]:
-        """Class prior of the weights: its word, and its shares as far as they are known."""
+        """Class prior of the weights: its kind, and the class shares if known."""
         return self.method.prior_report(self.noised, class_names)
 
     def fitted(self) -> Fitted:
-        """Weights of all sums."""
+        """Weights after all sums."""
         fitted = self.method.fit(self.noised)
         if self.descent is None:
             return fitted

@@ -65,7 +65,7 @@ def shifted(
 
 
 def _covering(counts: Counts, rows: float) -> int | None:
-    """Least number of classes that hold MOST of the rows; None: all together hold fewer."""
+    """Least number of classes with a share MOST of the rows; None: not even all have it."""
     enough = np.flatnonzero(np.sort(counts)[::-1].cumsum() >= MOST * rows)
     return int(enough[0]) + 1 if len(enough) and rows > 0 else None
 
@@ -108,7 +108,7 @@ class ClassifierMetrics:
 
     @classmethod
     def of(cls, released: Release, rows: int) -> Self:
-        """For so many rows of a model, under every prior that it can be had for."""
+        """Metrics of a model on so many rows, under every prior that it supports."""
         shifts = None
         if released.class_shares is not None:
             shifts = {word: released.prior_shift(word) for word in get_args(Word)}
@@ -136,7 +136,7 @@ class ClassifierMetrics:
             np.add.at(into, bins, values)
 
     def leave_out(self, rows: int) -> None:
-        """Expects so many rows less: they cannot be read."""
+        """Lowers the expected number of rows by those that cannot be read."""
         self.rows -= rows
         self._labels, self._odds = self._labels[: self.rows], self._odds[:, : self.rows]
 
@@ -188,7 +188,7 @@ class ClassifierMetrics:
         }
 
     def _areas(self) -> list[float | None]:
-        """Per class, the area under the curve of it against the rest; None where one is missing."""
+        """One-vs-rest area under the ROC curve by class; None where a side has no rows."""
         areas: list[float | None] = []
         for k, odds in enumerate(self._odds):
             mine = self._labels == k
@@ -224,7 +224,7 @@ class ClassifierMetrics:
 
 
 def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:
-    """Name and value of the metrics that are printed, the warnings last."""
+    """Names and values of the metrics to print, warnings last."""
     names = ("balanced_accuracy", "macro_f1", "auroc", "expected_calibration_error")
     known = [(name, metrics[name]) for name in names]
     lines = [(name, "unknown" if value is None else f"{value:.4f}") for name, value in known]
@@ -246,7 +246,7 @@ def _shares_right(confusion: np.ndarray) -> dict[str, float]:
 
 
 def _if(count: int, value: float) -> float | None:
-    """A share of `count` rows, if there are any."""
+    """The value as a float; None without rows."""
     return float(value) if count else None
 
 

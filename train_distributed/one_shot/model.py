@@ -118,7 +118,7 @@ UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown,
 
 
 def reading(method: str | None) -> str:
-    """Words on how a method's probabilities are made, and whether they are calibrated."""
+    """Sentence on how a method computes probabilities, and whether they are calibrated."""
     entry = METHODS.get(method or "")
     return (entry and entry.probabilities) or UNKNOWN
 
@@ -141,7 +141,7 @@ def log_odds(scores: Tensor, temperature: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Release:
-    """A model with its report, which says whether it may be shown to anybody."""
+    """A released model with its report, which says whether it is suitable for release."""
 
     weights: Tensor  # (d, K) float64, constant row first
     transform: PublicTransform
@@ -163,7 +163,7 @@ class Release:
         return self.report.method
 
     def with_report(self, **more: Any) -> Self:
-        """Release whose report has these keys too, or these values for its own."""
+        """Release with these keys added to its report or replaced in it."""
         return replace(self, report=self.report | more)
 
     def prior_shift(self, prior: ClassPrior) -> Tensor:
@@ -196,10 +196,10 @@ class Release:
         if new == self.prior:
             return self
         weights = with_shift(self.weights, shift, self.transform.constant)
-        told = self.report.without(*MEASURED) | reported_prior(
+        report = self.report.without(*MEASURED) | reported_prior(
             new, self.class_shares, self.class_names
         )
-        return replace(self, weights=weights, prior=new, report=told)
+        return replace(self, weights=weights, prior=new, report=report)
 
     def scores(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 scores of raw (n, p) embeddings, which pass the public transform first.

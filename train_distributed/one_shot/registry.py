@@ -38,7 +38,7 @@ OTHERS = Rule(noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user'
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
-    """One method of the registry."""
+    """A method of the registry."""
 
     build: Callable[..., "Method"]  # (transform, num_classes, **options), its keywords the options
     words: str  # for the card
@@ -181,7 +181,7 @@ def build_method(
 
 
 def clips(given: Any) -> tuple[float | None, float | None]:
-    """Users' clips of a first sum and of the other, from a number, or a sequence of one or two."""
+    """Clip norms of the first sum and of the main sum, from a number or one or two numbers."""
     if given is None:
         return None, None
     found = tuple(given) if isinstance(given, Sequence) else (given,)
@@ -206,7 +206,7 @@ def _clipped(statistic: "Statistic", norm: float | None) -> "Statistic":
 
 
 def given(options: Any) -> dict[str, Any]:
-    """Options of a dataclass that were set; those that are None are left to a rule."""
+    """Options of a dataclass that are not None."""
     return {name: value for name, value in asdict(options).items() if value is not None}
 
 
@@ -260,7 +260,7 @@ class MethodOptions(SumOptions, HeadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SettledOptions(MethodOptions):
-    """Settings with those that a public rule fills in and nobody types."""
+    """All settings of a method: also the one that only `ReleaseRequest.settings` fills in."""
 
     class_noise: float | None = None
     """Noise in a class mean, for which directions and their lengths are chosen; see `request`."""

@@ -1,4 +1,4 @@
-"""From many users' embeddings to one released model: train, add noise once, sum once."""
+"""The release of one model from many users' embeddings, and its report."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ CLEAR = "rows of split 1 (test), read in the clear: no epsilon covers what these
 
 
 def release_of(request: ReleaseRequest) -> Release:
-    """The model that is asked for; see `release`."""
+    """Carries a request out; see `release`."""
     noise = request.checked_noise()
     source, method, privacy = request.source, request.built, request.privacy
     discrete = noise == "discrete" and privacy.private

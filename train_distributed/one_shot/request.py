@@ -75,7 +75,7 @@ class FederationSize:
 
 @dataclass(frozen=True)
 class FaultInjection:
-    """Faults that an audit or a rehearsal plays; its model is never suitable for release."""
+    """Faults injected by an audit or a rehearsal; its model is never suitable for release."""
 
     dropped: Collection[int] = ()  # users whose submission never arrives
     known_noise: Collection[int] = ()  # who adds noise that an attacker knows: none is in the sum
@@ -340,7 +340,7 @@ def honest_length(sizes: Tensor) -> float:
 
 
 def components_of(rule: Rule, transform: PublicTransform, noise: float) -> int:
-    """q, fixed before any sum: what the rule hears of the public classes at this noise."""
+    """Number of directions q, fixed before any sum: enough for the rule's share of information."""
     if transform.known is not None:
         return min(MOST, transform.dim - 1)
     channel = Channel.of(transform.public, PLANNED_SHARE)
@@ -348,7 +348,7 @@ def components_of(rule: Rule, transform: PublicTransform, noise: float) -> int:
 
 
 def rule_of(method: str) -> Rule:
-    """The rule of a method of the registry, or of a rival."""
+    """Rule of a method of the registry or of a rival."""
     return METHODS[method].rule if method in METHODS else RIVALS.get(method, OTHERS)
 
 

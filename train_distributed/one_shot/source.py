@@ -8,7 +8,7 @@ nobody else.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -153,17 +153,15 @@ class Source:
         rows = int(self.users.sizes.sum())
         if discrete:
             privacy.refuse_large_delta(rows, allowed=allow_delta)
-        checked = self._checked(privacy, discrete=discrete, vouched=vouched)
-        return replace(checked, report=privacy.large_delta(rows) | checked.report)
-
-    def _checked(self, privacy: Privacy, *, discrete: bool, vouched: bool) -> CheckedInputs:
+        report = privacy.large_delta(rows)
         if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
-            return validate_stream(self.transform, discrete=discrete, vouched=vouched)
+            checked = validate_stream(self.transform, discrete=discrete, vouched=vouched)
+            return CheckedInputs(report | checked.report, checked.unsuitable)
         checked = validate(
             self.embeddings, self.transform, self.given, discrete=discrete, vouched=vouched
         )
         spread = spread_users(self.embeddings, self.users.partition, privacy)
-        return replace(checked, unsuitable=checked.unsuitable + spread)
+        return CheckedInputs(report | checked.report, checked.unsuitable + spread)
 
     def chunks(self) -> Iterator[Chunk]:
         """Every user once, its rows in a random order.
@@ -330,7 +328,7 @@ def check_partition(partition: Partition, rows: int) -> None:
 def spread_users(
     embeddings: EmbeddingSet, partition: Partition, privacy: Privacy, part: int = TRAIN
 ) -> tuple[str, ...]:
-    """Why a promise for users is none for those that the set names; nothing where it is one."""
+    """Reason why unit "user" does not protect the set's own users; empty where it does."""
     if embeddings.users is None or privacy.unit != "user":
         return ()
     named = embeddings.users[embeddings.split == part]
@@ -389,7 +387,7 @@ def _origin(
 
 
 def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
-    """Report on the rows that the transform has seen."""
+    """Compares private rows with the transform's public ones; facts for the report."""
     if embeddings.dim != len(transform.mean):
         raise ValueError(
             f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"

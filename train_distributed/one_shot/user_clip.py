@@ -173,7 +173,7 @@ class UserClip(Statistic):
         return NoisedSum(total, noised.rows, noised.noise_std / left)
 
     def report(self) -> dict[str, Any]:
-        """The statistic's settings and the clip, in words too."""
+        """The statistic's settings, the clip and what it means."""
         words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
         if self.centre is not None:
             words += ", without what public rows are expected to add, which the opened sum got back"
@@ -181,7 +181,7 @@ class UserClip(Statistic):
 
     @property
     def _margin(self) -> float:
-        """m, of vectors of this length; of scaled ones, a product more, it has room for that."""
+        """m for vectors of this length, with one more product for their scale."""
         return ball_margin(self.dimension + 1, torch.float64)
 
     @property

@@ -47,7 +47,7 @@ class Chunk:
         return Chunk(*parts, self.grid)
 
     def pooled(self) -> "Chunk":
-        """All true rows as if one user, number 0, held them."""
+        """All true rows as one user's, number 0."""
         own = self.own
         x, y = (self.x[own], self.y[own]) if not own.all() else (self.x, self.y)
         x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)

@@ -40,7 +40,7 @@ def run_trials(
     finished: Collection[str] = (),
     rivals: Rivals | None = None,
 ) -> Iterator[tuple[str, list[Result]]]:
-    """The cells of every job that is not finished, with the job's key.
+    """Yields (key, results) of each unfinished trial.
 
     `rivals` trains what is not one of METHODS, for every promise of the plan.
 

@@ -14,6 +14,7 @@ from train_distributed import Privacy, accounting
 from train_distributed.one_shot import discriminant as class_moments
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.extra_sums import FeatureSum
+from train_distributed.one_shot.release import release_of
 from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.attack import numbers
@@ -152,7 +153,7 @@ def test_a_canary_attains_the_stated_sensitivity_in_every_sum(options: dict) -> 
             centre[-1] = 1.0
         start = 0 if centre is None else len(centre)
         f, opposite, other = (
-            target.request(case.signed(of), bare, centre=centre).release().opened
+            release_of(target.request(case.signed(of), bare, centre=centre)).opened
             for of in (signs, -signs, turned)
         )
         part = slice(start, start + each.dimension)

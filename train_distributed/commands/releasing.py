@@ -137,8 +137,8 @@ class Releasing(Output, Counting, PublicSide, Data):
             request = self._request(*self._partitions())
             print(json.dumps(jsonable(request.described()), indent=1))
             return self.out or Path()
-        read = [each for each in options_of(self).values() if isinstance(each, Path)]
-        read = [each for each in read if each != self.out]
+        typed = {name: value for name, value in options_of(self).items() if name != "out"}
+        read = [value for value in typed.values() if isinstance(value, Path)]
         out = output_directory(self.out, "run", *read, overwrite=self.overwrite)
         with new_directory(out, overwrite=self.overwrite) as partial:  # before any noise is drawn
             released, counted = self._into(partial, out)

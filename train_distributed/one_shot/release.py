@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.ledger.entry import Reserve
 from train_distributed.one_shot.class_prior import with_shares
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts, Settings
@@ -19,15 +19,7 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.private_rows import PrivateRows
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
-from train_distributed.one_shot.rounds import (
-    PlannedSums,
-    main_sum,
-    promise_report,
-    rounds_of,
-    rounds_report,
-    sums_of,
-)
-from train_distributed.one_shot.summation import IntegerSum, add_chunk
+from train_distributed.one_shot.summation import Plan, RunningSum
 from train_distributed.one_shot.users import CHUNK, Users, check_stream
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
@@ -130,8 +122,7 @@ class ReleaseRequest:
 
     def spends(self) -> Mapping[str, Any]:
         """Fields with which `reserve` will be called, before any work; raises as `release`."""
-        planned = self._planned(discrete=self.known_noise() == "discrete")
-        return _spent(planned[self._done :])
+        return self._planned(discrete=self.known_noise() == "discrete").spends(self._done)
 
     @property
     def _done(self) -> int:
@@ -144,9 +135,9 @@ class ReleaseRequest:
         source, method, privacy = self.source, self.built, self.privacy
         discrete = noise == "discrete" and privacy.private
         transform, sizes = source.transform, source.users.sizes
-        planned = self._planned(discrete=discrete)
+        plan = self._planned(discrete=discrete)
         faults = FaultInjection() if self.faults is None else self.faults
-        kept = faults.surviving(len(sizes), planned[0][0].min_survivors)
+        kept = faults.surviving(len(sizes), plan.sums[0].guarantee.min_survivors)
         checked = source.validate(
             privacy,
             discrete=discrete,
@@ -154,7 +145,7 @@ class ReleaseRequest:
             allow_delta=self.allow_delta,
         )
         rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-        course, opened, seconds, sums = Course(method), [], [], planned
+        course, opened, seconds, sums = Course(method), [], [], plan.sums
         if self.centre is not None:
             course = course.told(self.centre)
             opened.append(self.centre)
@@ -162,18 +153,19 @@ class ReleaseRequest:
         # a stream may use the memory of a chunk again
         held = list(source.chunks()) if small and source.embeddings is not None else None
         while len(opened) < len(sums):
-            _, summation = sums[len(opened)]
+            summation = RunningSum(sums[len(opened)], frozenset(faults.known_noise))
             began = time.perf_counter()
             for chunk in source.chunks() if held is None else held:
                 arrived = kept[chunk.users]
                 if arrived.any():
                     if source.embeddings is None and course.statistic.grid_powers is not None:
                         check_stream(chunk, transform.clip_norm, transform.constant)
-                    add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
+                    summation.add_chunk(course.statistic, course.rows(chunk.select(arrived)))
             if len(opened) == self._done and self.reserve is not None:
-                self.reserve(_spent(planned[self._done :]))  # all that may be refused has been
+                self.reserve(plan.spends(self._done))  # all that may be refused has been
             opened.append(summation.total())
-            course = course.after(opened[-1], rows, summation.noise_std(survivors))
+            std = summation.planned.mechanism.noise_std(survivors)
+            course = course.after(opened[-1], rows, std)
             if self.found is not None and course.centre is not None and len(opened) == 1:
                 self.found(course.centre)
             seconds.append(time.perf_counter() - began)
@@ -182,11 +174,10 @@ class ReleaseRequest:
         temperature = 1.0 if self.faults else fitted.temperature
         declared = () if source.embeddings is None else source.embeddings.declared_classes
         names = class_names(declared, method.num_classes)
-        _, summation = main_sum(sums)
-        facts = promise_report(sums) | summation.report()
+        facts = plan.report() | plan.report_sent()
         facts |= checked.report | course.report()
         facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
-        facts |= rounds_report(sums) | method.report()
+        facts |= method.report()
         facts |= course.prior_report(names)
         verdict = suitability(
             privacy,
@@ -208,18 +199,10 @@ class ReleaseRequest:
         )
         return reported(released, facts, verdict, source.embeddings)
 
-    def _planned(self, *, discrete: bool) -> PlannedSums:
+    def _planned(self, *, discrete: bool) -> Plan:
         """All sums of the release, each of which is feasible."""
-        sizes, discrete = self.source.users.sizes, discrete and self.privacy.private
-        rounds = rounds_of(self.built, sizes, self.privacy, self.min_survivors)
-        bare = frozenset(() if self.faults is None else self.faults.known_noise)
-        return sums_of(rounds, sizes, discrete=discrete, generator=self.generator, bare=bare)
-
-
-def _spent(planned: PlannedSums) -> Mapping[str, Any]:
-    """Fields of a ledger's entry that covers all sums."""
-    plans = [summation.plan for _, summation in planned if isinstance(summation, IntegerSum)]
-    return gaussian_fields(*plans) if plans else simulated_fields(planned[0][0])
+        given = self.built, self.source.users.sizes, self.privacy, self.min_survivors
+        return Plan.of(*given, discrete=discrete, generator=self.generator)
 
 
 def with_seconds(released: Release, started: float) -> Release:

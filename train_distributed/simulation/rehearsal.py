@@ -23,8 +23,8 @@ from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import rounds_of, sums_of
 from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.summation import Plan
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.coordinates import ClassTotals, RawCoordinates
@@ -342,7 +342,7 @@ class Rehearsal:
         """Bytes that a user sends in all sums, and seconds that its vectors and noise take."""
         method, promise = self.method(stage, epsilon, self.sizes.users), self.promise(epsilon)
         sizes = self.sizes.facts(promise).sizes
-        sums = sums_of(rounds_of(method, sizes, promise), sizes, discrete=True, generator=None)
+        plan = Plan.of(method, sizes, promise)
         one = stage.users(replace(self.sizes, users=1), seed=0)
         began = time.perf_counter()
         assert method.transform is not None
@@ -353,7 +353,7 @@ class Rehearsal:
                 for chunk in replace(one, x=rows).chunks():
                     discrete_gaussian(STEPS, statistic.submit(chunk).numel())
         seconds = time.perf_counter() - began
-        return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
+        return sum(each.bytes_per_user(sizes) for each in plan.sums), seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.further_rounds import ClippedGradient
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.summation import Plan
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -91,8 +91,8 @@ def released(
     """
     rows, course = int(sizes.sum()), Course(method)
     scale = rows / int(held.sizes.sum())
-    rounds = rounds_of(method, sizes, promise)
-    stds = [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
+    plan = Plan.of(method, sizes, promise, discrete=False)
+    stds = [each.mechanism.noise_std(len(sizes)) for each in plan.sums]
     sent = None
     for number, std in enumerate(stds):
         statistic = course.statistic

@@ -18,11 +18,10 @@ from heads import second_moments
 from pretrain.datasets import TEST, TRAIN
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.request import FederationSize, ReleaseRequest
-from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.one_shot.statistic import NoisedSum, submissions
-from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.partition import split
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import SERVERS, Privacy
 
 METHOD, PORTION, SEEN, STEPS = "discriminant", 100, 5000, 16
@@ -35,7 +34,7 @@ class Poisoned:
     transform: PublicTransform
     method: Method
     options: dict[str, Any]  # of the method
-    encoder: IntegerEncoder
+    encoder: DiscreteGaussian
     bound: float  # length that a vector may have, scaled
     sent: np.ndarray  # (users, D) int64, by honest users, without noise
     rows: int  # N of all users
@@ -71,11 +70,10 @@ class Poisoned:
             options=options or {},
         )
         method, options = request.built, request.settings.options
-        (only,) = rounds_of(method, parts.counts, privacy)
-        encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)
+        (encoder,) = request.planned(discrete=True).integers
         if privacy.noise_by == "servers":
             steps = encoder.norm_bounds(method.statistic, parts.counts)
-            bound = max(steps) * float(encoder.plan.step)
+            bound = max(steps) * float(encoder.step)
         else:  # nobody looks
             bound = method.statistic.norm_bounds(parts.counts).max().item()
         sent = []
@@ -113,14 +111,11 @@ class Poisoned:
     def vector(self, direction: Tensor, times: float = 1.0) -> np.ndarray:
         """(D,) int64 vector in this scaled direction, so many times as long as the bound allows."""
         unit = (direction / torch.linalg.vector_norm(direction)).numpy()
-        return np.trunc(unit * (times * self.bound) / self.encoder.plan.step).astype(np.int64)
+        return np.trunc(unit * (times * self.bound) / self.encoder.step).astype(np.int64)
 
     def noised(self, words: np.ndarray, parties: int) -> np.ndarray:
         """(D,) int64 with the noise of so many parties, from the operating system."""
-        found = words.view(np.uint64)
-        for _ in range(parties):
-            found = self.encoder.noised(found)
-        return found.view(np.int64)
+        return self.encoder.noised(words.view(np.uint64), parties).view(np.int64)
 
     def accuracy(self, noised: np.ndarray) -> float:
         """Per cent of the test rows that the model of an opened (D,) int64 sum has right."""

@@ -20,8 +20,7 @@ from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, a
 from train_distributed.one_shot.model import INSIDE, Release, reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest
-from train_distributed.one_shot.rounds import main_sum, promise_report, rounds_report
-from train_distributed.one_shot.summation import add_chunk
+from train_distributed.one_shot.summation import RunningSum
 from train_distributed.one_shot.users import CHUNK, Users
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -36,9 +35,9 @@ def release_of(request: ReleaseRequest) -> Release:
     source, method, privacy = request.source, request.built, request.privacy
     discrete = noise == "discrete" and privacy.private
     sizes, dim = source.users.sizes, source.transform.dim
-    sums = request.planned(discrete=discrete)
+    plan = request.planned(discrete=discrete)
     faults = FaultInjection() if request.faults is None else request.faults
-    kept = faults.surviving(len(sizes), sums[0][0].min_survivors)
+    kept = faults.surviving(len(sizes), plan.sums[0].guarantee.min_survivors)
     checked = source.validate(
         privacy,
         discrete=discrete,
@@ -46,7 +45,7 @@ def release_of(request: ReleaseRequest) -> Release:
         allow_delta=request.allow_delta,
     )
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-    small = len(sums) > 1 and int(sizes.sum()) * dim <= CHUNK
+    small = len(plan.sums) > 1 and int(sizes.sum()) * dim <= CHUNK
     # a stream may use the memory of a chunk again
     held = list(source.chunks()) if small and source.embeddings is not None else None
     state, opened, seconds = ReleaseState(method), list[Tensor](), list[float]()
@@ -55,27 +54,28 @@ def release_of(request: ReleaseRequest) -> Release:
         opened.append(request.centre)
 
     def summed(number: int, state: ReleaseState) -> OpenedSum:
-        began, summation = time.perf_counter(), sums[number][1]
+        began = time.perf_counter()
+        running = RunningSum(plan.sums[number], frozenset(faults.known_noise))
         if number == 1 and request.done == 0 and state.centre is not None and request.found:
             request.found(state.centre)
         for chunk in source.chunks() if held is None else held:
             arrived = kept[chunk.users]
             if arrived.any():
-                add_chunk(summation, state.statistic, state.rows(chunk.select(arrived)))
+                running.add_chunk(state.statistic, state.rows(chunk.select(arrived)))
         if number == request.done and request.reserve is not None:
-            request.reserve(request.spends(sums))  # all that may be refused has been
-        opened.append(summation.total())
+            request.reserve(plan.spends(request.done))  # all that may be refused has been
+        opened.append(running.total())
         seconds.append(time.perf_counter() - began)
-        return opened[-1], rows, summation.noise_std(survivors)
+        return opened[-1], rows, running.planned.mechanism.noise_std(survivors)
 
-    state = after_sums(state, range(request.done, len(sums)), summed)
+    state = after_sums(state, range(request.done, len(plan.sums)), summed)
     fitted, method = state.fitted(), state.method
     declared = () if source.embeddings is None else source.embeddings.declared_classes
     names = class_names(declared, method.num_classes)
-    facts = promise_report(sums) | main_sum(sums)[1].report()
+    facts = plan.report() | plan.report_sent()
     facts |= checked.report | state.report()
     facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
-    facts |= rounds_report(sums) | method.report()
+    facts |= method.report()
     facts |= state.prior_report(names)
     verdict = suitability(
         privacy,
@@ -84,7 +84,7 @@ def release_of(request: ReleaseRequest) -> Release:
         rehearsed=None if request.faults is None else request.faults.reason,
         others=checked.unsuitable,
     )
-    if len(sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
+    if len(plan.sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
         facts |= {"simulation_only": {"seconds_per_round": seconds}}
     # faults are played many times, for the sum or the weights alone
     released = Release(

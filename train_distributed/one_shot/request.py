@@ -25,14 +25,13 @@ from embed import EmbeddingSet, PublicTransform
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
 from pretrain import check
 from train_distributed import accounting
-from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.ledger.entry import Reserve
 from train_distributed.one_shot.class_prior import class_names, with_shares
 from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule, build_method, clips
-from train_distributed.one_shot.rounds import PlannedSums, Round, rounds_of, sums_of
 from train_distributed.one_shot.source import Source
-from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.one_shot.summation import Plan
 from train_distributed.one_shot.users import Users
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
@@ -259,20 +258,10 @@ class ReleaseRequest:
         self.method.check(self.public, self.size.num_classes)
         return self.method
 
-    @property
-    def rounds(self) -> tuple[Round, ...]:
-        """Sums of the release in their order, with their shares of the promise."""
-        return rounds_of(self.built, self.size.sizes, self.privacy, self.min_survivors)
-
-    def planned(self, *, discrete: bool) -> PlannedSums:
-        """All sums of the release, each of which is feasible; see `sums_of`."""
-        return sums_of(
-            self.rounds,
-            self.size.sizes,
-            discrete=discrete and self.privacy.private,
-            generator=self.generator,
-            bare=frozenset(() if self.faults is None else self.faults.known_noise),
-        )
+    def planned(self, *, discrete: bool) -> Plan:
+        """All sums of the release, each of which is feasible; see `Plan.of`."""
+        given = self.built, self.size.sizes, self.privacy, self.min_survivors
+        return Plan.of(*given, discrete=discrete, generator=self.generator)
 
     def checked_noise(self) -> Noise:
         """The kind of noise; raises ValueError as `check_noise`."""
@@ -285,13 +274,9 @@ class ReleaseRequest:
         """Number of sums of an earlier try, which its own entry in the ledger counts."""
         return 0 if self.centre is None else 1
 
-    def spends(self, planned: PlannedSums | None = None) -> Mapping[str, Any]:
+    def spends(self) -> Mapping[str, Any]:
         """Fields with which `reserve` will be called, before any work; raises as `release`."""
-        if planned is None:
-            planned = self.planned(discrete=self.checked_noise() == "discrete")
-        sums = planned[self.done :]
-        plans = [summation.plan for _, summation in sums if isinstance(summation, IntegerSum)]
-        return gaussian_fields(*plans) if plans else simulated_fields(sums[0][0])
+        return self.planned(discrete=self.checked_noise() == "discrete").spends(self.done)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -311,7 +296,8 @@ class ReleaseRequest:
         statistic: Any = self.built.statistic.unclipped
         made = {each.name: getattr(statistic, each.name) for each in fields(statistic)}
         words = {n: v for n, v in made.items() if isinstance(v, bool | int | float | str)}
-        return found | {"statistic": words, "sums": sum(each.times for each in self.rounds)}
+        sums = 1 + self.built.rounds + (self.built.first is not None)
+        return found | {"statistic": words, "sums": sums}
 
     def described(self) -> dict[str, Any]:
         """All settings, and what is known of the noise; needs no row."""

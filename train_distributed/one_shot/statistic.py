@@ -1,7 +1,6 @@
-"""Vectors that users send: length, scale and grid, and how far a record or a user moves them."""
+"""Vectors that users send, computed from their rows, and the opened sum of them."""
 
-import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed.one_shot.users import Chunk
+from train_distributed.privacy.guarantee import Submission
 
 
 @dataclass(frozen=True)
@@ -19,68 +19,6 @@ class NoisedSum:
     total: Tensor  # (D,) float64, unscaled
     rows: int  # N of the users in it
     noise_std: float  # of the noise in an entry of the scaled sum
-
-
-class Submission(ABC):
-    """Vector of numbers that every user sends, with the sensitivity of their sum.
-
-    Movements are L2 norms of one of C equal parts of a scaled submission.
-    """
-
-    @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """D, the length of a submission."""
-
-    @property
-    def compositions(self) -> int:
-        """C, the equal parts of a submission that a record moves; 1: all entries jointly."""
-        return 1
-
-    @property
-    def scale(self) -> float | Tensor:
-        """Factor, or (D,) factors, under which the sensitivity is stated."""
-        return 1.0
-
-    @property
-    def grid_powers(self) -> Tensor | None:
-        """(D,) int: entries are multiples of g**power if rows are multiples of g.
-
-        None: they are not, whatever the rows.
-        """
-        return None
-
-    @property
-    def additive(self) -> bool:
-        """True for a sum over rows: all users' rows pooled give the sum of their submissions.
-
-        Entries on the rows' grid are then exact; of all others the rounding is charged.
-        """
-        return self.grid_powers is not None
-
-    @abstractmethod
-    def entry_bound(self, n: int) -> float:
-        """Largest |entry| of the scaled submission of a user with n rows."""
-
-    @abstractmethod
-    def record_sensitivity(self, sizes: Tensor) -> float:
-        """Movement when one record is replaced."""
-
-    def user_sensitivity(self, sizes: Tensor) -> Tensor:
-        """(users,) movement when all n_i records of a user are replaced: n_i times one's."""
-        return sizes.double() * self.record_sensitivity(sizes)
-
-    @abstractmethod
-    def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """Movement when one record is taken out and its user's published size stays."""
-
-    def user_zero_out(self, sizes: Tensor) -> Tensor:
-        """(users,) movement when all n_i records of a user are taken out."""
-        return sizes.double() * self.zero_out_sensitivity(sizes)
-
-    def norm_bounds(self, sizes: Tensor) -> Tensor:
-        """(users,) largest L2 norms of scaled submissions: all records together move it so far."""
-        return math.sqrt(self.compositions) * self.user_zero_out(sizes)
 
 
 class Statistic(Submission):

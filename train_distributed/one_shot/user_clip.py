@@ -40,7 +40,7 @@ class UserClip(Statistic):
     charged to the statistic's own bounds. On a grid n_i c is rounded to whole steps, so that it is
     taken from sums exactly. Sums of whole steps are rounded towards zero to such steps again: no
     norm grows, and no coordinate's difference by a step or more, which
-    `summation.IntegerEncoder` charges as it charges the rounding of weights.
+    `privacy.mechanism` charges as it charges the rounding of weights.
 
     **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
     alike, by what the noised counts show (`restored`), as c leaves half of every count in. An

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from pretrain import check
-from train_distributed.one_shot.statistic import Submission
+from train_distributed.privacy.guarantee import Submission
 from train_distributed.released.evaluation_bounds import COARSEST_GRID, MOST_BINS
 
 

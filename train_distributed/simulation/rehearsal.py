@@ -340,7 +340,7 @@ class Rehearsal:
     def cost(self, stage: "Stage", epsilon: float) -> tuple[int, float]:
         """Bytes that a user sends in all sums, and seconds that its vectors and noise take."""
         request = self.request(stage, epsilon)
-        method, sums = request.built, request.planned(discrete=True)
+        method, plan = request.built, request.planned(discrete=True)
         one = stage.users(replace(self.sizes, users=1), seed=0)
         began = time.perf_counter()
         assert method.transform is not None
@@ -351,7 +351,7 @@ class Rehearsal:
                 for chunk in replace(one, x=rows).chunks():
                     discrete_gaussian(STEPS, statistic.submit(chunk).numel())
         seconds = time.perf_counter() - began
-        return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
+        return sum(each.bytes_per_user(plan.sizes) for each in plan.sums), seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
-from train_distributed.one_shot.rounds import rounds_of
 from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.summation import Plan
 from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
@@ -90,8 +90,8 @@ def released(
     """
     rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())
-    rounds = rounds_of(method, sizes, promise)
-    stds = [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
+    plan = Plan.of(method, sizes, promise, discrete=False)
+    stds = [each.mechanism.noise_std(len(sizes)) for each in plan.sums]
     mapped: list[RowsInMemory] = []  # for all rounds of gradients
 
     def summed(number: int, state: ReleaseState) -> OpenedSum:

@@ -27,7 +27,7 @@ from train_distributed.one_shot.request import (
     components_of,
     rule_of,
 )
-from train_distributed.one_shot.rounds import rounds_of
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
 from train_distributed.research.baselines.learn import ALL_METHODS
 
@@ -130,10 +130,9 @@ def test_it_is_what_the_guarantee_of_class_sums_says(privacy: Privacy, more: dic
     transform = PublicTransform.identity(4, math.sqrt(1.25), 0.5)
     given = {**more, "moments": False, "class_noise": 1.0, "components": 4}
     method = build_method("discriminant", transform, 10, given)
-    stages = rounds_of(method, facts.size.sizes, privacy, min_survivors=90)
-    own = next(each.guarantee for each in stages if each.submission is method.statistic)
-    assert own.float_std is not None
-    std = own.float_std * math.sqrt(privacy.noise_shares(100)) / 250
+    plan = Plan.of(method, facts.size.sizes, privacy, min_survivors=90, discrete=False)
+    own = next(each.mechanism for each in plan.sums if each.submission is method.statistic)
+    std = own.noise_std(100) / 250
     found = facts.class_noise(**more)
     assert found == pytest.approx(std, rel=1e-6)
 

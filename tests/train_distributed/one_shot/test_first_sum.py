@@ -20,8 +20,8 @@ from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.request import FaultInjection
-from train_distributed.one_shot.rounds import further_sums
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
+from train_distributed.one_shot.summation import second_dimension
 from train_distributed.one_shot.users import Chunk
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
@@ -282,7 +282,7 @@ def test_rounds_after_both_sums_are_of_mapped_rows_and_all_keep_one_promise() ->
     assert sum(shares) == pytest.approx(1)
     assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
-        further_sums(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
+        second_dimension(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
 
 
 def test_hostile_centres_are_refused_by_users() -> None:

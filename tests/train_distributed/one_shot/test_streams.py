@@ -14,9 +14,9 @@ from heads import least_squares_sensitivity
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.source import check_stream
-from train_distributed.one_shot.summation import IntegerSum
 from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def test_rows_that_are_not_finite_are_refused_before_their_noise(
 ) -> None:
     rows, drawn = torch.tensor(GOOD).expand(2, 2, 3).clone(), []
     rows[1, 1, 2] = bad
-    summation = "train_distributed.one_shot.summation"
-    monkeypatch.setattr(f"{summation}.add_noise", lambda *_: drawn.append(1))
+    mechanism = "train_distributed.privacy.mechanism"
+    monkeypatch.setattr(f"{mechanism}.add_noise", lambda *_: drawn.append(1))
     with pytest.raises(ValueError, match=r"rows must be finite, got 1 that are not.* of user 1"):
         release(Stream(rows), method, Privacy(1.0, 1e-5, 1.0), num_classes=2)
     assert not drawn
@@ -202,7 +202,7 @@ def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
     method = build_method("discriminant", transform, 2, {"moments": moments}).statistic
     sizes = torch.tensor([1])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
-    grid = IntegerSum.of(method, guarantee, sizes).grid
+    grid = DiscreteGaussian.calibrated(method, guarantee, sizes).grid
     assert grid == 2.0**-20
     first, second = (
         method.submit(one_row([constant] + [sign * entry] * 64, torch.float64).rounded(grid))

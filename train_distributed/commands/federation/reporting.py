@@ -28,7 +28,7 @@ from train_distributed.flower.documents.sessions import (
     state_of,
 )
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
+from train_distributed.ledger.entry import Entry, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
@@ -231,7 +231,7 @@ class Participant:
         entry = Entry.of(
             task.guarantee.privacy,
             row_fields(rows, task.part),
-            gaussian_fields(*task.plans),
+            task.plan.spends(),
             users="",  # to the others this is one user
             kind=task.kind,
             method=task.terms.method,

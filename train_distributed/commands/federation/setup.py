@@ -133,7 +133,7 @@ def _agreed(
     if init.transform is not None:
         from train_distributed.one_shot.method import ReleaseState
         from train_distributed.one_shot.registry import build_method
-        from train_distributed.one_shot.rounds import further_sums
+        from train_distributed.one_shot.summation import second_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         transform = read_transform(folder / TRANSFORM)
@@ -144,7 +144,7 @@ def _agreed(
                 "all users refuse it; got an older file"
             )
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
-        return terms, ReleaseState(method).statistic.dimension, further_sums(method)[1]
+        return terms, ReleaseState(method).statistic.dimension, second_dimension(method)
     assert init.model is not None
     check.left_out(
         "with model, which has its own",

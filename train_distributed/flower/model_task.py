@@ -24,9 +24,8 @@ from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.source import EmbeddingUsers, provenance, validate
-from train_distributed.one_shot.statistic import submissions
+from train_distributed.one_shot.statistic import Chunk, submissions
 from train_distributed.one_shot.summation import Plan, second_dimension
-from train_distributed.one_shot.users import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.secure_sum.opening import Opened

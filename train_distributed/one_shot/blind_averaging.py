@@ -39,8 +39,7 @@ from train_distributed.one_shot.class_prior import (
     shares_of,
 )
 from train_distributed.one_shot.method import Estimator, Fitted, Method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy.guarantee import ROUND_UP
 
 Solver = Literal["exact", "sgd"]

@@ -50,8 +50,7 @@ from train_distributed.one_shot.class_prior import (
 )
 from train_distributed.one_shot.extra_sums import Descent
 from train_distributed.one_shot.method import Estimator, Fitted, Method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 
 UNEVEN = 0.5  # prior: how far counts are from equal shares, in these, where they are not equal
 GRID = 256  # size: such deviations, for an integral over them

@@ -35,8 +35,7 @@ from heads import class_sums
 from pretrain import check
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.class_prior import LARGEST_WEIGHT
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy.guarantee import ROUND_UP
 
 FIRST_SHARE = 0.1  # prior: h of μ², spent by the first sum

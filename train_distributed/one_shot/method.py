@@ -16,8 +16,7 @@ from embed.centre import Centre
 from pretrain import check
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.extra_sums import CLIP_SHARE, ClippedGradient, Descent, FeatureSum
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 
 OpenedSum = tuple[Tensor, int, float]  # (D,) scaled, noised; rows in it; its noise's deviation
 

@@ -20,8 +20,8 @@ from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, a
 from train_distributed.one_shot.model import INSIDE, Release, reading
 from train_distributed.one_shot.report_file import Report
 from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest
+from train_distributed.one_shot.statistic import CHUNK, Users
 from train_distributed.one_shot.summation import RunningSum
-from train_distributed.one_shot.users import CHUNK, Users
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 
@@ -47,7 +47,7 @@ def release_of(request: ReleaseRequest) -> Release:
     rows, survivors = int(sizes[kept].sum()), int(kept.sum())
     small = len(plan.sums) > 1 and int(sizes.sum()) * dim <= CHUNK
     # a stream may use the memory of a chunk again
-    held = list(source.chunks()) if small and source.embeddings is not None else None
+    held = list(source.chunks(kept)) if small and source.embeddings is not None else None
     state, opened, seconds = ReleaseState(method), list[Tensor](), list[float]()
     if request.centre is not None:
         state = state.receive(request.centre)
@@ -58,10 +58,8 @@ def release_of(request: ReleaseRequest) -> Release:
         running = RunningSum(plan.sums[number], frozenset(faults.known_noise))
         if number == 1 and request.done == 0 and state.centre is not None and request.found:
             request.found(state.centre)
-        for chunk in source.chunks() if held is None else held:
-            arrived = kept[chunk.users]
-            if arrived.any():
-                running.add_chunk(state.statistic, state.rows(chunk.select(arrived)))
+        for chunk in source.chunks(kept) if held is None else held:
+            running.add_chunk(state.statistic, state.rows(chunk))
         if number == request.done and request.reserve is not None:
             request.reserve(plan.spends(request.done))  # all that may be refused has been
         opened.append(running.total())

@@ -31,8 +31,8 @@ from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, OTHERS, Rule, build_method, clips
 from train_distributed.one_shot.source import Source
+from train_distributed.one_shot.statistic import Users
 from train_distributed.one_shot.summation import Plan
-from train_distributed.one_shot.users import Users
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy, group_sensitivity

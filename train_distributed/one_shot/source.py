@@ -21,7 +21,7 @@ from embed.identity import BITS, false_positives, found, row_hashes
 from embed.store import BLOCK, INFERRED
 from heads.rows import SLACK, check_rows, row_norms
 from pretrain.datasets import TRAIN
-from train_distributed.one_shot.users import CHUNK, Chunk, Users
+from train_distributed.one_shot.statistic import CHUNK, Chunk, Users
 from train_distributed.partition import Partition, apart, split
 from train_distributed.privacy.promise import Privacy
 
@@ -163,8 +163,8 @@ class Source:
         spread = spread_users(self.embeddings, self.users.partition, privacy)
         return CheckedInputs(report | checked.report, checked.unsuitable + spread)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Every user once, its rows in a random order.
+    def chunks(self, kept: Tensor | None = None) -> Iterator[Chunk]:
+        """Every user once, its rows in a random order; of (users,) bool those that are `kept`.
 
         Raises ValueError for a user that breaks its word, or as `check_stream`.
         """
@@ -180,7 +180,11 @@ class Source:
                 clip_norm, constant = self.transform.clip_norm, self.transform.constant
                 check_stream(chunk, self.num_classes, clip_norm, constant)
                 chunk = chunk.shuffled(self.generator)
-            yield chunk
+            stay = None if kept is None else kept[chunk.users]
+            if stay is None or stay.all():
+                yield chunk
+            elif stay.any():
+                yield chunk.select(stay)
         if not seen.all():
             missing = int((~seen).nonzero()[0])
             raise ValueError(f"users must stream in as their sizes say, got none for {missing}")

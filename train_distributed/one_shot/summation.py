@@ -17,8 +17,7 @@ from pretrain import check
 from train_distributed.ledger.entry import gaussian_fields, simulated_fields
 from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.statistic import Statistic, submissions
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, Statistic, submissions
 from train_distributed.privacy.composition import Cost, sum_up
 from train_distributed.privacy.guarantee import Guarantee, Submission
 from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian, Mechanism

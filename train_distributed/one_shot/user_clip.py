@@ -15,8 +15,7 @@ from embed import PublicTransform
 from embed.store import BLOCK
 from heads.head import require_scale
 from heads.projection import ball_margin, ball_scale, weight_norms
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ and Su 2022). The last line of step 4 follows with Z in place of ζ. ∎
 The charge of half a step per rounding is exact because the step is a power of two: dividing by it
 rounds nothing. Rounding towards zero instead is charged alike: of two numbers of one sign it moves
 the difference by less than a step, of two signs it brings them nearer. Rows rounded towards zero
-before they are summed (by `one_shot.users`) keep their norm bound: then the integers are the
+before they are summed (by `one_shot.statistic`) keep their norm bound: then the integers are the
 statistic, Δ is theirs, and A = 0. Steps that differ by coordinate are those of scaled whole
 numbers: where these are rounded (by `one_shot.user_clip`), it is before they are scaled.
 """

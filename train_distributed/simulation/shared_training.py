@@ -11,9 +11,8 @@ from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
-from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.statistic import CHUNK, Chunk, Statistic
 from train_distributed.one_shot.summation import Plan
-from train_distributed.one_shot.users import CHUNK, Chunk
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 

@@ -20,8 +20,7 @@ from heads import (
     sgd_sensitivity,
 )
 from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
 K, DIM, CLIP = 3, 5, 1.25
 HEADS: dict[str, type[Head]] = {

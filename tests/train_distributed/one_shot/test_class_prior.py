@@ -17,8 +17,7 @@ from train_distributed.one_shot.blind_averaging import HEADS, AveragedHeads, Tra
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import measure
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.partition import split
 
 CONSTANT, P = 0.5, 6

@@ -12,9 +12,8 @@ from torch import Tensor
 from embed import PublicTransform
 from train_distributed.one_shot.extra_sums import ClippedGradient, FeatureSum
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.statistic import Statistic, submissions
+from train_distributed.one_shot.statistic import Chunk, Statistic, submissions
 from train_distributed.one_shot.user_clip import UserClip
-from train_distributed.one_shot.users import Chunk
 
 K, FEATURES, GRID = 3, 4, 2.0**-12
 LENGTHS = [0.3, 1.0, 1.8, 2.5]  # r of features; squares of those above √3 outweigh what they share

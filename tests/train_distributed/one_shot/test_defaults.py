@@ -306,6 +306,17 @@ def test_one_owner_makes_further_rounds_where_noise_is_small_and_nobody_else_doe
         assert settings(**alone, rounds=4)["rounds"] == 4
 
 
+def test_a_resolved_request_says_every_setting() -> None:
+    """Those of the method's statistic, too, which no rule fills in."""
+    head = known("softmax", transform=public_transform(), solver="sgd").resolved
+    assert head["sums"] == 2
+    assert head["options"]["solver"] == "sgd"
+    assert {"epochs", "batch_size", "bound"} <= head["statistic"].keys()
+    alone = known(epsilon=3.0, users=1, rows=7000).resolved
+    assert (alone["sums"], alone["statistic"]["moments"]) == (1 + ROUNDS, True)
+    assert "statistic" not in known("amp").resolved
+
+
 def test_parties_answer_once_unless_a_first_sum_is_clipped() -> None:
     for method in METHODS:
         for transform in (PLAIN, public_transform()):

@@ -20,9 +20,8 @@ from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.request import FaultInjection
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.one_shot.summation import second_dimension
-from train_distributed.one_shot.users import Chunk
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
 PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from train_distributed.one_shot.class_gaussians import Gaussians
 from train_distributed.one_shot.extra_sums import NOISE, ClippedGradient, Descent
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 
 CONSTANT = 0.5
 HUGE = (0.0, 1.0, 1e3, 1e100)

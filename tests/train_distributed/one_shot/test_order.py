@@ -15,8 +15,7 @@ from tests.kernels import ByPlace
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.source import EmbeddingUsers, Source, own_partition
-from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, submissions
 from train_distributed.released import evaluation_rows
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_bounds import FINEST_GRID

@@ -10,8 +10,7 @@ import torch
 from embed import PublicTransform
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.privacy import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import Privacy

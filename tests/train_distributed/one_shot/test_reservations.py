@@ -17,8 +17,8 @@ from train_distributed import Privacy, release
 from train_distributed.one_shot.blind_averaging import HEADS, TrainedHeads
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.source import EmbeddingUsers, own_partition
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.one_shot.summation import Plan
-from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy import mechanism
 from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
 from train_distributed.privacy.mechanism import DiscreteGaussian

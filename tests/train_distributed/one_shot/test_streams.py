@@ -14,7 +14,7 @@ from heads import least_squares_sensitivity
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.source import check_stream
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian
 

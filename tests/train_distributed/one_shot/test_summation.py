@@ -13,9 +13,8 @@ from embed import PublicTransform
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import submissions
+from train_distributed.one_shot.statistic import Chunk, submissions
 from train_distributed.one_shot.summation import Plan, PlannedSum, RunningSum
-from train_distributed.one_shot.users import Chunk
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 from train_distributed.secure_sum.reports import report_bytes

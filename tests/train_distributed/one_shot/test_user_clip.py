@@ -13,8 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from heads.projection import ball_margin
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 

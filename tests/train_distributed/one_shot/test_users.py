@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.source import EmbeddingUsers, check_stream, own_partition
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import Partition, split
 from train_distributed.privacy.fixed_point import FixedPoint
 

@@ -15,9 +15,8 @@ from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot.blind_averaging import HEADS
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.one_shot.summation import Plan
-from train_distributed.one_shot.users import Chunk
 
 K, FEATURES = 3, 4
 TRANSFORM = PublicTransform.identity(FEATURES)

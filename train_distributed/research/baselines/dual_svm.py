@@ -17,7 +17,7 @@ from heads import HuberSVMHead
 from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.options import RegularisedOptions
 

@@ -16,9 +16,8 @@ from heads import Head, SoftmaxHead
 from pretrain import check
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.request import FaultInjection
-from train_distributed.one_shot.statistic import Statistic
+from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.one_shot.summation import Plan, PlannedSum, RunningSum
-from train_distributed.one_shot.users import Chunk
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.options import GradientOptions
 

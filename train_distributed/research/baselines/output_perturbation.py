@@ -16,8 +16,7 @@ from heads.exact import certified_sensitivity, default_tolerance
 from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.research.baselines.task import Task
 from train_distributed.research.options import RegularisedOptions
 

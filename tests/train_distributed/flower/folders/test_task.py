@@ -22,8 +22,7 @@ from train_distributed.ledger.entry import Entry
 from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.source import EmbeddingUsers
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.card.page import card

@@ -11,7 +11,7 @@ from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research import charter

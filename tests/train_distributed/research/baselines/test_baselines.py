@@ -14,7 +14,7 @@ from embed import EmbeddingSet, PublicTransform
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from tests.train_distributed.research.learning import learn, plain_opacus
 from train_distributed import Privacy, accounting
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
 from train_distributed.research.baselines import dp_fl, dual_svm
 from train_distributed.research.baselines.gradient_perturbation import GradientSum

@@ -10,7 +10,7 @@ from embed import EmbeddingSet, PublicTransform
 from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.baselines import amp, dp_fl

@@ -64,7 +64,7 @@ class Partition:
         return self.offsets.diff()
 
     def shuffled(self, generator: torch.Generator | None = None) -> "Partition":
-        """Partition of the same rows, every user's in a random order; `users` says what for.
+        """Partition of the same rows, every user's in a random order; see `one_shot.statistic`.
 
         A generator makes the order reproducible, for simulations; None: the operating system
         draws it.

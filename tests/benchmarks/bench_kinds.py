@@ -26,11 +26,10 @@ from embed import EmbeddingSet, PublicTransform
 from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
 from train_distributed.one_shot.class_prior import prior_shift
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Fitted
 from train_distributed.one_shot.metrics import BINS
 from train_distributed.one_shot.model import probabilities
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.partition import split
 from train_distributed.simulation.shared_training import RowsInMemory, simulate
 
@@ -76,32 +75,32 @@ class Kind:
     def _rows(self, rows: EmbeddingSet) -> tuple[Tensor, Tensor]:
         return self.transform(rows.embeddings), torch.from_numpy(np.array(rows.labels))
 
-    def settings(self, cell: Cell, method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options of a release with nothing but ε, and those given."""
+    def request(self, cell: Cell, method: str, given: Mapping[str, Any]) -> ReleaseRequest:
+        """A release with nothing but ε, and what is given."""
         users, rows, epsilon = cell
-        facts = PublicFacts(
-            sizes=torch.full((users,), rows),
-            num_classes=self.num_classes,
+        sizes = torch.full((users,), rows)
+        return ReleaseRequest(
+            embeddings=FederationSize(sizes=sizes, num_classes=self.num_classes),
+            method=method,
             privacy=Privacy(epsilon, DELTA),
+            transform=self.transform,
+            options=given,
         )
-        return facts.settings(method, self.transform, given)
 
     def measured(self, method: str, cell: Cell, given: Mapping[str, Any], seeds: int) -> np.ndarray:
         """(seeds, 4) `MEASURES` in per cent."""
         users, rows, epsilon = cell
         (x, y), (held, labels) = self._train, self._test
-        built = build_method(
-            method, self.transform, self.num_classes, self.settings(cell, method, given)
-        )
+        built = self.request(cell, method, given).built
         found = []
         for seed in range(seeds):
             draw = torch.Generator().manual_seed(seed)
             picked = torch.randperm(len(x), generator=draw)[: users * rows]
             partition = split(y[picked], users, "iid", generator=draw)
             memory = RowsInMemory(x[picked], y[picked], partition)
-            course = simulate(memory, built, Privacy(epsilon, DELTA), draw)
-            fitted = course.fitted()
-            scores = course.moved(held).double() @ fitted.weights
+            state = simulate(memory, built, Privacy(epsilon, DELTA), draw)
+            fitted = state.fitted()
+            scores = state.final_rows(held).double() @ fitted.weights
             found.append(_measures(scores, fitted, labels))
         return 100 * np.array(found)
 
@@ -147,7 +146,7 @@ def main() -> None:
         for method, cell in product(arguments.methods, cells):
             found = kind.measured(method, cell, arguments.options, arguments.seeds)
             means = dict(zip(MEASURES, found.mean(0).round(2).tolist(), strict=True))
-            settings = kind.settings(cell, method, arguments.options)
+            settings = kind.request(cell, method, arguments.options).settings.options
             place = dict(zip(("users", "rows", "epsilon"), cell, strict=True))
             named = {"private": Path(private).name, "public": Path(public).name, "method": method}
             each = {"each": found[:, 1].round(2).tolist()}

@@ -28,10 +28,9 @@ from embed.options import Knowledge
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TEST, TRAIN
 from train_distributed import Privacy
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.metrics import BINS
 from train_distributed.one_shot.model import probabilities
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.partition import split
 from train_distributed.simulation.shared_training import RowsInMemory, released
 
@@ -106,10 +105,12 @@ class Stage:
         for count, epsilon in product(users, EPSILONS):
             promise, classes = Privacy(epsilon, DELTA), len(self.names)
             sizes = torch.full((count,), EACH)
-            facts = PublicFacts(sizes=sizes, num_classes=classes, privacy=promise)
-            transform = self.knowing(source, shown)
-            settings = facts.settings(METHOD, transform, {})
-            method = build_method(METHOD, transform, classes, settings)
+            method = ReleaseRequest(
+                embeddings=FederationSize(sizes=sizes, num_classes=classes),
+                method=METHOD,
+                privacy=promise,
+                transform=self.knowing(source, shown),
+            ).built
             rows = left[: count * EACH]
             labels = torch.from_numpy(self.private.labels[rows].astype(np.int64))
             x = self.transform(self.private.embeddings[rows])
@@ -120,9 +121,9 @@ class Stage:
                 own = torch.Generator().manual_seed(zlib.crc32(words))
                 return torch.randn(size, generator=own, dtype=torch.float64)
 
-            course = released(method, None, held, held.sizes, promise, draw)
-            fitted = course.fitted()
-            scores = course.moved(self.tested).double() @ fitted.weights
+            state = released(method, None, held, held.sizes, promise, draw)
+            fitted = state.fitted()
+            scores = state.final_rows(self.tested).double() @ fitted.weights
             sure = probabilities(scores, fitted.temperature).numpy()
             hits = sure.argmax(1) == y
             shares = [hits[y == k].mean() for k in np.unique(y)]

@@ -91,11 +91,11 @@ def real_window(
 ) -> dict[str, Any]:
     """All users' reports, proven, and those of liars besides, through two aggregators."""
     encoder, users = poisoned.encoder, len(poisoned.sent)
-    norm_bound = round(poisoned.bound / float(encoder.plan.step))
+    norm_bound = round(poisoned.bound / float(encoder.step))
     keys = [PrivateKeys.generate() for _ in range(users + liars)]
     refused: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        std, place = float(encoder.plan.stds_in_steps), Path(folder)
+        std, place = float(encoder.stds_in_steps), Path(folder)
         file = make_window(place, keys, len(vector), norm_bound, std)
         processes, operator = commands(place), read_private(place / FOLDERS[LEADER])
         for process in processes:

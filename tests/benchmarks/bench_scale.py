@@ -34,7 +34,7 @@ from embed import PublicTransform
 from pretrain.cli.provenance import provenance
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy.float_noise import gaussian
 
 CLASSES, CONSTANT, L2_REG = 10, 0.5, 1.0

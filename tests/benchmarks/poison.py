@@ -17,14 +17,12 @@ from embed import EmbeddingSet, PublicTransform
 from embed.clip import add_constant_and_clip
 from heads import second_moments
 from pretrain.datasets import TEST, TRAIN
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import rounds_of
-from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
+from train_distributed.one_shot.source import EmbeddingUsers
+from train_distributed.one_shot.statistic import NoisedSum, submissions
 from train_distributed.partition import split
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import SERVERS, Privacy
 
 METHOD, PORTION, SEEN, STEPS = "discriminant", 100, 5000, 16
@@ -37,7 +35,7 @@ class Poisoned:
     transform: PublicTransform
     method: Method
     options: dict[str, Any]  # of the method
-    encoder: IntegerEncoder
+    encoder: DiscreteGaussian
     bound: float  # length that a vector may have, scaled
     sent: np.ndarray  # (users, D) int64, by honest users, without noise
     rows: int  # N of all users
@@ -63,17 +61,20 @@ class Poisoned:
         draw = torch.Generator().manual_seed(seed)
         parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
         classes = len(private.declared_classes)
-        facts = PublicFacts(sizes=parts.counts, num_classes=classes, privacy=privacy)
+        held_by = "strangers" if options is None else "parties"
         transform = PublicTransform.fit(public)
-        if options is None:
-            options = facts.against_liars(METHOD, {})
-        options = facts.settings(METHOD, transform, {"sums": 1, "rounds": 0, **options})
-        method = build_method(METHOD, transform, classes, options)
-        (only,) = rounds_of(method, parts.counts, privacy)
-        encoder = IntegerEncoder.of(method.statistic, only.guarantee, parts.counts)
+        request = ReleaseRequest(
+            embeddings=FederationSize(sizes=parts.counts, num_classes=classes, held_by=held_by),
+            method=METHOD,
+            privacy=privacy,
+            transform=transform,
+            options=options or {},
+        )
+        method, options = request.built, request.settings.options
+        (encoder,) = request.planned(discrete=True).integers
         if privacy.noise_by == "servers":
             steps = encoder.norm_bounds(method.statistic, parts.counts)
-            bound = max(steps) * float(encoder.plan.step)
+            bound = max(steps) * float(encoder.step)
         else:  # nobody looks
             bound = method.statistic.norm_bounds(parts.counts).max().item()
         sent = []
@@ -111,14 +112,11 @@ class Poisoned:
     def vector(self, direction: Tensor, times: float = 1.0) -> np.ndarray:
         """(D,) int64 vector in this scaled direction, so many times as long as the bound allows."""
         unit = (direction / torch.linalg.vector_norm(direction)).numpy()
-        return np.trunc(unit * (times * self.bound) / self.encoder.plan.step).astype(np.int64)
+        return np.trunc(unit * (times * self.bound) / self.encoder.step).astype(np.int64)
 
     def noised(self, words: np.ndarray, parties: int) -> np.ndarray:
         """(D,) int64 with the noise of so many parties, from the operating system."""
-        found = words.view(np.uint64)
-        for _ in range(parties):
-            found = self.encoder.noised(found)
-        return found.view(np.int64)
+        return self.encoder.noised(words.view(np.uint64), parties).view(np.int64)
 
     def accuracy(self, noised: np.ndarray) -> float:
         """Per cent of the test rows that the model of an opened (D,) int64 sum has right."""
@@ -129,7 +127,11 @@ class Poisoned:
     def weights(self, total: Tensor) -> Tensor:
         """(d, K) of a decoded, noised sum."""
         std = self.encoder.noise_std(len(self.sent))
-        return self.method.fit(self.method.opened(total, self.rows, std)).weights
+        return self.method.fit(self.opened(total, std)).weights
+
+    def opened(self, total: Tensor, std: float) -> NoisedSum:
+        """A scaled sum, as estimators read it."""
+        return NoisedSum(total / self.method.statistic.scale, self.rows, std)
 
     def directions(self) -> Iterator[tuple[str, Tensor]]:
         """(D,) scaled directions that may be bad for the model, by what they do."""
@@ -137,7 +139,7 @@ class Poisoned:
         scale, q = statistic.scale, self.transform.dim - 1
         size = self.transform.dim * self.method.num_classes
         zero = torch.zeros(statistic.dimension, dtype=torch.float64)
-        opened = self.method.opened(self.decoded(self.honest(0)), self.rows, 1e-9)
+        opened = self.opened(self.decoded(self.honest(0)), 1e-9)
         honest = statistic.restored(opened).total * scale
         sums = honest[:size].unflatten(0, (q + 1, -1))
         means = sums[1:] * self.transform.constant / sums[0]

@@ -35,8 +35,8 @@ from tests.train_distributed.research.audit.pipeline.sources import SOURCES
 from train_distributed import Privacy, accounting
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.release import release
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")

@@ -20,8 +20,7 @@ from pretrain.cli.provenance import provenance
 from pretrain.public import function
 from train_distributed.commands.options import Noise, RunConfig
 from train_distributed.commands.releasing import Simulating
-from train_distributed.one_shot.method_options import given
-from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS
+from train_distributed.one_shot.registry import MANY_ROUNDS, NOT_PRIVATE, RIVALS, given
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
 from train_distributed.research.rivals.options import OPTIONS
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 
     from embed import EmbeddingSet
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
+    from train_distributed.one_shot.request import ReleaseRequest
     from train_distributed.research.experiments.checkpoint import Cells, Checkpoint, Work
 
 WORDS = RIVALS | MANY_ROUNDS | NOT_PRIVATE

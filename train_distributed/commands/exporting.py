@@ -130,8 +130,7 @@ class Card:
             ValueError: a model, ledger or evaluation that cannot be read.
             FileExistsError: there is a card, or the directory exists.
         """
-        from train_distributed.one_shot.files import MODEL
-        from train_distributed.one_shot.model import Release
+        from train_distributed.one_shot.model import MODEL, Release
         from train_distributed.released.card import card
 
         if self.out is not None:

@@ -22,8 +22,7 @@ from embed.options import Knowledge
 from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.cli.menu import part_of
-from train_distributed.one_shot.method_options import SettledOptions
-from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS
+from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS, SettledOptions
 from train_distributed.privacy.promise import Privacy
 
 if TYPE_CHECKING:  # what works is imported by the command that runs

@@ -18,6 +18,7 @@ from pretrain.cli.provenance import provenance
 from pretrain.cli.waiting import Progress
 from pretrain.public import function
 from train_distributed.commands.options import RunConfig, jsonable
+from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -95,7 +96,7 @@ class Rehearse:
 
     def _into(self, partial: Path, promises: Sequence[Privacy]) -> Iterator[str]:
         from train_distributed.simulation.prediction import Predictions, draw_rehearsal
-        from train_distributed.simulation.rehearsal import METHOD, SEEDS, Rehearsal, Sizes
+        from train_distributed.simulation.rehearsal import SEEDS, Rehearsal, Sizes
         from train_distributed.simulation.tasks import overlap
 
         public = self._opened("public", self.public)
@@ -121,7 +122,7 @@ class Rehearse:
                 progress.update(1)
         stage = rehearsal.stage(rehearsal.tasks[0])
         costs = {each: rehearsal.cost(stage, each) for each in self.epsilon}
-        chosen = RunConfig(METHOD, options, promises[0], public.content_hash(), public.encoding)
+        chosen = RunConfig(DEFAULT, options, promises[0], public.content_hash(), public.encoding)
         (partial / CONFIGURATION).write_text(chosen.text())
         report = {
             **provenance(),

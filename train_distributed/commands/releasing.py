@@ -33,8 +33,14 @@ from train_distributed.commands.options import (
     jsonable,
     simulated_partition,
 )
-from train_distributed.one_shot.method_options import HeadOptions, SettledOptions, SumOptions, given
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import (
+    DEFAULT,
+    METHODS,
+    HeadOptions,
+    SettledOptions,
+    SumOptions,
+    given,
+)
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
     import torch
@@ -42,8 +48,8 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from embed import EmbeddingSet, PublicTransform
     from train_distributed.ledger.reservation import LedgerReservation
     from train_distributed.one_shot.model import Release
-    from train_distributed.one_shot.release import ReleaseRequest
     from train_distributed.one_shot.report_file import Report
+    from train_distributed.one_shot.request import ReleaseRequest
     from train_distributed.partition import Partition
 
 MANY_BYTES = 500_000  # that a user sends: said on the console
@@ -193,9 +199,11 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
                 released = self._released(request)
             for reason in self._simulated():
                 released = replace(released, report=released.report.with_reason(reason))
-            used = {"command": self.command, "method": method}
-            used |= {"transform_options": transform.options, "options": options}
-            configuration = jsonable(self._typed() | used)
+            used = {"command": self.command, "transform_options": transform.options}
+            settled = request.resolved
+            used |= {name: settled.pop(name) for name in ("method", "options")}
+            settled.pop("privacy")  # which the options have
+            configuration = jsonable(self._typed() | used | {"settings": settled})
             released = released.with_report(ledger=counted.report(), configuration=configuration)
             self._write(released, partial)
         return released, counted
@@ -204,8 +212,8 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
         self, private: "EmbeddingSet", simulated: "Partition | None", **counting: Any
     ) -> "ReleaseRequest":
         """All that the release is made of."""
-        from train_distributed.one_shot.release import ReleaseRequest
-        from train_distributed.one_shot.users import own_partition
+        from train_distributed.one_shot.request import ReleaseRequest
+        from train_distributed.one_shot.source import own_partition
 
         chosen = self._chosen()
         partition = own_partition(private) if simulated is None else simulated
@@ -267,10 +275,10 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
 
     def _released(self, request: "ReleaseRequest") -> "Release":
         """By one secure sum or two."""
-        from train_distributed.one_shot.release import with_seconds
+        from train_distributed.one_shot.release import release_of, with_seconds
 
         started = time.perf_counter()
-        return with_seconds(request.release(), started)
+        return with_seconds(release_of(request), started)
 
     def _panel(self) -> Any:
         """What the figure shows of the promise; None: how it is composed."""
@@ -318,7 +326,7 @@ class Run(HeadOptions, SumOptions, MethodChoice, Releasing):
         """
         options = given(part_of(self, SumOptions)) | given(part_of(self, HeadOptions))
         if self.config is None:
-            return RunConfig(self.method or "discriminant", options, self.privacy)
+            return RunConfig(self.method or DEFAULT, options, self.privacy)
         chosen = RunConfig.read(self.config)
         check.not_set("with config", method=self.method)
         if options:

@@ -306,9 +306,8 @@ class Evaluate(Promise, ModelPictures):
         from train_distributed.ledger.ledger import Ledger
         from train_distributed.ledger.reservation import LedgerReservation
         from train_distributed.one_shot.class_prior import with_shares
-        from train_distributed.one_shot.files import MODEL
-        from train_distributed.one_shot.model import Release
-        from train_distributed.one_shot.users import own_partition
+        from train_distributed.one_shot.model import MODEL, Release
+        from train_distributed.one_shot.source import own_partition
         from train_distributed.released.evaluate import evaluate
 
         release = Release.load(self.model)

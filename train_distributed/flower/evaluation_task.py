@@ -16,15 +16,13 @@ from train_distributed.flower.documents.document import load_file
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import KIND, EvaluationTerms, check_file
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
+from train_distributed.flower.sum_task import Facts, SumTask, plan_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import MADE_WITH, suitability
-from train_distributed.one_shot.rounds import promise_report
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.validation import refuse_seeded_split
+from train_distributed.one_shot.release import MADE_WITH, suitability
+from train_distributed.one_shot.source import refuse_seeded_split
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.released.evaluate import overlap_words
 from train_distributed.released.evaluation import Evaluation, held_out, submissions
 from train_distributed.released.evaluation_estimates import estimate
@@ -58,8 +56,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
     terms: EvaluationTerms
     model: Release
     method: Evaluation
-    guarantee: Guarantee
-    integers: IntegerEncoder
+    plan: Plan
     kind: ClassVar[Kind] = "evaluation"
     part: ClassVar[str] = "evaluation"  # the rows that it is about
 
@@ -84,11 +81,8 @@ class EvaluationTask(SumTask[EvaluationTerms]):
             raise ValueError(
                 f"dimension must be the evaluation's {method.dimension}, got {federation.dimension}"
             )
-        check_noise_by(federation, terms.privacy)
-        sizes = sizes_of(federation, terms.sizes)
-        guarantee = Guarantee.of(sizes, method, terms.privacy, federation.certain)
-        integers = IntegerEncoder.of(method, guarantee, sizes)
-        return EvaluationTask(federation, terms, release, method, guarantee, integers)
+        plan = plan_of(federation, method, terms)
+        return EvaluationTask(federation, terms, release, method, plan)
 
     def encoded(self, identity: int, embeddings: EmbeddingSet) -> NDArray[np.uint64]:
         """A user's own counts: what it submits, (d,) uint64, before its noise.
@@ -105,49 +99,38 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         grid = self._grid
         given = (self.method, [self.model], embeddings, rows, partition, grid)
         ((_, (sent,)),) = submissions(*given)
-        return self.integers.encode(sent.numpy())
+        return self.mechanism.encode(sent.numpy())
 
     @property
     def encoding(self) -> Encoding | None:
         """How pictures become the rows of every user; None: the model does not say it."""
         return self.model.encoding
 
-    @property
-    def submission(self) -> Evaluation:
-        """The statistic that every user computes of its evaluation rows and submits."""
-        return self.method
-
-    @property
-    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
-        """The one sum."""
-        return [(self.guarantee, self.integers)]
-
     def released(self, opened: Opened, facts: Facts) -> Answer:
         """Estimates with their intervals, from the sum of the survivors."""
         sizes = self.rows_of(opened.users)
         read = estimate(
             self.method,
-            self.integers.decode(opened.total),
+            self.mechanism.decode(opened.total),
             sizes,
-            self.integers.noise_std(len(sizes)),
+            self.mechanism.noise_std(len(sizes)),
             confidence=CONFIDENCE,
             sampling="rows",
             grid=self._grid,
         )
-        report = promise_report(self.sums)
-        report |= self.integers.report() | {"rows": int(sizes.sum()), "rounds": 1}
+        report = self.plan.report() | {"rows": int(sizes.sum())}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}
         report |= self._sum(opened, facts) | {"sampling": "rows"}
         report |= read.as_dict(self.terms.class_names)
-        odd = self._unreachable(opened, self.method, self.integers)
+        odd = self._unreachable(opened)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         return Answer(report | {"versions": versions(*MADE_WITH)})
 
     @property
     def _grid(self) -> float:
-        assert self.integers.grid is not None  # counts lie on one
-        return self.integers.grid
+        assert self.mechanism.grid is not None  # counts lie on one
+        return self.mechanism.grid
 
 
 def read_model(path: Path) -> Release:

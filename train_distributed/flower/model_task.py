@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
@@ -17,29 +16,18 @@ from train_distributed.flower.centre import WORD, AtCentre
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import Terms, check_file, read_transform
 from train_distributed.flower.endpoint import Submission
-from train_distributed.flower.sum_task import Facts, SumTask, check_noise_by, sizes_of
+from train_distributed.flower.sum_task import Facts, SumTask, plan_of
 from train_distributed.ledger.entry import Kind
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.class_prior import class_names
+from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.rounds import (
-    Round,
-    check_zeta,
-    further_sums,
-    main_sum,
-    promise_report,
-    rounds_of,
-    rounds_report,
-    zeta_of,
-)
-from train_distributed.one_shot.statistic import Statistic, submissions
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers
-from train_distributed.one_shot.validation import provenance, validate
+from train_distributed.one_shot.release import reported, suitability
+from train_distributed.one_shot.source import EmbeddingUsers, provenance, validate
+from train_distributed.one_shot.statistic import Chunk, submissions
+from train_distributed.one_shot.summation import Plan, second_dimension
 from train_distributed.partition import split
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.secure_sum.opening import Opened
 
 
@@ -51,9 +39,7 @@ class ModelTask(SumTask[Terms]):
     terms: Terms
     transform: PublicTransform
     method: Method
-    guarantee: Guarantee
-    integers: IntegerEncoder
-    second: tuple[Round, IntegerEncoder] | None = None  # the sum about a centre
+    plan: Plan  # of one sum, or of a second one about a centre
     kind: ClassVar[Kind] = "release"
     part: ClassVar[str] = "train"  # the rows that it is about
 
@@ -81,12 +67,13 @@ class ModelTask(SumTask[Terms]):
 
         Raises:
             ValueError: not as many training rows as the federation says, an entry out of range, or
-                what `validation.validate` refuses: a row that is not finite or that the transform
+                what `source.validate` refuses: a row that is not finite or that the transform
                 has seen, a label out of range, or a transform that does not say what it has seen.
         """
-        chunk = Course(self.method).rows(self._rows(identity, embeddings))
-        (submission,) = submissions(self.submission, chunk, self.integers.grid)
-        return self.integers.encode(submission.numpy())
+        state = self._state([])
+        chunk = state.rows(self._rows(identity, embeddings))
+        (submission,) = submissions(state.statistic, chunk, self.mechanism.grid)
+        return self.mechanism.encode(submission.numpy())
 
     def at_centre(self, identity: int, embeddings: EmbeddingSet) -> AtCentre:
         """Submission of a user to the second sum, at a published centre, with its noise when drawn.
@@ -97,11 +84,11 @@ class ModelTask(SumTask[Terms]):
         chunk = self._rows(identity, embeddings)
 
         def at(published: NDArray[np.float64]) -> Submission:
-            integers = self._integers_at_centre
-            course = Course(self.method).told(torch.from_numpy(published))
-            (sent,) = submissions(course.statistic, course.rows(chunk), integers.grid)
-            words = integers.encode(sent.numpy())
-            return lambda: integers.noised(words)
+            mechanism = self._mechanism(1)
+            state = self._state([]).receive(torch.from_numpy(published))
+            (sent,) = submissions(state.statistic, state.rows(chunk), mechanism.grid)
+            words = mechanism.encode(sent.numpy())
+            return lambda: mechanism.noised(words)
 
         return at
 
@@ -122,58 +109,39 @@ class ModelTask(SumTask[Terms]):
         """How pictures become the rows of every user; None: the transform does not say it."""
         return self.transform.encoding
 
-    @property
-    def submission(self) -> Statistic:
-        """The statistic that every user computes of its rows and submits in the first sum."""
-        return Course(self.method).statistic
-
-    @property
-    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
-        """The first sum, and the second."""
-        second = [] if self.second is None else [(self.second[0].guarantee, self.second[1])]
-        return [(self.guarantee, self.integers), *second]
-
     def publish(self, opened: Opened) -> bytes:
         """The centre that the second sum is asked at, after the first."""
-        centre = self._course([opened]).centre
+        centre = self._state([opened]).centre
         assert centre is not None
         return centre.numpy().astype(WORD).tobytes()
 
-    def _course(self, opened: Sequence[Opened]) -> Course:
-        course = Course(self.method)
-        for number, each in enumerate(opened):
-            decoded = self._decoded(self._integers_at_centre if number else self.integers, each)
-            course = course.after(*decoded)
-        return course
+    def _state(self, opened: Sequence[Opened]) -> ReleaseState:
+        """State of the release after these sums."""
 
-    def _decoded(self, integers: IntegerEncoder, opened: Opened) -> tuple[Tensor, int, float]:
-        rows = int(self.rows_of(opened.users).sum())
-        std = integers.noise_std(len(opened.users))
-        return integers.decode(opened.total), rows, std
+        def decoded(number: int, _: ReleaseState) -> OpenedSum:
+            mechanism, each = self._mechanism(number), opened[number]
+            rows, std = int(self.rows_of(each.users).sum()), mechanism.noise_std(len(each.users))
+            return mechanism.decode(each.total), rows, std
 
-    @property
-    def _integers_at_centre(self) -> IntegerEncoder:
-        if self.second is None:
+        return after_sums(ReleaseState(self.method), range(len(opened)), decoded)
+
+    def _mechanism(self, number: int) -> DiscreteGaussian:
+        if number >= len(self.plan.sums):
             raise ValueError("a second sum must be agreed on, is not")
-        return self.second[1]
+        return self.plan.integers[number]
 
     def released(self, opened: Opened, facts: Facts, second: Opened | None = None) -> Release:
         """The model, from the sum of the survivors, or from two where so many were agreed on."""
-        course = self._course([opened] if second is None else [opened, second])
-        fitted, method = course.fitted(), course.method
+        sums = [opened] if second is None else [opened, second]
+        state = self._state(sums)
+        fitted, method = state.fitted(), state.method
         names = class_names(self.terms.class_names, method.num_classes)
-        _, integers = main_sum(self.sums)
-        rows = course.noised.rows
-        report = promise_report(self.sums) | course.report()
-        report |= integers.report() | {"rows": rows} | rounds_report(self.sums)
-        report |= method.report() | course.prior_report(names)
+        report = self.plan.report() | state.report() | {"rows": state.noised.rows}
+        report |= method.report() | state.prior_report(names)
         report |= self._sum(opened, facts) | provenance(self.transform)
-        odd = self._unreachable(opened, self.submission, self.integers)
-        if self.second is not None and second is not None:
-            part, integers = self.second
-            odd += self._unreachable(second, part.submission, integers)
+        odd = self._unreachable(*sums)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
-        transform = course.transform or self.transform
+        transform = state.transform or self.transform
         model = Release(
             fitted.weights,
             transform,
@@ -189,17 +157,10 @@ def _computed(federation: Federation, terms: Terms, transform: PublicTransform) 
     if transform.known is not None:
         transform.known.check_classes(terms.class_names, terms.num_classes)
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
-    dimension = Course(method).statistic.dimension
+    dimension = ReleaseState(method).statistic.dimension
     if federation.dimension != dimension:
         raise ValueError(f"dimension must be the method's {dimension}, got {federation.dimension}")
-    agreed, (_, found) = federation.second_dimension, further_sums(method)
+    agreed, found = federation.second_dimension, second_dimension(method)
     if agreed != found:
         raise ValueError(f"second_dimension must be the method's {found}, got {agreed}")
-    check_noise_by(federation, terms.privacy)
-    sizes = sizes_of(federation, terms.sizes)
-    rounds = rounds_of(method, sizes, terms.privacy, federation.certain)
-    zeta = zeta_of(rounds, sizes)
-    integers = [IntegerEncoder.of(each.submission, each.guarantee, sizes, zeta) for each in rounds]
-    check_zeta(integers, zeta)
-    (first, own), *second = zip(rounds, integers, strict=True)
-    return ModelTask(federation, terms, transform, method, first.guarantee, own, *second)
+    return ModelTask(federation, terms, transform, method, plan_of(federation, method, terms))

@@ -1,6 +1,6 @@
 """Base of a federation's tasks: one noised sum and its part of the report."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,15 +13,11 @@ from torch import Tensor
 
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import EvaluationTerms, Terms
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.reachable import unreachable
-from train_distributed.one_shot.rounds import epsilon_if_all_others_collude
-from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.privacy.composition import Cost
-from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
-from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
-from train_distributed.privacy.promise import Privacy
+from train_distributed.one_shot.summation import Plan
+from train_distributed.privacy.guarantee import Guarantee, Submission
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.released.numbers import rounded_up
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.roll import Roll
@@ -44,13 +40,21 @@ class Facts:
     missing: dict[int, str] = field(default_factory=dict)  # user -> where it was lost
 
 
-def check_noise_by(federation: Federation, privacy: Privacy) -> None:
-    """Raises ValueError unless those add the noise whom the protocol has for it."""
+def plan_of(federation: Federation, method: Method | Submission, terms: AnyTerms) -> Plan:
+    """Every sum that one session takes.
+
+    Raises:
+        ValueError: no promise, or others add the noise than those whom the protocol has for it.
+    """
+    privacy = terms.privacy
+    if not privacy.private:
+        raise ValueError(f"epsilon must be finite in a federation, got {privacy.epsilon}")
     by = "servers" if federation.protocol == "shares" else "users"
     if privacy.noise_by != by:
         raise ValueError(
             f"noise_by must be {by!r} with protocol {federation.protocol}, got {privacy.noise_by!r}"
         )
+    return Plan.of(method, sizes_of(federation, terms.sizes), privacy, federation.certain)
 
 
 def sizes_of(federation: Federation, sizes: Mapping[int, int]) -> Tensor:
@@ -74,8 +78,7 @@ class SumTask(ABC, Generic[AnyTerms]):
 
     federation: Federation
     terms: AnyTerms  # their sizes are empty where the users are on a roll
-    guarantee: Guarantee
-    integers: IntegerEncoder
+    plan: Plan
 
     def rows_of(self, users: Iterable[int]) -> Tensor:
         """(m,) rows of these users, as agreed, in the order of their numbers.
@@ -96,9 +99,14 @@ class SumTask(ABC, Generic[AnyTerms]):
         return torch.tensor(found)
 
     @property
-    @abstractmethod
-    def submission(self) -> Submission:
-        """The statistic that every user submits in the first sum, with its sensitivity."""
+    def guarantee(self) -> Guarantee:
+        """What the first sum is to keep."""
+        return self.plan.sums[0].guarantee
+
+    @property
+    def mechanism(self) -> DiscreteGaussian:
+        """Integers and noise of the first sum."""
+        return self.plan.integers[0]
 
     @cached_property
     def norm_bounds(self) -> dict[int, int]:
@@ -109,13 +117,8 @@ class SumTask(ABC, Generic[AnyTerms]):
         """
         roll = self.federation.roll
         sizes = torch.tensor(sorted(roll.sizes if roll else set(self.terms.sizes.values())))
-        bounds = self.integers.norm_bounds(self.submission, sizes)
+        bounds = self.mechanism.norm_bounds(self.plan.sums[0].submission, sizes)
         return dict(zip(sizes.tolist(), bounds, strict=True))
-
-    @property
-    @abstractmethod
-    def sums(self) -> list[tuple[Guarantee, IntegerEncoder]]:
-        """Every sum that one session takes."""
 
     def window(self, nonce: bytes, opens: int, closes: int) -> Window:
         """The window in which the sum is taken: all else follows from what was agreed.
@@ -139,28 +142,21 @@ class SumTask(ABC, Generic[AnyTerms]):
             roll=bytes.fromhex(federation.roll.root),
             sizes={rows: (users, bounds[rows]) for rows, users in federation.roll.sizes.items()},
             servers=federation.server_keys,
-            noise_std=float(self.integers.plan.stds_in_steps),
+            noise_std=float(self.mechanism.stds_in_steps),
             opens=opens,
             closes=closes,
             context=b"window" + federation.digest,
         )
 
     @property
-    def plans(self) -> list[DiscreteGaussianMechanism]:
-        """The noise of every sum that one session takes: one entry of a ledger."""
-        return [integers.plan for _, integers in self.sums]
-
-    @property
     def epsilon_of_all_sessions(self) -> float:
         """Privacy loss of a user if every agreed session is run: ε of them together, same δ."""
-        together = Cost.of(plan.cost for plan in self.plans * self.federation.sessions)
-        return together.at(self.guarantee.privacy.delta)
+        return self.plan.epsilon(self.federation.sessions)
 
     @property
     def epsilon_if_all_others_collude(self) -> float:
         """Privacy loss of all sessions where all other users show a server what they sent."""
-        together = self.sums * self.federation.sessions
-        return epsilon_if_all_others_collude(together, self.guarantee.privacy.delta)
+        return self.plan.epsilon_if_all_others_collude(self.federation.sessions)
 
     @property
     def if_all_others_collude(self) -> str:
@@ -170,11 +166,9 @@ class SumTask(ABC, Generic[AnyTerms]):
         alone = rounded_up(self.epsilon_if_all_others_collude)
         return f"if all others collude: epsilon {alone} of all agreed sessions"
 
-    def noised(
-        self, encoded: NDArray[np.uint64], sampler: NoiseSampler = discrete_gaussian
-    ) -> NDArray[np.uint64]:
+    def noised(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """A submission with this user's fresh share of the noise."""
-        return self.integers.noised(encoded, sampler)
+        return self.mechanism.noised(encoded)
 
     def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
         """Part of the report: users in the sum, protocol, bytes per user, and all sessions."""
@@ -200,13 +194,13 @@ class SumTask(ABC, Generic[AnyTerms]):
             "holds_against": self.holds_against,
         }
 
-    def _unreachable(
-        self, opened: Opened, submission: Submission, integers: IntegerEncoder
-    ) -> list[str]:
-        """Why honest users cannot have made a sum, if so."""
-        sizes = self.rows_of(opened.users)
-        found = unreachable(integers.decode(opened.total), submission, integers, sizes)
-        return [] if found is None else [found]
+    def _unreachable(self, *opened: Opened) -> list[str]:
+        """Why honest users cannot have made these sums, the first of a session, if so."""
+        found = []
+        for each, of, mechanism in zip(opened, self.plan.sums, self.plan.integers, strict=False):
+            total, sizes = mechanism.decode(each.total), self.rows_of(each.users)
+            found.append(unreachable(total, of.submission, mechanism, sizes))
+        return [why for why in found if why is not None]
 
     @property
     def holds_against(self) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from embed.store import EmbeddingSet
     from train_distributed.privacy.guarantee import Guarantee
-    from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
+    from train_distributed.privacy.mechanism import DiscreteGaussian
 
 Reserve = Callable[[Mapping[str, Any]], None]  # of fields of an entry; raises to stop a release
 Kind = Literal["release", "evaluation", "re-release"]
@@ -214,7 +214,7 @@ def simulated_fields(guarantee: "Guarantee") -> dict[str, Any]:
     }
 
 
-def gaussian_fields(*planned: "DiscreteGaussianMechanism") -> dict[str, Any]:
+def gaussian_fields(*planned: "DiscreteGaussian") -> dict[str, Any]:
     """Fields of the noise of a sum of integers, or of several sums that are one entry.
 
     Several are stated as the one Gaussian that they are together: noise 1/μ at sensitivity 1.
@@ -223,6 +223,6 @@ def gaussian_fields(*planned: "DiscreteGaussianMechanism") -> dict[str, Any]:
         (only,) = planned
         noise = {"sigma": only.certain_std, "sensitivity": only.charged_sensitivity}
         return {"noise": "discrete", "zeta": only.zeta} | noise
-    together = Cost.of(each.cost for each in planned)
+    together = Cost.of(each.cost() for each in planned)
     noise = {"sigma": 1 / (math.sqrt(together.squared_mu) * COST_ROUND_UP), "sensitivity": 1.0}
     return {"noise": "discrete", "zeta": together.zeta} | noise

@@ -1,4 +1,4 @@
-"""Blind averaging: every user trains a head, the weighted sum of all heads is released.
+"""Blind averaging: every user trains a head, the weighted mean of all heads is released.
 
 Algorithm 3 of Kirschte et al. 2024, with local sizes of one's own: user i submits n_i W_i, and the
 sum is divided by Σ n_i. n_i·2L/(Λ n_i) is the same for all, so a record moves the sum by 2L/Λ
@@ -6,17 +6,21 @@ whoever holds it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from embed import PublicTransform
 from heads import (
     Head,
     HuberSVMHead,
+    LogisticHead,
+    SoftmaxHead,
     class_sums,
     fit_exact,
     fit_sgd,
@@ -31,9 +35,11 @@ from pretrain import check
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
     checked_prior,
+    reported_prior,
+    shares_of,
 )
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.method import Estimator, Fitted, Method
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy.guarantee import ROUND_UP
 
 Solver = Literal["exact", "sgd"]
@@ -131,7 +137,7 @@ class TrainedHeads(Statistic):
         return self.head.num_classes
 
     def report(self) -> dict[str, Any]:
-        """Λ."""
+        """L2 regularisation Λ, for the report."""
         return {"l2_reg": self.head.l2_reg}
 
     @property
@@ -221,7 +227,7 @@ class TrainedHeads(Statistic):
         return self.user_sensitivity(sizes) / 2
 
     def weight_bound(self, n: int) -> float:
-        """The largest norm that one composition of a head can have; R holds of the floats."""
+        """Bound on the norm of one composition of a head; R bounds the rounded weights too."""
         if self.solver == "exact":
             free = self.head.lipschitz + default_tolerance(self.head, n)
             free *= (1 + 1e-6) / self.head.l2_reg  # rounding, float32 at most
@@ -254,9 +260,72 @@ class TrainedHeads(Statistic):
         return self.with_features((weights * chunk.counts[:, None, None]).flatten(1), chunk)
 
     def with_features(self, heads: Tensor, chunk: Chunk) -> Tensor:
-        """(u, D) float64 submissions: (u, d K) heads, and where they are centred Σ x beside."""
+        """(u, D) float64 submissions: (u, d K) heads, followed by Σ x where they are centred."""
         if not self.centred:
             return heads
         every = torch.zeros_like(chunk.y)
         features = class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
         return torch.cat([heads, features], 1)
+
+
+HEADS = {"softmax": SoftmaxHead, "svm": HuberSVMHead, "logistic": LogisticHead}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedHeads(Estimator):
+    """Mean of all heads, weighted by their rows, for the class prior that is asked for."""
+
+    statistic: TrainedHeads
+
+    def fit(self, noised: NoisedSum) -> Fitted:
+        """(d, K) weights from the noised sum over N rows; centred ones, see `TrainedHeads`."""
+        heads = self.statistic
+        size = heads.dim * heads.num_classes
+        weights = noised.total[:size].unflatten(0, (-1, heads.num_classes)) / noised.rows
+        if not heads.centred:
+            return Fitted(weights, prior=heads.prior)
+        assert heads.constant is not None
+        equal = torch.full((heads.num_classes,), 1 / heads.num_classes, dtype=torch.float64)
+        at_mean = noised.total[size:] / noised.rows @ weights[1:]
+        intercepts = self.taught_by(shares_of(heads.prior, equal)) - at_mean / heads.constant
+        return Fitted(torch.cat([intercepts[None], weights[1:]]), prior=heads.prior)
+
+    def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
+        """Class prior of the weights; shares of the users' rows are unknown."""
+        if self.statistic.prior == "private":
+            return reported_prior("private", None, class_names)
+        unknown = torch.ones(self.statistic.num_classes, dtype=torch.float64)
+        return reported_prior(self.statistic.prior, unknown / unknown.sum(), class_names)
+
+    def taught_by(self, shares: Tensor) -> Tensor:
+        """(K,) constant column that minimises J for (K,) shares of rows without features."""
+        head, a = self.statistic.head, self.statistic.constant or 0.0
+        targets = head.targets(torch.arange(head.num_classes), torch.float64)
+
+        def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+            w = torch.from_numpy(weights)
+            scores = (a * w).expand(head.num_classes, -1)
+            value = head.l2_reg / 2 * w.square().sum() + shares @ head.data_loss(scores, targets)
+            return float(value), (
+                head.l2_reg * w + a * shares @ head.residual(scores.clone(), targets)
+            ).numpy()
+
+        found = minimize(loss, np.zeros(head.num_classes), jac=True, options={"gtol": 1e-10})
+        return torch.from_numpy(found.x)
+
+
+def build(
+    name: str,
+    transform: PublicTransform,
+    num_classes: int,
+    *,
+    l2_reg: float,
+    **options: Any,
+) -> Method:
+    """Blind averaging of heads of kind `name`; options: `radius`, fields of `TrainedHeads`."""
+    of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
+    head = HEADS[name](
+        num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head
+    )
+    heads = TrainedHeads(head=head, dim=transform.dim, constant=transform.constant, **options)
+    return Method(name, heads, AveragedHeads(statistic=heads), num_classes)

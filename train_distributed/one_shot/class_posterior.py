@@ -29,7 +29,7 @@ LEAST_TRUE = 0.4  # prior: η, alike from there to 1
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales t that are tried, and their (T,) logarithms of prior probability."""
+    """Candidate scales t, and the (T,) logarithms of their prior probabilities."""
 
     values: Tensor
     log_prior: Tensor

@@ -13,10 +13,11 @@ from pretrain.cli.json_text import parsed
 Word = Literal["equal", "private"]
 ClassPrior = Word | tuple[float, ...]  # or the share of every class, in the order of its number
 TOLERANCE = 1e-6  # guard: by which shares may miss one together
+LARGEST_WEIGHT = 1e100  # guard: anybody may have made a file; squares of scores are finite
 
 
 def checked_prior(prior: object, num_classes: int) -> ClassPrior:
-    """The prior of a method; raises ValueError for another word, or shares that are no prior."""
+    """The prior, checked; raises ValueError for another word, or shares that are not a prior."""
     if isinstance(prior, str) and prior in get_args(Word):
         return "private" if prior == "private" else "equal"
     if not isinstance(prior, Sequence) or isinstance(prior, str):
@@ -34,7 +35,7 @@ def checked_prior(prior: object, num_classes: int) -> ClassPrior:
 
 
 def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
-    """(K,) float64 shares, adding up to 1, that a prior means where (K,) were counted."""
+    """(K,) float64 class shares of sum 1 of a prior; "private" stands for the (K,) counted ones."""
     if prior == "private":
         return counted
     if prior == "equal":
@@ -68,7 +69,7 @@ def prior_shift(new: ClassPrior, old: ClassPrior, counted: Tensor, temperature: 
 
 
 def with_shift(weights: Tensor, shift: Tensor, constant: float) -> Tensor:
-    """(d, K) weights of rows with this constant first, whose scores have (K,) `shift` more."""
+    """(d, K) weights with (K,) `shift` added to all scores; rows begin with this constant."""
     return torch.cat([(weights[0] + shift / constant)[None], weights[1:]])
 
 
@@ -89,7 +90,7 @@ def reported_prior(
 
 
 def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
-    """Options, a prior's file or names replaced by shares; raises ValueError as `read_shares`."""
+    """Options with a prior's file, or mapping by class name, replaced by shares of the classes."""
     prior = options.get("prior")
     if isinstance(prior, Path):
         return {**options, "prior": read_shares(prior, class_names)}
@@ -127,3 +128,8 @@ def _shares_by_name(
     shares = [found[key] for key in keys]
     checked_prior(shares, len(keys))
     return tuple(map(float, shares))
+
+
+def class_names(declared: Sequence[str], num_classes: int) -> tuple[str, ...]:
+    """The declared names of the classes, or their numbers as words."""
+    return tuple(declared) or tuple(map(str, range(num_classes)))

@@ -41,7 +41,7 @@ def draw_release(
 
 
 def _draw_classes(report: Report, per_class: Mapping[str, float], panel: Axes) -> None:
-    """Bars of accuracy by class; lines for all classes, and for always the most frequent one."""
+    """Bars of accuracy by class; lines for overall accuracy and the majority baseline."""
     names = list(map(_called, per_class))
     panel.bar(range(len(names)), [100 * value for value in per_class.values()], tick_label=names)
     levels = {"all": report.test_accuracy or 0.0}
@@ -93,13 +93,13 @@ def confusion_figure(
 
 
 def _called(name: str) -> str:
-    """A class name that fits beside an axis and is no formula."""
+    """Class name as an axis label: shortened, with $ escaped."""
     kept = name if len(name) <= LONG else name[: LONG - 1] + "…"
     return kept.replace("$", r"\$")
 
 
 def draw_attack(report: Report, panel: Axes) -> None:
-    """Draws how many records an attacker of a private release can find, by its false alarms."""
+    """Draws the best attacker's true-positive rate against its false-positive rate."""
     rates = np.geomspace(1e-5, 1, 400)
     panel.fill_between(rates, rates, true_positives(report, rates), color="C3", alpha=0.15)
     panel.plot(rates, true_positives(report, rates), color="C3")

@@ -1,4 +1,4 @@
-"""How good a classifier is on rows whose labels are known: more than how often it is right.
+"""How good a classifier is on rows whose labels are known, with warnings in words.
 
 Scores and labels are read once, block by block. Only what ranks rows (n K log-odds, for the areas
 under the curves) is kept, in a temporary file where it is long. All numbers are scikit-learn's.
@@ -9,13 +9,66 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 from torch import Tensor
 
 from embed.store import BLOCK
-from train_distributed.one_shot.cautions import few_classes, shifted
 from train_distributed.one_shot.class_prior import Word
 from train_distributed.one_shot.model import Release, log_odds, probabilities
+
+MOST = 0.95  # prior: of the rows: classes beyond them are rare
+SHIFTED = 0.1  # prior: total variation between class shares that is worth a word
+Counts = NDArray[np.float64]
+
+
+def few_classes(labels: Counts, predicted: Counts) -> list[str]:
+    """Warning if most predictions are of half as many classes as most labels, or fewer.
+
+    Args:
+        labels: (K,) rows by label; what noise hides is 0.
+        predicted: (K,) rows by predicted class.
+    """
+    held, used = _covering(labels, labels.sum()), _covering(predicted, labels.sum())
+    if used is None or held is None or 2 * used > held:
+        return []
+    return [
+        f"few classes: {100 * MOST:g} % of the rows hold {held} classes and are taken for {used}"
+    ]
+
+
+def shifted(
+    learned: Mapping[str, float] | None, labels: Counts, names: Sequence[str], noise_std: float = 0
+) -> list[str]:
+    """Warning if the classes of rows have other shares than those that a model learned.
+
+    Args:
+        learned: share of every class that the model goes by; None: it goes by none.
+        labels: (K,) rows by label.
+        names: K names.
+        noise_std: of the noise in each number of rows.
+    """
+    rows = labels.sum()
+    if learned is None or set(learned) != set(names) or rows <= 0:
+        return []
+    shares = (labels / rows).clip(0, 1)
+    chance = np.sqrt(shares * (1 - shares) / rows + (noise_std / rows) ** 2).sum()
+    moved = shares - np.array([learned[name] for name in names])
+    if np.abs(moved).sum() / 2 <= SHIFTED + chance:
+        return []
+    k = int(np.abs(moved).argmax())
+    return [
+        f"the classes are shifted: the model goes by {100 * learned[names[k]]:.1f} % of "
+        f"{names[k]!r}, of these rows they are {100 * shares[k]:.1f} % (`predict --prior "
+        "equal`, or a file of shares, is for others)"
+    ]
+
+
+def _covering(counts: Counts, rows: float) -> int | None:
+    """Least number of classes with a share MOST of the rows; None: not even all have it."""
+    enough = np.flatnonzero(np.sort(counts)[::-1].cumsum() >= MOST * rows)
+    return int(enough[0]) + 1 if len(enough) and rows > 0 else None
+
 
 BINS = 15  # size: of equal width, as Guo et al. 2017 use
 SHOWN = 100  # size: classes up to which confusions are reported, and drawn with names
@@ -55,7 +108,7 @@ class ClassifierMetrics:
 
     @classmethod
     def of(cls, released: Release, rows: int) -> Self:
-        """For so many rows of a model, under every prior that it can be had for."""
+        """Metrics of a model on so many rows, under every prior that it supports."""
         shifts = None
         if released.class_shares is not None:
             shifts = {word: released.prior_shift(word) for word in get_args(Word)}
@@ -83,7 +136,7 @@ class ClassifierMetrics:
             np.add.at(into, bins, values)
 
     def leave_out(self, rows: int) -> None:
-        """Expects so many rows less: they cannot be read."""
+        """Lowers the expected number of rows by those that cannot be read."""
         self.rows -= rows
         self._labels, self._odds = self._labels[: self.rows], self._odds[:, : self.rows]
 
@@ -135,7 +188,7 @@ class ClassifierMetrics:
         }
 
     def _areas(self) -> list[float | None]:
-        """Per class, the area under the curve of it against the rest; None where one is missing."""
+        """One-vs-rest area under the ROC curve by class; None where a side has no rows."""
         areas: list[float | None] = []
         for k, odds in enumerate(self._odds):
             mine = self._labels == k
@@ -171,7 +224,7 @@ class ClassifierMetrics:
 
 
 def brief(metrics: dict[str, Any]) -> Sequence[tuple[str, str]]:
-    """Name and value of the metrics that are printed, the warnings last."""
+    """Names and values of the metrics to print, warnings last."""
     names = ("balanced_accuracy", "macro_f1", "auroc", "expected_calibration_error")
     known = [(name, metrics[name]) for name in names]
     lines = [(name, "unknown" if value is None else f"{value:.4f}") for name, value in known]
@@ -193,7 +246,7 @@ def _shares_right(confusion: np.ndarray) -> dict[str, float]:
 
 
 def _if(count: int, value: float) -> float | None:
-    """A share of `count` rows, if there are any."""
+    """The value as a float; None without rows."""
     return float(value) if count else None
 
 

@@ -1,4 +1,7 @@
-"""A released model: what it predicts, how often it is right, and the files it is written to."""
+"""A released model: what it predicts, and the files it is written to and read from.
+
+Files are checked as they are read: anybody may have made them.
+"""
 
 import json
 import math
@@ -13,25 +16,99 @@ from torch import Tensor
 from embed import PublicTransform
 from embed.clip import in_blocks, product
 from embed.encoding import Encoding
+from pretrain.cli.json_text import read_field
 from pretrain.cli.output import new_directory
-from pretrain.encoders.weights import write_tensors
+from pretrain.encoders.weights import read_tensors, write_tensors
 from train_distributed.one_shot.class_prior import (
+    LARGEST_WEIGHT,
+    TOLERANCE,
     ClassPrior,
     checked_prior,
     prior_shift,
     reported_prior,
     with_shift,
 )
-from train_distributed.one_shot.files import (
-    MODEL,
-    PREFIX,
-    REPORT,
-    SHARES,
-    read_field,
-    read_model,
-)
 from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import MEASURED, Report
+
+MODEL, REPORT = "model.safetensors", "report.json"
+PREFIX = "transform."  # of the public transform's tensors
+SHARES = "class_shares"  # of the private rows, noised
+
+
+def read_model(
+    model: Path,
+) -> tuple[Tensor, PublicTransform, tuple[str, ...], Tensor | None, dict[str, str]]:
+    """Reads model.safetensors, whose parts fit one another.
+
+    Returns:
+        (d, K) finite float64 weights, the transform of their rows, the names of K distinct classes,
+        their (K,) float64 shares or None, and the file's metadata.
+
+    Raises:
+        ValueError: naming the file that is missing, damaged or does not fit.
+    """
+    tensors, metadata = read_tensors(model, "a released model")
+    weights = tensors.pop("weights", None)
+    if weights is None or weights.ndim != 2 or not weights.is_floating_point():
+        found = "none" if weights is None else f"{weights.dtype} {tuple(weights.shape)}"
+        raise ValueError(f"{model}: weights must be a float (d, K), got {found}")
+    if not (weights.abs() <= LARGEST_WEIGHT).all():  # also true for NaN
+        largest = float(weights.abs().max())
+        raise ValueError(
+            f"{model}: weights must be finite and at most {LARGEST_WEIGHT:g}, got {largest:g}"
+        )
+    shares = tensors.pop(SHARES, None)
+    if unknown := sorted(name for name in tensors if not name.startswith(PREFIX)):
+        raise ValueError(f"{model} must hold weights and a transform, got {unknown} too")
+    transform = _transform(model, {k.removeprefix(PREFIX): v for k, v in tensors.items()})
+    if weights.shape[0] != transform.dim:
+        raise ValueError(
+            f"{model}: weights must have {transform.dim} rows, as the transform's rows have "
+            f"columns, got {weights.shape[0]}"
+        )
+    names = _class_names(model, metadata)
+    if weights.shape[1] != len(names):
+        raise ValueError(
+            f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
+        )
+    return weights.double(), transform, names, _shares(model, shares, len(names)), metadata
+
+
+def _shares(path: Path, shares: Tensor | None, classes: int) -> Tensor | None:
+    if shares is None:
+        return None
+    if shares.shape != (classes,) or not shares.is_floating_point():
+        found = f"{shares.dtype} {tuple(shares.shape)}"
+        raise ValueError(f"{path}: {SHARES} must be float ({classes},), got {found}")
+    shares = shares.double()
+    if not (shares > 0).all():  # also true for NaN
+        raise ValueError(f"{path}: {SHARES} must be > 0, got {float(shares.min()):g}")
+    if not abs(float(shares.sum()) - 1) <= TOLERANCE:  # also true where one is infinite
+        raise ValueError(f"{path}: {SHARES} must have the sum 1, got {float(shares.sum()):.9g}")
+    return shares
+
+
+def _transform(path: Path, tensors: dict[str, Tensor]) -> PublicTransform:
+    for name, values in tensors.items():
+        if values.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{path}: {PREFIX}{name} must be float, got {values.dtype}")
+    try:
+        return PublicTransform.from_tensors(tensors)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _class_names(path: Path, metadata: dict[str, str]) -> tuple[str, ...]:
+    names = read_field(metadata, "class_names", path)
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < max(2, len(names))
+    ):
+        raise ValueError(f"{path}: class_names must be two distinct names or more, got {names}")
+    return tuple(names)
+
 
 INSIDE = (
     "what it learned from carries the prior of its rows inside, so that only a new `run --prior` "
@@ -41,7 +118,7 @@ UNKNOWN = "softmax of the scores; whether they are log-probabilities is unknown,
 
 
 def reading(method: str | None) -> str:
-    """Words on how a method's probabilities are made, and whether they are calibrated."""
+    """Sentence on how a method computes probabilities, and whether they are calibrated."""
     entry = METHODS.get(method or "")
     return (entry and entry.probabilities) or UNKNOWN
 
@@ -64,7 +141,7 @@ def log_odds(scores: Tensor, temperature: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class Release:
-    """A model with its report, which says whether it may be shown to anybody."""
+    """A released model with its report, which says whether it is suitable for release."""
 
     weights: Tensor  # (d, K) float64, constant row first
     transform: PublicTransform
@@ -86,7 +163,7 @@ class Release:
         return self.report.method
 
     def with_report(self, **more: Any) -> Self:
-        """Release whose report has these keys too, or these values for its own."""
+        """Release with these keys added to its report or replaced in it."""
         return replace(self, report=self.report | more)
 
     def prior_shift(self, prior: ClassPrior) -> Tensor:
@@ -119,10 +196,10 @@ class Release:
         if new == self.prior:
             return self
         weights = with_shift(self.weights, shift, self.transform.constant)
-        told = self.report.without(*MEASURED) | reported_prior(
+        report = self.report.without(*MEASURED) | reported_prior(
             new, self.class_shares, self.class_names
         )
-        return replace(self, weights=weights, prior=new, report=told)
+        return replace(self, weights=weights, prior=new, report=report)
 
     def scores(self, embeddings: np.ndarray | Tensor) -> Tensor:
         """(n, K) float64 scores of raw (n, p) embeddings, which pass the public transform first.

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_distributed.one_shot.statistic import Submission
-from train_distributed.one_shot.summation import IntegerEncoder
+from train_distributed.privacy.guarantee import Submission
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 FALSE_ALARM = 2.0**-40  # prior: probability of one in a sum of honest users
 
 
 def unreachable(
-    total: Tensor, submission: Submission, integers: IntegerEncoder, sizes: Tensor
+    total: Tensor, submission: Submission, mechanism: DiscreteGaussian, sizes: Tensor
 ) -> str | None:
     """Why honest users of (m,) sizes cannot have made the (D,) decoded sum; None: they can."""
-    users, step = len(sizes), np.broadcast_to(integers.plan.step, (len(total),))
-    noise, d = integers.noise_std(users), len(total)
+    users, step = len(sizes), np.broadcast_to(mechanism.step, (len(total),))
+    noise, d = mechanism.noise_std(users), len(total)
     t = -math.log(FALSE_ALARM / 2)  # of either test
     entry_tail = math.sqrt(2 * (t + math.log(2 * d)))
     length_tail = math.sqrt(d + 2 * math.sqrt(d * t) + 2 * t)

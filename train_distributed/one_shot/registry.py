@@ -1,29 +1,31 @@
-"""Methods of one secure sum, by name: how each is built, and the words and rules that go with it.
+"""Methods of one secure sum, by name: how each is built, its words, its rule and its options.
 
-Nothing is loaded before a method is built: names and words are read without torch.
+Nothing is loaded before a method is built: names, words and options are read without torch. Options
+of the methods that ours are compared with are in `research.rivals.options`.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain import check
 
 if TYPE_CHECKING:
     from embed import PublicTransform
-    from embed.water_filling import Centre
     from train_distributed.one_shot.method import Method
     from train_distributed.one_shot.statistic import Statistic
 
+DEFAULT = "discriminant"  # method where none is named
 SURE = 0.0066  # prior: t up to which second moments weigh more than is free
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a method's settings follow from t, the noise in a class mean; see `defaults`."""
+    """How a method's settings follow from t, the noise in a class mean; see `request`."""
 
     information: float = 1.0  # of all that directions hold, in as few of them as hold it
     l2_reg: float | None = None  # Λ/t; None: the method has no Λ that a rule could help
@@ -36,7 +38,7 @@ OTHERS = Rule(noise="everybody's")  # DP-FL, ADMM, Charter: no sum hides a user'
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
-    """One method of the registry."""
+    """A method of the registry."""
 
     build: Callable[..., "Method"]  # (transform, num_classes, **options), its keywords the options
     words: str  # for the card
@@ -62,21 +64,21 @@ METHODS: dict[str, MethodEntry] = {
         sums_rows=True,
     ),
     "softmax": MethodEntry(
-        build=partial(_built, "averaged_heads", "softmax"),
+        build=partial(_built, "blind_averaging", "softmax"),
         words="blind averaging: the average of softmax layers that the users trained",
         probabilities="softmax of the scores: those of the averaged regressions, evened out by "
         "regularisation and clipping and disturbed by noise; not calibrated",
         rule=Rule(l2_reg=2),
     ),
     "svm": MethodEntry(
-        build=partial(_built, "averaged_heads", "svm"),
+        build=partial(_built, "blind_averaging", "svm"),
         words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
         probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
         "likelihood; not calibrated",
         rule=Rule(l2_reg=16),
     ),
     "logistic": MethodEntry(
-        build=partial(_built, "averaged_heads", "logistic"),
+        build=partial(_built, "blind_averaging", "logistic"),
         words="blind averaging: the average of one-vs-rest logistic regressions of the users",
         probabilities="softmax of the scores of regressions of one class against the rest, evened "
         "out by regularisation and clipping and disturbed by noise; not calibrated",
@@ -127,7 +129,7 @@ def build_method(
     """
     from embed.water_filling import MOST, PLANNED_SHARE, Centre
     from train_distributed.one_shot.class_prior import checked_prior
-    from train_distributed.one_shot.first_sum import FeatureSum
+    from train_distributed.one_shot.extra_sums import FeatureSum
 
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
@@ -146,7 +148,19 @@ def build_method(
             check.not_set("with user_clip", moments=own["moments"])
         if noise is not None and own["moments"]:
             own = {"alpha": moment_weight(noise), **own}
-    on = partial(_on, name, num_classes=num_classes, options=own, clip=clip)
+
+    def on(rows: "PublicTransform") -> "Method":
+        """The method on the rows of a transform."""
+        try:
+            made = METHODS[name].build(rows, num_classes, **own)
+        except TypeError as error:
+            raise ValueError(
+                f"options must fit method {name!r}, got {sorted(own)}: {error}"
+            ) from error
+        made = replace(made, statistic=_clipped(made.statistic, clip), transform=rows)
+        made.validate()
+        return made
+
     if noise is None:
         check.not_set("without class_noise", components=components, first_clip=first_clip)
         check.equal(1, sums=sums)
@@ -157,15 +171,16 @@ def build_method(
     if sums == 1:
         check.not_set("of a first sum, without one", user_clip=first_clip)
         return on(transform.mapped(noise, most))
-    first = FeatureSum(transform=transform)
-    about = partial(_about, on, transform, noise, most)
-    method = replace(on(planned), first=_clipped(first, first_clip), on=about)
+    first = _clipped(FeatureSum(transform=transform), first_clip)
+    method = replace(
+        on(planned), first=first, on=lambda centre: on(transform.mapped(noise, most, centre))
+    )
     method.validate()
     return method
 
 
 def clips(given: Any) -> tuple[float | None, float | None]:
-    """Users' clips of a first sum and of the other, from a number, or a sequence of one or two."""
+    """Clip norms of the first sum and of the main sum, from a number or one or two numbers."""
     if given is None:
         return None, None
     found = tuple(given) if isinstance(given, Sequence) else (given,)
@@ -183,38 +198,68 @@ def moment_weight(noise: float) -> float | None:
     return round(min(wanted, 1.0), 2) if wanted > math.sqrt(0.5) else None
 
 
-def _about(
-    on: "Callable[[PublicTransform], Method]",
-    transform: "PublicTransform",
-    noise: float,
-    most: int,
-    centre: "Centre",
-) -> "Method":
-    return on(transform.mapped(noise, most, centre))
-
-
-def _on(
-    name: str,
-    transform: "PublicTransform",
-    *,
-    num_classes: int,
-    options: dict[str, Any],
-    clip: float | None,
-) -> "Method":
-    """The method on the rows of a transform."""
-    try:
-        method = METHODS[name].build(transform, num_classes, **options)
-    except TypeError as error:
-        raise ValueError(
-            f"options must fit method {name!r}, got {sorted(options)}: {error}"
-        ) from error
-    statistic = _clipped(method.statistic, clip)
-    method = replace(method, statistic=statistic, transform=transform)
-    method.validate()
-    return method
-
-
 def _clipped(statistic: "Statistic", norm: float | None) -> "Statistic":
     from train_distributed.one_shot.user_clip import UserClip
 
     return statistic if norm is None else UserClip(statistic=statistic, norm=norm)
+
+
+def given(options: Any) -> dict[str, Any]:
+    """Options of a dataclass that are not None."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOptions:
+    """How many sums are opened, and of what (default: by a public rule)."""
+
+    sums: Literal[1, 2] | None = None
+    """2: a first sum, for 10 % of the budget, finds where
+    the private rows lie (default; 1 for --unit user)."""
+    components: int | None = None
+    """Most directions of the rows that are summed: fewer
+    make messages shorter (default: by the noise)."""
+    rounds: int | None = None
+    """Further sums where one owner has all rows
+    (default: 16 where noise is small)."""
+    user_clip: tuple[float, ...] | None = None
+    """Norm to which a user's vector is clipped, for --unit
+    user (two: of the first sum and of the other one)."""
+    prior: Literal["equal", "private"] | Path | None = None
+    """Class frequencies that answers assume: equal
+    (default), private ones, a JSON file of shares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """Settings of the layer, called a head, that each user trains."""
+
+    l2_reg: float | None = None
+    """L2 regularisation Λ (default: by a public rule)."""
+    radius: float | None = None
+    """Radius R of the ball that head weights are projected to."""
+    solver: Literal["exact", "sgd"] | None = None
+    """Certified minimiser (default), or projected SGD."""
+    epochs: int | None = None
+    """Epochs of SGD."""
+    batch_size: int | None = None
+    """Batch size of SGD."""
+    bound: Literal["tight", "paper"] | None = None
+    """Bound on the sensitivity of a head; `paper` needs --radius."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions(SumOptions, HeadOptions):
+    """Settings of a method; each is left to the method's default unless given."""
+
+    def given(self) -> dict[str, Any]:
+        """Those that were set."""
+        return given(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettledOptions(MethodOptions):
+    """All settings of a method: also the one that only `ReleaseRequest.settings` fills in."""
+
+    class_noise: float | None = None
+    """Noise in a class mean, for which directions and their lengths are chosen; see `request`."""

@@ -1,225 +1,100 @@
-"""From many users' embeddings to one released model: train, add noise once, sum once."""
+"""The release of one model from many users' embeddings, and its report."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
-from train_distributed.one_shot.class_prior import with_shares
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.defaults import PublicFacts, Settings
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.private_rows import PrivateRows
-from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.report import Noise, check_noise, class_names, reported, suitability
-from train_distributed.one_shot.rounds import (
-    PlannedSums,
-    main_sum,
-    promise_report,
-    rounds_of,
-    rounds_report,
-    sums_of,
-)
-from train_distributed.one_shot.summation import IntegerSum, add_chunk
-from train_distributed.one_shot.users import CHUNK, Users, check_stream
+from embed.clip import ROWS
+from pretrain.cli.provenance import versions
+from pretrain.datasets import TEST
+from train_distributed.ledger.entry import Reserve
+from train_distributed.ledger.ledger import NONE
+from train_distributed.one_shot.class_prior import class_names
+from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
+from train_distributed.one_shot.model import INSIDE, Release, reading
+from train_distributed.one_shot.report_file import Report
+from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest
+from train_distributed.one_shot.statistic import CHUNK, Users
+from train_distributed.one_shot.summation import RunningSum
 from train_distributed.partition import Partition
-from train_distributed.privacy.float_noise import system_generator
 from train_distributed.privacy.promise import Privacy
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseRequest:
-    """Arguments of `release`, and of every learner that is compared with it."""
-
-    embeddings: EmbeddingSet | Users
-    method: str | Method
-    privacy: Privacy
-    transform: PublicTransform | None = None
-    num_classes: int | None = None  # K as the caller declares it
-    partition: Partition | None = None
-    noise: Noise | None = None  # None: discrete, or the only kind that a rival has
-    generator: torch.Generator | None = None
-    min_survivors: int | None = None
-    vouch_for_transform: bool = False
-    allow_delta: bool = False
-    faults: FaultInjection | None = None
-    reserve: Reserve | None = None
-    centre: torch.Tensor | None = None  # that the first sum of an earlier try has found
-    found: Callable[[torch.Tensor], None] | None = None  # called with the centre, once it is known
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def source(self) -> PrivateRows:
-        """Rows, users, transform and classes, filled in; raises ValueError as `PrivateRows.of`."""
-        transform = self.transform
-        if transform is None and not isinstance(self.method, str):
-            transform = self.method.transform and self.method.transform.raw
-        given = transform, self.partition, self.num_classes
-        return PrivateRows.of(self.embeddings, *given, self.generator)
-
-    @property
-    def facts(self) -> PublicFacts:
-        """Public numbers on which settings that are left out depend."""
-        return PublicFacts(
-            sizes=self.source.users.sizes,
-            num_classes=self.source.num_classes,
-            privacy=self.privacy,
-            min_survivors=self.min_survivors,
-        )
-
-    @property
-    def draws(self) -> torch.Generator:
-        """The generator given, or one from the operating system."""
-        return system_generator() if self.generator is None else self.generator
-
-    @cached_property
-    def settings(self) -> Settings:
-        """Transform and options of the method, those that are left out filled in, once.
-
-        Raises ValueError for a setting out of range, or a prior's file that does not fit.
-        """
-        method, source = self.method, self.source
-        if not isinstance(method, str):
-            return Settings(source.transform, dict(self.options))
-        declared = () if source.embeddings is None else source.embeddings.declared_classes
-        options = with_shares(self.options, class_names(declared, source.num_classes))
-        return self.facts.settled(method, source.transform, options)
-
-    def described(self) -> dict[str, Any]:
-        """Settled settings, for people; needs no row."""
-        method, (transform, options) = self.method, self.settings
-        own = isinstance(method, Method) or method in METHODS
-        return {
-            "method": method if isinstance(method, str) else method.name,
-            "privacy": asdict(self.privacy),
-            "users": len(self.source.users.sizes),
-            "rows": int(self.source.users.sizes.sum()),
-            "num_classes": self.source.num_classes,
-            "clip_norm": transform.clip_norm,
-            "options": dict(options),
-            "noise": dict(self.spends()) if own else {"noise": self.noise},
-        }
-
-    @cached_property
-    def built(self) -> Method:
-        """The method with its settings, those that were left out by the public rule.
-
-        Raises ValueError for a setting out of range, or a method made for other rows.
-        """
-        method, source = self.method, self.source
-        if isinstance(method, str):
-            options = self.settings.options
-            return build_method(method, source.transform, source.num_classes, options)
-        if self.options:
-            raise ValueError(f"options must go into the Method itself, got {sorted(self.options)}")
-        method.check(source.transform, source.num_classes)
-        return method
-
-    def known_noise(self) -> Noise:
-        """The kind of noise; raises ValueError as `check_noise`."""
-        noise = self.noise or "discrete"
-        check_noise(noise, self.generator)
-        return noise
-
-    def spends(self) -> Mapping[str, Any]:
-        """Fields with which `reserve` will be called, before any work; raises as `release`."""
-        planned = self._planned(discrete=self.known_noise() == "discrete")
-        return _spent(planned[self._done :])
-
-    @property
-    def _done(self) -> int:
-        """Sums of an earlier try, which its own entry counts."""
-        return 0 if self.centre is None else 1
-
-    def release(self) -> Release:
-        """The model; see the function `release`."""
-        noise = self.known_noise()
-        source, method, privacy = self.source, self.built, self.privacy
-        discrete = noise == "discrete" and privacy.private
-        transform, sizes = source.transform, source.users.sizes
-        planned = self._planned(discrete=discrete)
-        faults = FaultInjection() if self.faults is None else self.faults
-        kept = faults.surviving(len(sizes), planned[0][0].min_survivors)
-        checked = source.validate(
-            privacy,
-            discrete=discrete,
-            vouched=self.vouch_for_transform,
-            allow_delta=self.allow_delta,
-        )
-        rows, survivors = int(sizes[kept].sum()), int(kept.sum())
-        course, opened, seconds, sums = Course(method), [], [], planned
-        if self.centre is not None:
-            course = course.told(self.centre)
-            opened.append(self.centre)
-        small = len(sums) > 1 and int(sizes.sum()) * transform.dim <= CHUNK
-        # a stream may use the memory of a chunk again
-        held = list(source.chunks()) if small and source.embeddings is not None else None
-        while len(opened) < len(sums):
-            _, summation = sums[len(opened)]
-            began = time.perf_counter()
-            for chunk in source.chunks() if held is None else held:
-                arrived = kept[chunk.users]
-                if arrived.any():
-                    if source.embeddings is None and course.statistic.grid_powers is not None:
-                        check_stream(chunk, transform.clip_norm, transform.constant)
-                    add_chunk(summation, course.statistic, course.rows(chunk.select(arrived)))
-            if len(opened) == self._done and self.reserve is not None:
-                self.reserve(_spent(planned[self._done :]))  # all that may be refused has been
-            opened.append(summation.total())
-            course = course.after(opened[-1], rows, summation.noise_std(survivors))
-            if self.found is not None and course.centre is not None and len(opened) == 1:
-                self.found(course.centre)
-            seconds.append(time.perf_counter() - began)
-        fitted, method = course.fitted(), course.method
-        # faults are played many times, for the sum or the weights alone
-        temperature = 1.0 if self.faults else fitted.temperature
-        declared = () if source.embeddings is None else source.embeddings.declared_classes
-        names = class_names(declared, method.num_classes)
-        _, summation = main_sum(sums)
-        facts = promise_report(sums) | summation.report()
-        facts |= checked.report | course.report()
-        facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
-        facts |= rounds_report(sums) | method.report()
-        facts |= course.prior_report(names)
-        verdict = suitability(
-            privacy,
-            noise,
-            seeded=self.generator is not None,
-            rehearsed=None if self.faults is None else self.faults.reason,
-            others=checked.unsuitable,
-        )
-        if len(sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
-            facts |= {"simulation_only": {"seconds_per_round": seconds}}
-        released = Release(
-            fitted.weights,
-            course.transform or transform,
-            names,
-            opened=torch.cat(opened),
-            temperature=temperature,
-            class_shares=None if self.faults else fitted.class_shares,  # go with T
-            prior=fitted.prior,
-        )
-        return reported(released, facts, verdict, source.embeddings)
-
-    def _planned(self, *, discrete: bool) -> PlannedSums:
-        """All sums of the release, each of which is feasible."""
-        sizes, discrete = self.source.users.sizes, discrete and self.privacy.private
-        rounds = rounds_of(self.built, sizes, self.privacy, self.min_survivors)
-        bare = frozenset(() if self.faults is None else self.faults.known_noise)
-        return sums_of(rounds, sizes, discrete=discrete, generator=self.generator, bare=bare)
+MADE_WITH = ("torch", "numpy", "blind-averaging")  # packages that a model depends on
+CLEAR = "rows of split 1 (test), read in the clear: no epsilon covers what these numbers show"
 
 
-def _spent(planned: PlannedSums) -> Mapping[str, Any]:
-    """Fields of a ledger's entry that covers all sums."""
-    plans = [summation.plan for _, summation in planned if isinstance(summation, IntegerSum)]
-    return gaussian_fields(*plans) if plans else simulated_fields(planned[0][0])
+def release_of(request: ReleaseRequest) -> Release:
+    """Carries a request out; see `release`."""
+    noise = request.checked_noise()
+    source, method, privacy = request.source, request.built, request.privacy
+    discrete = noise == "discrete" and privacy.private
+    sizes, dim = source.users.sizes, source.transform.dim
+    plan = request.planned(discrete=discrete)
+    faults = FaultInjection() if request.faults is None else request.faults
+    kept = faults.surviving(len(sizes), plan.sums[0].guarantee.min_survivors)
+    checked = source.validate(
+        privacy,
+        discrete=discrete,
+        vouched=request.vouch_for_transform,
+        allow_delta=request.allow_delta,
+    )
+    rows, survivors = int(sizes[kept].sum()), int(kept.sum())
+    small = len(plan.sums) > 1 and int(sizes.sum()) * dim <= CHUNK
+    # a stream may use the memory of a chunk again
+    held = list(source.chunks(kept)) if small and source.embeddings is not None else None
+    state, opened, seconds = ReleaseState(method), list[Tensor](), list[float]()
+    if request.centre is not None:
+        state = state.receive(request.centre)
+        opened.append(request.centre)
+
+    def summed(number: int, state: ReleaseState) -> OpenedSum:
+        began = time.perf_counter()
+        running = RunningSum(plan.sums[number], frozenset(faults.known_noise))
+        if number == 1 and request.done == 0 and state.centre is not None and request.found:
+            request.found(state.centre)
+        for chunk in source.chunks(kept) if held is None else held:
+            running.add_chunk(state.statistic, state.rows(chunk))
+        if number == request.done and request.reserve is not None:
+            request.reserve(plan.spends(request.done))  # all that may be refused has been
+        opened.append(running.total())
+        seconds.append(time.perf_counter() - began)
+        return opened[-1], rows, running.planned.mechanism.noise_std(survivors)
+
+    state = after_sums(state, range(request.done, len(plan.sums)), summed)
+    fitted, method = state.fitted(), state.method
+    declared = () if source.embeddings is None else source.embeddings.declared_classes
+    names = class_names(declared, method.num_classes)
+    facts = plan.report() | plan.report_sent()
+    facts |= checked.report | state.report()
+    facts |= {"users": len(sizes), "survivors": survivors, "rows": rows}
+    facts |= method.report()
+    facts |= state.prior_report(names)
+    verdict = suitability(
+        privacy,
+        noise,
+        seeded=request.generator is not None,
+        rehearsed=None if request.faults is None else request.faults.reason,
+        others=checked.unsuitable,
+    )
+    if len(plan.sums) > 1 and not verdict["suitable_for_release"]:  # times depend on the rows
+        facts |= {"simulation_only": {"seconds_per_round": seconds}}
+    # faults are played many times, for the sum or the weights alone
+    released = Release(
+        fitted.weights,
+        state.transform or source.transform,
+        names,
+        opened=torch.cat(opened),
+        temperature=1.0 if request.faults else fitted.temperature,
+        class_shares=None if request.faults else fitted.class_shares,  # go with T
+        prior=fitted.prior,
+    )
+    return reported(released, facts, verdict, source.embeddings)
 
 
 def with_seconds(released: Release, started: float) -> Release:
@@ -254,10 +129,10 @@ def release(
     """One private model from all users' rows, by one sum or more.
 
     With a transform fitted on public rows a first sum finds where the rows lie, with a tenth of
-    the promise; see `first_sum`. `sums=1` does without.
+    the promise; see `extra_sums`. `sums=1` does without.
 
     What is wrong with the rows, the classes or the transform is refused before any work, for the
-    set as a whole; see `intake` for what a refusal shows.
+    set as a whole; see `source` for what a refusal shows.
 
     Args:
         embeddings: what users hold: the training rows of a set, or any stream of `Users`.
@@ -280,7 +155,7 @@ def release(
             whoever counts what is spent (`ledger.reservation`), or stops it by raising. The report
             says "ledger": "none", until who counts says otherwise.
         **options: settings of the method, as in `registry.build_method`, `user_clip` among them; Λ
-            of a head that is left out is that of `defaults`.
+            of a head that is left out is that of `request`.
 
     Returns:
         The (d, K) weights with the transform of their rows and a report, which says under
@@ -311,4 +186,71 @@ def release(
         >>> released.report["honest_users"], released.report["suitable_for_release"]
         (2, True)
     """
-    return ReleaseRequest(**locals()).release()  # the arguments are its fields
+    return release_of(ReleaseRequest(**locals()))  # the arguments are its fields
+
+
+def reported(
+    released: Release,
+    facts: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    embeddings: EmbeddingSet | None = None,
+) -> Release:
+    """The model with its whole report: facts, verdict, versions, and accuracy where it is known.
+
+    Facts keep the places that they have here; the verdict is of `suitability`. The set that was
+    learned from gives the accuracy, if it has a test split, and says what the model says of its
+    encoder.
+    """
+    report: dict[str, Any] = {**facts, **verdict, "ledger": NONE, "versions": versions(*MADE_WITH)}
+    made = released.transform.encoding if embeddings is None else embeddings.encoding
+    made = made or released.transform.encoding
+    report |= {"encoding": made and made.to_json()}
+    report |= {"probabilities": reading(facts.get("method"))}
+    if released.class_shares is None:
+        report |= {"other_priors": f"none: {INSIDE}"}
+    if released.temperature != 1:
+        report |= {"temperature": released.temperature}
+    if embeddings is not None and (embeddings.split == TEST).any():
+        metrics = measure(replace(released, report=Report.of(report)), embeddings)
+        shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
+        report |= {"test_accuracy": metrics["accuracy"]}
+        report |= {"majority_baseline": metrics["majority_baseline"]}
+        report |= {"test_accuracy_per_class": shares, "test_metrics": metrics | {"of": CLEAR}}
+    return replace(released, report=Report.of(report), encoding=made)
+
+
+def suitability(
+    privacy: Privacy,
+    noise: Noise,
+    *,
+    seeded: bool,
+    rehearsed: str | None = None,
+    others: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Whether the model may leave the building, and if not, why.
+
+    Reasons against it are a promise without noise, floating-point noise, a seed, a rehearsal or an
+    audit as `rehearsed` says, and the others that are given.
+    """
+    reasons = {
+        "it has no noise: not private": not privacy.private,
+        "floating-point noise": noise == "float" and privacy.private,
+        "seeded: whoever knows the seed can subtract the noise": seeded,
+    }
+    why = [reason for reason, holds in reasons.items() if holds]
+    why += [*([] if rehearsed is None else [rehearsed]), *others]
+    return {"suitable_for_release": not why} | ({"unsuitable_because": why} if why else {})
+
+
+def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:
+    """All metrics on the rows of a split; see `metrics`. Raises ValueError for an empty split."""
+    from train_distributed.one_shot.metrics import ClassifierMetrics
+
+    rows = np.flatnonzero(embeddings.split == split)
+    if not len(rows):
+        raise ValueError(f"split must hold rows, got none in split {split}")
+    evaluation = ClassifierMetrics.of(released, len(rows))
+    for start in range(0, len(rows), ROWS):
+        part = rows[start : start + ROWS]
+        evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])
+    return evaluation.report()

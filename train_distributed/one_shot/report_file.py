@@ -23,7 +23,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class ClassMetrics:
-    """Metrics of one class; None where no row tells."""
+    """Metrics of one class; None where they are undefined."""
 
     rows: Count
     precision: float | None
@@ -40,7 +40,7 @@ class PriorMetrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Metrics on labelled rows, as `metrics.Evaluation.report` writes them."""
+    """Metrics on labelled rows, as `metrics.ClassifierMetrics.report` writes them."""
 
     rows: Annotated[int, msgspec.Meta(ge=1)]
     accuracy: float
@@ -158,7 +158,7 @@ class Report(Mapping[str, Any]):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Report in a file; ValueError names the file that cannot be read, or is none."""
+        """Reads a report; raises ValueError naming a file that is missing or no report."""
         found = read_object(path)
         try:
             return cls.of(found)
@@ -166,12 +166,12 @@ class Report(Mapping[str, Any]):
             raise ValueError(f"{path}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Writes the file, every key in its place."""
+        """Writes the file, keys in their order."""
         path.write_text(json.dumps(self.written, indent=2, allow_nan=False) + "\n")
 
     @property
     def learned_shares(self) -> dict[str, float] | None:
-        """Class shares that were counted in the noised sum; None: the model goes by others."""
+        """Class shares counted in the noised sum; None: the model assumes another prior."""
         return self.class_prior if self.prior == "private" else None
 
     def need(self, *names: str) -> None:
@@ -180,7 +180,7 @@ class Report(Mapping[str, Any]):
             raise ValueError(f"report must be what a release writes, got one without {missing[0]}")
 
     def with_reason(self, reason: str) -> Self:
-        """Report of a model that is unsuitable for release for this reason too."""
+        """Report with one more reason why the model is unsuitable for release."""
         why = [*self.unsuitable_because, reason]
         return self | {"suitable_for_release": False, "unsuitable_because": why}
 
@@ -189,7 +189,7 @@ class Report(Mapping[str, Any]):
         return type(self).of({name: v for name, v in self.written.items() if name not in names})
 
     def __or__(self, more: Mapping[str, Any]) -> Self:
-        """Report with more keys, or with other values for its own."""
+        """Report with keys added or replaced."""
         return type(self).of({**self.written, **more})
 
     def __getitem__(self, name: str) -> Any:
@@ -215,7 +215,7 @@ def converted(written: Mapping[str, Any], kind: type[T], rule: str) -> T:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Infinity for the words that files have instead of it; a float for one of numpy."""
+    """Infinity for its words in files; a Python float for a numpy float."""
     if name == "ledger" and isinstance(value, dict):
         return {key: _number(key, each) for key, each in value.items()}
     if isinstance(value, float):

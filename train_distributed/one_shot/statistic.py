@@ -1,15 +1,114 @@
-"""Vectors that users send: length, scale and grid, and how far a record or a user moves them."""
+"""Rows of users, the vectors that they send of them, and the opened sum of these.
 
-import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+Rows stream in, some users' at a time, so memory does not grow with the number of users.
+
+**Every user's rows come in an order that nobody chose**, drawn by the operating system before
+anything is computed of them, and again whenever they are read. Kernels round a row by its place,
+and sums by their order; both would be the record's own if each record kept its place, but class
+folders put rows in the order of their classes, so that a record of another class moves all after
+it. In an order drawn uniformly, whatever it was before, two neighbouring data sets can be given
+the same one: each common record has one place in both, and so has the record that is replaced.
+Given that order the two sums differ by one record alone, so (ε, δ) holds whatever a kernel does;
+and as it holds given every order, it holds of their mixture (the inequality is linear in the two
+distributions).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from train_distributed.one_shot.users import Chunk
+from train_distributed.partition import drawn_keys
+from train_distributed.privacy.fixed_point import is_power_of_two
+from train_distributed.privacy.guarantee import Submission
+
+CHUNK = 1 << 25  # size: numbers of embeddings in one chunk
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of some users, padded at the end to the longest of them."""
+
+    users: Tensor  # (u,) int64: which
+    x: Tensor  # (u, n, d) rows [a, x], norm <= c
+    y: Tensor  # (u, n) int64
+    counts: Tensor  # (u,) int64: true rows of each
+    grid: float | None = None  # of which all entries are multiples, where `rounded` made them so
+
+    @property
+    def own(self) -> Tensor:
+        """(u, n) bool: True for true rows, False for padding."""
+        return torch.arange(self.x.shape[1]) < self.counts[:, None]
+
+    def select(self, users: Tensor) -> "Chunk":
+        """Those of its users for which (u,) `users` is true."""
+        if users.all():
+            return self
+        parts = (self.users[users], self.x[users], self.y[users], self.counts[users])
+        return Chunk(*parts, self.grid)
+
+    def pooled(self) -> "Chunk":
+        """All true rows as one user's, number 0."""
+        own = self.own
+        x, y = (self.x[own], self.y[own]) if not own.all() else (self.x, self.y)
+        x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)
+        return Chunk(torch.zeros(1, dtype=torch.int64), x, y, self.counts.sum()[None], self.grid)
+
+    def portions(self, users: int) -> Iterator["Chunk"]:
+        """Parts of the chunk, with at most so many users each."""
+        for start in range(0, len(self.users), users):
+            part = slice(start, start + users)
+            x, y = self.x[part], self.y[part]
+            yield Chunk(self.users[part], x, y, self.counts[part], self.grid)
+
+    def shuffled(self, generator: torch.Generator | None = None) -> "Chunk":
+        """Every user's true rows in a random order, as `Partition.shuffled`; padding stays last."""
+        keys = drawn_keys(tuple(self.y.shape), generator)
+        keys = keys.where(self.own, torch.iinfo(torch.int64).max)
+        order = keys.argsort(dim=1, stable=True)
+        x = self.x.gather(1, order[..., None].expand_as(self.x))
+        return replace(self, x=x, y=self.y.gather(1, order))
+
+    def rounded(self, grid: float | None) -> "Chunk":
+        """Every entry rounded towards zero to a multiple of `grid`, float64.
+
+        No norm grows, so a sensitivity proven for rows ‖x‖ ≤ c holds for the rounded rows, and
+        their sums are whole multiples of the grid: nothing is charged for rounding.
+
+        Args:
+            grid: a power of two, so that quotient and product are exact; None: rows as they are.
+
+        Raises:
+            ValueError: grid is not a power of two.
+        """
+        if grid is None:
+            return self
+        if not is_power_of_two(grid):
+            raise ValueError(f"grid must be a power of two, got {grid}")
+        return replace(self, x=(self.x.double() / grid).trunc() * grid, grid=grid)
+
+
+@runtime_checkable
+class Users(Protocol):
+    """All users of a run. Sizes are public; rows are not."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """(users,) int64 n_i >= 1."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row, the constant included."""
+        ...
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every user exactly once."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -19,68 +118,6 @@ class NoisedSum:
     total: Tensor  # (D,) float64, unscaled
     rows: int  # N of the users in it
     noise_std: float  # of the noise in an entry of the scaled sum
-
-
-class Submission(ABC):
-    """Vector of numbers that every user sends, with the sensitivity of their sum.
-
-    Movements are L2 norms of one of C equal parts of a scaled submission.
-    """
-
-    @property
-    @abstractmethod
-    def dimension(self) -> int:
-        """D, the length of a submission."""
-
-    @property
-    def compositions(self) -> int:
-        """C, the equal parts of a submission that a record moves; 1: all entries jointly."""
-        return 1
-
-    @property
-    def scale(self) -> float | Tensor:
-        """Factor, or (D,) factors, under which the sensitivity is stated."""
-        return 1.0
-
-    @property
-    def grid_powers(self) -> Tensor | None:
-        """(D,) int: entries are multiples of g**power if rows are multiples of g.
-
-        None: they are not, whatever the rows.
-        """
-        return None
-
-    @property
-    def additive(self) -> bool:
-        """True for a sum over rows: all users' rows pooled give the sum of their submissions.
-
-        Entries on the rows' grid are then exact; of all others the rounding is charged.
-        """
-        return self.grid_powers is not None
-
-    @abstractmethod
-    def entry_bound(self, n: int) -> float:
-        """Largest |entry| of the scaled submission of a user with n rows."""
-
-    @abstractmethod
-    def record_sensitivity(self, sizes: Tensor) -> float:
-        """Movement when one record is replaced."""
-
-    def user_sensitivity(self, sizes: Tensor) -> Tensor:
-        """(users,) movement when all n_i records of a user are replaced: n_i times one's."""
-        return sizes.double() * self.record_sensitivity(sizes)
-
-    @abstractmethod
-    def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """Movement when one record is taken out and its user's published size stays."""
-
-    def user_zero_out(self, sizes: Tensor) -> Tensor:
-        """(users,) movement when all n_i records of a user are taken out."""
-        return sizes.double() * self.zero_out_sensitivity(sizes)
-
-    def norm_bounds(self, sizes: Tensor) -> Tensor:
-        """(users,) largest L2 norms of scaled submissions: all records together move it so far."""
-        return math.sqrt(self.compositions) * self.user_zero_out(sizes)
 
 
 class Statistic(Submission):
@@ -95,11 +132,6 @@ class Statistic(Submission):
 
     def check_rows(self, transform: PublicTransform) -> None:
         """Raises ValueError unless the sensitivity is stated for the rows of a transform."""
-
-    @property
-    def own_transform(self) -> PublicTransform | None:
-        """Transform for whose rows the sensitivity is stated; None: any of the same shape."""
-        return None
 
     @property
     def unclipped(self) -> "Statistic":
@@ -137,7 +169,7 @@ def submissions(statistic: Statistic, chunk: Chunk, grid: float | None) -> Tenso
 
     Args:
         statistic: what they submit.
-        chunk: their rows, in an order that nobody chose (`users`), on which the steps of SGD
+        chunk: their rows, in an order that nobody chose, on which the steps of SGD
             depend, and the rounding of every sum.
         grid: to whose multiples rows are rounded first, towards zero; None: rows as they are.
     """

@@ -1,242 +1,221 @@
-"""The one sum over all users, with the noise in it: every user's share, or that of the servers.
+"""Sums that keep one promise together, and each of them with its noise in it.
 
-Here all parties are one process, which sees every submission; `secure_sum` is for those who must
-not.
+A centre is summed first, then the method's own statistic, then gradients. Here all parties are one
+process, which sees every submission; `secure_sum` is for those who must not.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Self
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embed.store import BLOCK
 from pretrain import check
-from train_distributed.one_shot.statistic import Statistic, Submission, submissions
-from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy.discrete_gaussian import NoiseSampler, add_noise, discrete_gaussian
-from train_distributed.privacy.fixed_point import FixedPoint
-from train_distributed.privacy.float_noise import gaussian
-from train_distributed.privacy.guarantee import ROUND_UP, Guarantee
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
-from train_distributed.privacy.promise import SERVERS
+from train_distributed.ledger.entry import gaussian_fields, simulated_fields
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
+from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.statistic import Chunk, Statistic, submissions
+from train_distributed.privacy.composition import Cost, sum_up
+from train_distributed.privacy.guarantee import Guarantee, Submission
+from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian, Mechanism
+from train_distributed.privacy.promise import Privacy
 
-GRID_EXPONENTS = range(20, 7, -1)  # size: grids that are tried, the finest first
-MOST_NORM = 2.0**31  # guard: of a vector in steps, of which `proofs` can prove the length
-EXACT_STEPS = 2.0**50  # guard: float64 sums, scaled and unscaled, of fewer steps are whole
 NO_PROTOCOL = "none, one process added all submissions"
 
 
-@dataclass
-class FloatSum:
-    """A simulation in floating point: all noise is drawn as the one Gaussian it adds up to.
+@dataclass(frozen=True)
+class PlannedSum:
+    """One sum: what is submitted, what it is to keep, and the noise that keeps it."""
 
-    m independent draws of N(0, s²) sum to N(0, m s²), so this is the same distribution. Marked
-    unsuitable for release, as all floating-point noise is.
-    """
+    submission: Submission
+    guarantee: Guarantee
+    mechanism: Mechanism
 
-    dimension: int
-    local_std: float  # s, of each share of the noise in the scaled submission; 0: none
-    generator: torch.Generator
-    bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
-    servers: int = 0  # that add the noise; 0: users do
-    grid: None = None
-    _sum: Tensor = field(init=False)
-    _shares: int = field(init=False)  # of the noise in the total
+    def bytes_per_user(self, sizes: Tensor) -> int:
+        """Bytes that each of the users of these (users,) sizes would send; a single one none."""
+        mechanism = self.mechanism
+        if isinstance(mechanism, DiscreteGaussian):
+            if self.guarantee.users == 1:
+                return 0
+            if mechanism.servers:
+                from train_distributed.secure_sum.reports import report_bytes
 
-    def __post_init__(self) -> None:
-        self._sum = torch.zeros(self.dimension, dtype=torch.float64)
-        self._shares = self.servers - len(self.bare) if self.servers else 0
-
-    def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions of these (u,) users, or (1, D) their sum."""
-        self._sum += submissions.sum(0)
-        if not self.servers:
-            self._shares += sum(user not in self.bare for user in users.tolist())
-
-    def noise_std(self, users: int) -> float:
-        """Standard deviation of the noise in a scaled sum over so many users."""
-        return self.local_std * math.sqrt(self.servers or users)
-
-    def total(self) -> Tensor:
-        """(D,) float64 sum of all submissions with the noise of those who are not bare."""
-        std = self.local_std * math.sqrt(self._shares)
-        return self._sum + gaussian(self.dimension, std, self.generator) if std else self._sum
-
-    def report(self) -> dict[str, Any]:
-        """The kind of noise, and what a user would send."""
-        return {
-            "noise": "float" if self.local_std else "none",
-            "local_noise_std": self.local_std,
-            "bytes_per_user": 8 * self.dimension,
-        }
+                longest = max(mechanism.norm_bounds(self.submission, sizes.unique()))
+                return report_bytes(mechanism.dimension, longest)
+        return 8 * mechanism.dimension
 
 
-@dataclass
-class IntegerEncoder:
-    """Encodes submissions as noised whole numbers and decodes their sum; it holds no sum itself."""
+@dataclass(frozen=True)
+class Plan:
+    """Every sum of a release, in order; their shares of μ² come to 1. No row was looked at."""
 
-    plan: DiscreteGaussianMechanism
-    code: FixedPoint  # of the scaled submission, or of whole steps where they differ by coordinate
-    grid: float | None  # rows must be multiples of it; None: any rows
-    servers: int = field(default=0, kw_only=True)  # that add the noise; 0: users do
+    sums: tuple[PlannedSum, ...]
+    sizes: Tensor  # (users,) n_i
 
     @classmethod
     def of(
         cls,
-        method: Submission,
-        guarantee: Guarantee,
+        method: Method | Submission,
         sizes: Tensor,
-        zeta: float = 0.0,
-        **own: Any,
-    ) -> Self:
-        """The grid, noise and encoding of a method for users of these sizes.
+        privacy: Privacy,
+        min_survivors: int | None = None,
+        *,
+        discrete: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> "Plan":
+        """Plans the sums of a method, or a single one, for users of these (users,) sizes.
 
-        `zeta` is that of all sums which share the promise; see `integer_gaussian.calibrate`.
-        `own` are further fields.
-
-        Trained weights are rounded to a step that `calibrate` chooses and charges. Statistics of
-        rows on a grid are whole steps already; the finest grid is taken whose sum cannot wrap
-        around, and where float64 holds every user's own sum exactly: rounding it would move it by
-        more than its sensitivity says. Those that a users' clip makes shorter are rounded to whole
-        steps again, which is charged; and so are all where servers add the noise, since what a user
-        proves of its vector's length needs one step for all of it.
+        Noise that is not `discrete`, and none, is simulated in floating point, with the
+        `generator`; None: seeded by the operating system.
 
         Raises:
-            ValueError: the sum could wrap around, or one user's would not be exact.
+            ValueError: as `Guarantee.of` with m_min = `min_survivors`, and
+                `DiscreteGaussian.calibrated`.
         """
-        bound, users = method.entry_bound(int(sizes.max())), guarantee.users
-        by_servers = guarantee.privacy.noise_by == "servers"
-        own |= {"servers": SERVERS} if by_servers else {}
-        adders = max(users, SERVERS) if by_servers else users
-        rounded = by_servers or not method.additive
-        planned = partial(
-            calibrate,
-            guarantee.privacy.epsilon,
-            guarantee.privacy.delta,
-            sensitivity=guarantee.joint_sensitivity,
-            honest=guarantee.honest,
-            dimension=method.dimension,
-            rounded_users=guarantee.touched_users if rounded else 0,
-            share=guarantee.share,
-            zeta=zeta,
-        )
-        if method.grid_powers is None:
-            plan = cls._provable(planned, method, sizes) if by_servers else planned(step=None)
-            return cls(plan, plan.fixed_point(bound, adders), None, **own)
-        for exponent in GRID_EXPONENTS:
-            grid = 2.0**-exponent
-            steps = (grid ** method.grid_powers.double() * method.scale).numpy()
-            finest = float(np.min(steps))
-            try:
-                if bound / finest > EXACT_STEPS:
-                    raise ValueError(
-                        f"rows of a user must sum to at most 2^50 steps, got {bound / finest:.4g}"
-                    )
-                if by_servers:
-                    plan = cls._provable(planned, method, sizes)
-                    step, rounding = float(plan.step), 0.5
+        parts = [
+            (own, Guarantee.of(sizes, own, privacy, min_survivors, share=share), times)
+            for own, share, times in _stages(method)
+        ]
+
+        def planned(zeta: float) -> list[PlannedSum]:
+            found = []
+            for own, guarantee, times in parts:
+                if discrete and privacy.private:
+                    mechanism = DiscreteGaussian.calibrated(own, guarantee, sizes, zeta)
                 else:
-                    plan, step, rounding = planned(step=steps), finest, 0.0
-                most, std = bound / step + rounding, plan.local_std / step
-                code = FixedPoint(1.0, most, adders, std)
-            except ValueError:
-                if exponent == GRID_EXPONENTS[-1]:
-                    raise
-                continue
-            return cls(plan, code, grid, **own)
-        raise AssertionError("unreachable: the last grid returns or raises")
+                    mechanism = FloatGaussian.simulated(own, guarantee, generator)
+                found += times * [PlannedSum(own, guarantee, mechanism)]
+            return found
 
-    @staticmethod
-    def _provable(
-        planned: Callable[..., DiscreteGaussianMechanism], method: Submission, sizes: Tensor
-    ) -> DiscreteGaussianMechanism:
-        """With the finest step, one for all entries, at which every length can be proved."""
-        plan = planned(step=None)
-        rounded = math.sqrt(method.dimension) + 2
-        least = method.norm_bounds(sizes).max().item() * ROUND_UP / (MOST_NORM - rounded)
-        step = 2.0 ** math.ceil(math.log2(least))
-        return plan if plan.step >= step else planned(step=step)
-
-    def norm_bounds(self, method: Submission, sizes: Tensor) -> list[int]:
-        """Length in steps that no encoded submission of users of these (users,) sizes exceeds."""
-        rounded = math.sqrt(method.dimension) / 2
-        longest = method.norm_bounds(sizes) * ROUND_UP / float(self.plan.step)
-        return [math.floor(each + rounded) + 1 for each in longest.tolist()]
+        plan = cls(tuple(planned(0.0)), sizes)
+        if len(plan.sums) == 1 or not plan.integers:
+            return plan
+        # ζ of all, as planned alone: more noise for what the others cost only lowers it
+        zeta = sum_up(each.zeta for each in plan.integers)
+        plan = cls(tuple(planned(zeta)), sizes)
+        if (spent := sum_up(each.zeta for each in plan.integers)) > zeta:
+            raise ArithmeticError(f"zeta of all sums must be <= {zeta}, got {spent}")
+        return plan
 
     @property
-    def local_std(self) -> float:
-        """Standard deviation of each share of the noise, in scaled units: σ as it is deployed."""
-        return self.plan.local_std
+    def integers(self) -> list[DiscreteGaussian]:
+        """The mechanisms of the sums; none where they are simulated."""
+        found = (each.mechanism for each in self.sums)
+        return [each for each in found if isinstance(each, DiscreteGaussian)]
 
-    def noise_std(self, users: int) -> float:
-        """Standard deviation of the noise in a scaled sum over so many users."""
-        return self.local_std * math.sqrt(self.servers or users)
+    @property
+    def main(self) -> PlannedSum:
+        """The sum with the largest share of the promise."""
+        return max(self.sums, key=lambda each: each.guarantee.share)
 
-    def encode(self, submission: np.ndarray) -> np.ndarray:
-        """(D,) scaled float64 to (D,) uint64, without noise."""
-        if self.grid is None:
-            return self.code.encode(submission)
-        return self.code.encode_exact(np.rint(submission / self.plan.step))
+    def spends(self, done: int = 0) -> dict[str, Any]:
+        """Fields of a ledger's entry that covers all sums but so many that were made before."""
+        if self.integers:
+            return gaussian_fields(*self.integers[done:])
+        return simulated_fields(self.sums[0].guarantee)
 
-    def noised(self, words: np.ndarray, sampler: NoiseSampler = discrete_gaussian) -> np.ndarray:
-        """(D,) uint64 what `encode` gave with one share of the noise, drawn afresh."""
-        return add_noise(words, self.plan.stds_in_steps, sampler)
+    def epsilon(self, times: int = 1) -> float:
+        """ε of all sums, made so many times, at the promised δ, rounded up."""
+        return self._at(each.mechanism.cost() for each in times * self.sums)
 
-    def decode(self, words: np.ndarray) -> Tensor:
-        """(D,) uint64 sum to (D,) float64 scaled."""
-        decoded = self.code.decode(words)
-        return torch.from_numpy(decoded if self.grid is None else decoded * self.plan.step)
+    def epsilon_if_all_others_collude(self, times: int = 1) -> float:
+        """ε of an honest user where all others show a server what they sent; see `cost_alone`."""
+        return self._at(each.mechanism.cost_alone() for each in times * self.sums)
+
+    def zero_out_epsilon(self) -> float:
+        """ε of the same noise where rows are taken out instead of replaced.
+
+        Of two neighbouring data sets one lacks the unit's rows; the sizes n_i, which are public,
+        are the same of both, so nothing but the noised sum tells them apart ("zero-out", Kairouz et
+        al. 2021; Ponomareva et al. 2023, Sec. 2.1). It is what ε under adding or removing a record,
+        as other tools state it, can be compared with: under that relation itself the published
+        sizes differ, and no ε holds.
+        """
+        return self._at(
+            each.mechanism.cost_of_removal(each.guarantee.joint_removal) for each in self.sums
+        )
+
+    def _at(self, costs: Any) -> float:
+        return Cost.of(costs).at(self.main.guarantee.privacy.delta)
 
     def report(self) -> dict[str, Any]:
-        """The kind of noise, the grid, and what discreteness costs; nothing about a sum."""
-        return {
-            "noise": "discrete",
-            "local_noise_std": self.local_std,
-            "step": float(np.max(self.plan.step)),
-            "log10_zeta": self.plan.log10_zeta,
+        """Promise and noise of all sums, JSON-ready.
+
+        Sensitivity, step and noise are those of `main`; ε and ζ of all together, under two other
+        assumptions as well. Two servers that collude see all that was sent: no ε is left then.
+        """
+        guarantee, mechanism = self.main.guarantee, self.main.mechanism
+        report = guarantee.report()
+        if guarantee.privacy.private:
+            if guarantee.privacy.noise_by == "users":
+                alone = self.epsilon_if_all_others_collude()
+                shown = alone if math.isfinite(alone) else "not private"
+                report |= {"epsilon_if_all_others_collude": shown}
+            report |= {"zero_out_sensitivity": guarantee.removal}
+            report |= {"zero_out_epsilon": self.zero_out_epsilon()}
+        report |= mechanism.report() | {"rounds": len(self.sums)}
+        if len(self.sums) == 1:
+            return report
+        if self.integers:
+            report["log10_zeta"] = math.log10(sum_up(each.zeta for each in self.integers))
+        guarantees = [each.guarantee for each in self.sums]
+        return report | {
+            "share_per_round": [each.share for each in guarantees],
+            "sensitivity_per_round": [each.sensitivity for each in guarantees],
+            "local_noise_std_per_round": [each.mechanism.local_std for each in self.sums],
         }
+
+    def report_sent(self) -> dict[str, Any]:
+        """What users would send, where one process has added it."""
+        sent = [each.bytes_per_user(self.sizes) for each in self.sums]
+        report: dict[str, Any] = {"secure_sum": NO_PROTOCOL} if self.integers else {}
+        report |= {"bytes_per_user": sum(sent)}
+        return report | ({"bytes_per_round": sent} if len(sent) > 1 else {})
+
+
+def _stages(method: Method | Submission) -> Sequence[tuple[Submission, float, int]]:
+    """What is submitted, share of the promise, and how many times, in order."""
+    if isinstance(method, Submission):
+        return [(method, 1.0, 1)]
+    rounds, statistic = method.rounds, method.statistic
+    stages: list[tuple[Submission, float, int]] = [(statistic, 1.0, 1)]
+    if rounds:
+        stages = [(statistic, OWN_SHARE, 1), (method.gradient, (1 - OWN_SHARE) / rounds, rounds)]
+    if method.first is not None:
+        later = [(of, (1 - FIRST_SHARE) * share, times) for of, share, times in stages]
+        stages = [(method.first, FIRST_SHARE, 1), *later]
+    return stages
+
+
+def second_dimension(method: Method) -> int:
+    """Numbers in the second sum of a federation; 0: there is one sum.
+
+    Raises ValueError for rounds of gradients, for which users are not asked.
+    """
+    if method.rounds:
+        raise ValueError(f"rounds must be left out in a federation, got {method.rounds}")
+    return 0 if method.first is None else method.statistic.dimension
 
 
 @dataclass
-class IntegerSum(IntegerEncoder):
-    """Deployed sum with all parties in one process: whole numbers and discrete noise."""
+class RunningSum:
+    """A planned sum with all parties in one process."""
 
-    parties: int  # w
-    minimum: int  # m_min
-    sampler: NoiseSampler = discrete_gaussian
-    bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows
-    longest: int = 0  # steps of the longest vector that a user can send, where servers add noise
-    _sum: np.ndarray = field(init=False)
-    _added: np.ndarray = field(init=False)
-    _opened: np.ndarray | None = field(init=False, default=None)
+    planned: PlannedSum
+    bare: frozenset[int] = frozenset()  # users or servers whose noise an attacker knows: not added
+    _sum: Any = field(init=False)
+    _opened: Any = field(init=False, default=None)
+    _added: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self._sum = np.zeros(self.plan.dimension, np.uint64)
-        self._added = np.zeros(self.parties, bool)
-
-    @classmethod
-    def of(
-        cls,
-        method: Submission,
-        guarantee: Guarantee,
-        sizes: Tensor,
-        zeta: float = 0.0,
-        **own: Any,
-    ) -> Self:
-        """An empty sum, encoded as `IntegerEncoder.of` says."""
-        own |= {"parties": guarantee.users, "minimum": guarantee.min_survivors}
-        made = super().of(method, guarantee, sizes, zeta, **own)
-        if made.servers:
-            made.longest = max(made.norm_bounds(method, sizes.unique()))
-        return made
+        nothing = torch.zeros(0, self.planned.mechanism.dimension, dtype=torch.float64)
+        self._sum = self.planned.mechanism.summed(nothing)
 
     def add(self, users: Tensor, submissions: Tensor) -> None:
-        """Takes (u, D) float64 scaled submissions of these (u,) users.
+        """Takes (u, D) float64 scaled submissions of these (u,) users, or (1, D) their sum.
 
         Raises:
             ValueError: a user that is none of the parties, or was added before: its records would
@@ -245,12 +224,29 @@ class IntegerSum(IntegerEncoder):
         """
         if self._opened is not None:
             raise ValueError("users must be added before the sum is opened")
-        for user, submission in zip(users.tolist(), submissions.numpy(), strict=True):
-            check.within(f"[0, {self.parties - 1}]", user=user)
-            if self._added[user]:
+        listed, last = users.tolist(), self.planned.guarantee.users - 1
+        for user in (min(listed), max(listed)):
+            check.within(f"[0, {last}]", user=user)
+        for user in listed:
+            if user in self._added:
                 raise ValueError(f"user must be added once, got {user} again")
-            self._added[user] = True
-            self._sum += self.encode(submission)
+            self._added.add(user)
+        self._sum += self.planned.mechanism.summed(submissions)
+
+    def add_chunk(self, statistic: Statistic, chunk: Chunk) -> None:
+        """Adds the submissions of a chunk's users, in memory that their number does not change.
+
+        Statistics are sums over rows, unless users are clipped: in floating point, where all noise
+        is drawn at the end, those of all rows are taken at once.
+        """
+        mechanism = self.planned.mechanism
+        if statistic.additive and isinstance(mechanism, FloatGaussian):
+            self.add(chunk.users, submissions(statistic, chunk.pooled(), mechanism.grid))
+            return
+        whole = statistic.grid_powers is None
+        portions = [chunk] if whole else chunk.portions(max(1, BLOCK // statistic.dimension))
+        for portion in portions:
+            self.add(portion.users, submissions(statistic, portion, mechanism.grid))
 
     def total(self) -> Tensor:
         """(D,) float64 sum with the noise of those who are not bare; once more, it is the same.
@@ -260,36 +256,10 @@ class IntegerSum(IntegerEncoder):
         Raises:
             ValueError: fewer users than are ever to be opened.
         """
-        check.at_least(self.minimum, users=int(self._added.sum()))
+        planned = self.planned
+        check.at_least(planned.guarantee.min_survivors, users=len(self._added))
         if self._opened is None:
-            adders = range(self.servers) if self.servers else np.flatnonzero(self._added).tolist()
-            opened = self._sum
-            for adder in adders:
-                if adder not in self.bare:
-                    opened = self.noised(opened, self.sampler)
-            self._opened = opened
-        return self.decode(self._opened)
-
-    def report(self) -> dict[str, Any]:
-        """Facts of `IntegerEncoder`, and the bytes that each user would send."""
-        sent = self._sum.nbytes if self.parties > 1 else 0
-        if sent and self.servers:
-            from train_distributed.secure_sum.reports import report_bytes
-
-            sent = report_bytes(len(self._sum), self.longest)
-        return super().report() | {"secure_sum": NO_PROTOCOL, "bytes_per_user": sent}
-
-
-def add_chunk(summation: FloatSum | IntegerSum, method: Statistic, chunk: Chunk) -> None:
-    """Adds the submissions of a chunk's users, in memory that their number does not change.
-
-    Statistics are sums over rows, unless users are clipped: in floating point, where all noise is
-    drawn at the end, those of all rows are taken at once.
-    """
-    if method.additive and isinstance(summation, FloatSum):
-        summation.add(chunk.users, submissions(method, chunk.pooled(), summation.grid))
-        return
-    whole = method.grid_powers is None
-    portions = [chunk] if whole else chunk.portions(max(1, BLOCK // method.dimension))
-    for portion in portions:
-        summation.add(portion.users, submissions(method, portion, summation.grid))
+            servers = planned.mechanism.servers
+            adders = set(range(servers)) if servers else self._added
+            self._opened = planned.mechanism.noised(self._sum, len(adders - self.bare))
+        return planned.mechanism.decode(self._opened)

@@ -15,8 +15,7 @@ from embed import PublicTransform
 from embed.store import BLOCK
 from heads.head import require_scale
 from heads.projection import ball_margin, ball_scale, weight_norms
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class UserClip(Statistic):
     charged to the statistic's own bounds. On a grid n_i c is rounded to whole steps, so that it is
     taken from sums exactly. Sums of whole steps are rounded towards zero to such steps again: no
     norm grows, and no coordinate's difference by a step or more, which
-    `summation.IntegerEncoder` charges as it charges the rounding of weights.
+    `privacy.mechanism` charges as it charges the rounding of weights.
 
     **Bias.** Users whose sums are long weigh less. Class sums and moments of one user are scaled
     alike, by what the noised counts show (`restored`), as c leaves half of every count in. An
@@ -59,11 +58,6 @@ class UserClip(Statistic):
     def check_rows(self, transform: PublicTransform) -> None:
         """Checks the statistic's rows."""
         self.statistic.check_rows(transform)
-
-    @property
-    def own_transform(self) -> PublicTransform | None:
-        """Transform of the statistic."""
-        return self.statistic.own_transform
 
     @property
     def unclipped(self) -> Statistic:
@@ -178,7 +172,7 @@ class UserClip(Statistic):
         return NoisedSum(total, noised.rows, noised.noise_std / left)
 
     def report(self) -> dict[str, Any]:
-        """The statistic's settings and the clip, in words too."""
+        """The statistic's settings, the clip and what it means."""
         words = "every user's submission was scaled down to this L2 norm, if longer, before noise"
         if self.centre is not None:
             words += ", without what public rows are expected to add, which the opened sum got back"
@@ -186,7 +180,7 @@ class UserClip(Statistic):
 
     @property
     def _margin(self) -> float:
-        """m, of vectors of this length; of scaled ones, a product more, it has room for that."""
+        """m for vectors of this length, with one more product for their scale."""
         return ball_margin(self.dimension + 1, torch.float64)
 
     @property

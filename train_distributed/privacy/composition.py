@@ -4,7 +4,7 @@
 another with all earlier results in sight, are together one of μ² = Σ μ_i² (Cor. 3.3 of Dong, Roth
 and Su 2022; that the sum may be held below a limit which was set before, although later noise
 depends on earlier results: Smith and Thakurta 2022). Integer noise is within e^ζ of a Gaussian,
-point by point (`integer_gaussian`), so together ε(δ) = ε_Gauss(e^-Z δ) + 2Z with Z = Σ ζ_i.
+point by point (`mechanism`), so together ε(δ) = ε_Gauss(e^-Z δ) + 2Z with Z = Σ ζ_i.
 
 **All others** are counted by their stated (ε_j, δ_j), which add up whatever the mechanisms were
 (Thm 3.16 of Dwork and Roth 2014). Both together: ε = ε_Gauss(δ - Σ δ_j) + Σ ε_j.

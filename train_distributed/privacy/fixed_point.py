@@ -65,19 +65,13 @@ class FixedPoint:
         Raises:
             ValueError: an entry beyond the bound or not finite; nothing is ever clipped.
         """
-        return _words(np.rint(self._in_steps(x)))
-
-    def encode_exact(self, x: ArrayLike) -> NDArray[np.uint64]:
-        """Encodes values that are whole multiples of the step, without rounding.
-
-        Raises:
-            ValueError: as `encode`, or an entry between two steps.
-        """
-        steps = self._in_steps(x)
-        if np.any(np.rint(steps) != steps):
-            between = np.asarray(x, np.float64)[np.rint(steps) != steps].flat[0]
-            raise ValueError(f"x must hold multiples of step={self.step}, got {between}")
-        return _words(steps)
+        values = np.asarray(x, np.float64)
+        beyond = ~(np.abs(values) <= self.bound)  # also true for nan
+        if np.any(beyond):
+            raise ValueError(
+                f"x must be finite and |x| <= bound={self.bound}, got {values[beyond].flat[0]}"
+            )
+        return np.rint(values / self.step).astype(np.int64).view(np.uint64)
 
     def decode(self, total: ArrayLike) -> NDArray[np.float64]:
         """Reads a sum modulo 2^64 as signed integers, in real units: float64 of the same shape.
@@ -90,20 +84,7 @@ class FixedPoint:
             raise ValueError(f"total must be uint64, got {words.dtype}")
         return words.view(np.int64).astype(np.float64) * self.step
 
-    def _in_steps(self, x: ArrayLike) -> NDArray[np.float64]:
-        values = np.asarray(x, np.float64)
-        beyond = ~(np.abs(values) <= self.bound)  # also true for nan
-        if np.any(beyond):
-            raise ValueError(
-                f"x must be finite and |x| <= bound={self.bound}, got {values[beyond].flat[0]}"
-            )
-        return values / self.step
-
 
 def is_power_of_two(step: float) -> bool:
     """True where dividing by `step` only moves the exponent."""
     return math.isfinite(step) and step > 0 and math.frexp(step)[0] == 0.5
-
-
-def _words(steps: NDArray[np.float64]) -> NDArray[np.uint64]:
-    return steps.astype(np.int64).view(np.uint64)

@@ -1,9 +1,10 @@
-"""From a privacy promise to the noise that every user adds."""
+"""What users submit, how far a record or a user moves it, and what a promise makes of that."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -17,34 +18,71 @@ from train_distributed.privacy.promise import SERVERS, Privacy, group_sensitivit
 ROUND_UP = 1 + 4 * SLACK + 2.0**-36
 
 
-class Sensitivity(Protocol):
-    """Sensitivity of a sum of submissions to one record, or to one user."""
+class Submission(ABC):
+    """Vector of numbers that every user sends, with the sensitivity of their sum.
+
+    Movements are L2 norms of one of C equal parts of a scaled submission.
+    """
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """D, the length of a submission."""
 
     @property
     def compositions(self) -> int:
-        """C, the equal parts of a submission that a record moves, each by `record_sensitivity`."""
-        ...
+        """C, the equal parts of a submission that a record moves; 1: all entries jointly."""
+        return 1
 
+    @property
+    def scale(self) -> float | Tensor:
+        """Factor, or (D,) factors, under which the sensitivity is stated."""
+        return 1.0
+
+    @property
+    def grid_powers(self) -> Tensor | None:
+        """(D,) int: entries are multiples of g**power if rows are multiples of g.
+
+        None: they are not, whatever the rows.
+        """
+        return None
+
+    @property
+    def additive(self) -> bool:
+        """True for a sum over rows: all users' rows pooled give the sum of their submissions.
+
+        Entries on the rows' grid are then exact; of all others the rounding is charged.
+        """
+        return self.grid_powers is not None
+
+    @abstractmethod
+    def entry_bound(self, n: int) -> float:
+        """Largest |entry| of the scaled submission of a user with n rows."""
+
+    @abstractmethod
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """L2 movement of one part of a scaled submission when one record is replaced."""
-        ...
+        """Movement when one record is replaced."""
 
     def user_sensitivity(self, sizes: Tensor) -> Tensor:
-        """(users,) the same when all of a user's records are replaced."""
-        ...
+        """(users,) movement when all n_i records of a user are replaced: n_i times one's."""
+        return sizes.double() * self.record_sensitivity(sizes)
 
+    @abstractmethod
     def zero_out_sensitivity(self, sizes: Tensor) -> float:
-        """L2 movement when one record is taken out and its user's published size stays."""
-        ...
+        """Movement when one record is taken out and its user's published size stays."""
 
     def user_zero_out(self, sizes: Tensor) -> Tensor:
-        """(users,) the same when all of a user's records are taken out."""
-        ...
+        """(users,) movement when all n_i records of a user are taken out."""
+        return sizes.double() * self.zero_out_sensitivity(sizes)
+
+    def norm_bounds(self, sizes: Tensor) -> Tensor:
+        """(users,) largest L2 norms of scaled submissions: all records together move it so far."""
+        return math.sqrt(self.compositions) * self.user_zero_out(sizes)
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Promise, sensitivity and noise of one sum; all lengths in scaled, submitted units.
+    """Promise and sensitivity of one sum; all lengths in scaled, submitted units.
 
     Everything here is computed from public numbers: sizes, settings, never rows.
     """
@@ -63,7 +101,7 @@ class Guarantee:
     def of(
         cls,
         sizes: Tensor,
-        method: Sensitivity,
+        method: Submission,
         privacy: Privacy,
         min_survivors: int | None = None,
         *,
@@ -138,21 +176,6 @@ class Guarantee:
     def touched_users(self) -> int:
         """A, the most users whose submissions a neighbour changes."""
         return min(self.privacy.group_size, self.users)
-
-    @property
-    def float_std(self) -> float:
-        """One share of the noise in a floating-point simulation, σ Δ / √(H share) (Sec. 5.1).
-
-        The H certain shares alone suffice. What is deployed is a little more: the `local_std`
-        of the integer plan, which pays for rounding and discreteness too.
-        """
-        certain = math.sqrt(self.honest * self.share)
-        return self.noise_multiplier * self.sensitivity / certain * ROUND_UP
-
-    @property
-    def float_sum_std(self) -> float:
-        """Noise in the sum of all users' submissions, in such a simulation."""
-        return self.float_std * math.sqrt(self.privacy.noise_shares(self.users))
 
     def report(self) -> dict[str, Any]:
         """The promise in words and numbers, JSON-ready."""

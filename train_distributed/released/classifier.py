@@ -16,6 +16,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.store import INFERRED
 from pretrain import check
 from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.one_shot.release import release
 from train_distributed.one_shot.report_file import Report
 from train_distributed.privacy.promise import Privacy
@@ -105,7 +106,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         epsilon: float = 1.0,
         delta: float = 1e-5,
         *,
-        method: str | Method = "discriminant",
+        method: str | Method = DEFAULT,
         transform: PublicTransform | None = None,
         classes: Sequence[Any] | NDArray[Any] | None = None,
         honest_fraction: float | None = None,

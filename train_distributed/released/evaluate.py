@@ -11,22 +11,20 @@ from embed import EmbeddingSet
 from pretrain import check
 from pretrain.cli.provenance import versions
 from pretrain.datasets import EVALUATION
-from train_distributed.ledger.entry import Reserve, gaussian_fields, simulated_fields
+from train_distributed.ledger.entry import Reserve
 from train_distributed.one_shot.class_prior import ClassPrior, Word, word_of
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import MADE_WITH, Noise, check_noise, suitability
-from train_distributed.one_shot.rounds import Round, promise_report, sums_of
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import own_partition
-from train_distributed.one_shot.validation import (
+from train_distributed.one_shot.release import MADE_WITH, suitability
+from train_distributed.one_shot.request import FaultInjection, Noise, check_noise
+from train_distributed.one_shot.source import (
     SEEDED,
     check_partition,
+    own_partition,
     refuse_seeded_split,
     spread_users,
 )
+from train_distributed.one_shot.summation import Plan, RunningSum
 from train_distributed.partition import Partition
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluation import (
@@ -168,27 +166,20 @@ def summed(
     partition = own_partition(embeddings, EVALUATION) if partition is None else partition
     check_partition(partition, len(rows))
     sizes = partition.counts
-    guarantee = Guarantee.of(sizes, method, privacy, min_survivors)
+    given = {"discrete": noise == "discrete", "generator": generator}
+    plan = Plan.of(method, sizes, privacy, min_survivors, **given)
     if noise == "discrete":
         privacy.refuse_large_delta(len(rows), allowed=allow_delta)
     played = FaultInjection() if faults is None else faults
-    kept = played.surviving(len(sizes), guarantee.min_survivors)
-    sums = sums_of(
-        [Round(method, guarantee)],
-        sizes,
-        discrete=noise == "discrete",
-        generator=generator,
-        bare=frozenset(played.known_noise),
-    )
-    _, summation = sums[0]
-    grid = FINEST_GRID if summation.grid is None else summation.grid
+    kept = played.surviving(len(sizes), plan.main.guarantee.min_survivors)
+    summation, mechanism = RunningSum(plan.main, frozenset(played.known_noise)), plan.main.mechanism
+    grid = FINEST_GRID if mechanism.grid is None else mechanism.grid
     for users, sent in submissions(method, releases, embeddings, rows, partition, grid, generator):
         present = kept[users]
         if present.any():
             summation.add(users[present], sent[present])
     if reserve is not None:
-        exact = isinstance(summation, IntegerEncoder)
-        reserve(gaussian_fields(summation.plan) if exact else simulated_fields(guarantee))
+        reserve(plan.spends())
     opened, survivors = summation.total(), sizes[kept]
     verdict = suitability(
         privacy,
@@ -200,11 +191,11 @@ def summed(
             *([] if embeddings.held_out_seed is None else [SEEDED]),
         ),
     )
-    report = promise_report(sums) | summation.report()
+    report = plan.report() | plan.report_sent()
     report |= {"users": len(sizes), "survivors": len(survivors), "rows": int(survivors.sum())}
     report |= privacy.large_delta(len(rows))
-    report |= {"rounds": 1, "with_the_training": overlap_words(privacy, overlap)} | verdict
-    noise_std = summation.noise_std(len(survivors))
+    report |= {"with_the_training": overlap_words(privacy, overlap)} | verdict
+    noise_std = mechanism.noise_std(len(survivors))
     return Sum(releases, method, opened, survivors, noise_std, grid, report)
 
 

@@ -34,10 +34,10 @@ number of steps g, exactly, and nothing is charged for rounding.
 
 Entries of one record depend on that record and on public things alone: predictions of a row are a
 function of the row (`embed.clip`), and rows come in an order that nobody chose
-(`one_shot.users`). This holds of any model: one whose scores overflow is not sure of anything
+(`one_shot.statistic`). This holds of any model: one whose scores overflow is not sure of anything
 (confidence 1/K), that is all.
 
-Refusals of rows are visible, as those before a release are (`one_shot.validation`): they come
+Refusals of rows are visible, as those before a release are (`one_shot.source`): they come
 before any noise, for the set as a whole, and no ε covers them.
 """
 
@@ -56,8 +56,8 @@ from embed.identity import found, known_rows, row_hashes
 from pretrain import check
 from pretrain.datasets import EVALUATION, TRAIN
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.statistic import Submission
 from train_distributed.partition import Partition, apart
+from train_distributed.privacy.guarantee import Submission
 from train_distributed.released import COARSEST_GRID, MOST_BINS
 
 Overlap = Literal["refuse", "add"]
@@ -247,7 +247,8 @@ def submissions(
 
     Of (N,) places of rows, of which a partition says who holds them; `releases` are the model under
     every prior that it is evaluated for, and `grid` is that of confidences. Each user's rows come
-    in a random order (`one_shot.users` says why), by the generator; None: by the operating system.
+    in a random order (`one_shot.source` says why), by the generator; None: by the operating
+    system.
     """
     partition = partition.shuffled(apart(generator))
     counts, offsets = partition.counts, partition.offsets.tolist()

@@ -17,7 +17,7 @@ from scipy.special import betainc, gammaln, ndtr, ndtri, xlog1py, xlogy
 from torch import Tensor
 
 from pretrain import check
-from train_distributed.one_shot.cautions import few_classes, shifted
+from train_distributed.one_shot.metrics import few_classes, shifted
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.numbers import percent, percent_range
 

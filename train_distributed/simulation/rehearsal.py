@@ -19,11 +19,9 @@ from embed import EmbeddingSet, PublicTransform
 from embed.guesses import Sources, added_to, examples_of
 from embed.options import NONE, Knowledge
 from pretrain import check
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import rounds_of, sums_of
+from train_distributed.one_shot.method import ReleaseState
+from train_distributed.one_shot.registry import DEFAULT
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.promise import Privacy
@@ -39,7 +37,6 @@ from train_distributed.simulation.tasks import (
     tasks_of_known,
 )
 
-METHOD = "discriminant"
 TASKS, SEEDS = 12, 2
 GAIN, DOUBLINGS = 0.05, (2, 4, 8, 16)  # of balanced accuracy; how often users or ε are doubled
 FEW = 4  # tasks on which that is tried
@@ -67,10 +64,11 @@ class Sizes:
         """Rows of all users."""
         return self.users * self.rows_per_user
 
-    def facts(self, privacy: Privacy) -> PublicFacts:
-        """What the public rule for settings knows."""
+    @property
+    def federation(self) -> FederationSize:
+        """Public numbers of the run that is asked for."""
         sizes = torch.full((self.users,), self.rows_per_user)
-        return PublicFacts(sizes=sizes, num_classes=self.num_classes, privacy=privacy)
+        return FederationSize(sizes=sizes, num_classes=self.num_classes)
 
     def stand_in(self, rows: int) -> Scenario:
         """Scenario of as many users as `rows` public rows can play, whose sums stand for all."""
@@ -239,28 +237,33 @@ class Rehearsal:
         """The promise with this ε."""
         return replace(self.privacy, epsilon=epsilon)
 
-    def settled(self, stage: "Stage", epsilon: float, users: int) -> dict[str, Any]:
-        """Options of the method as `run` would fill them in."""
-        facts = replace(self.sizes, users=users).facts(self.promise(epsilon))
-        return facts.settings(METHOD, stage.transform, self.options)
-
-    def method(self, stage: "Stage", epsilon: float, users: int) -> Method:
-        """The method with these options; made once for all seeds."""
-        key = epsilon, users
-        if key not in stage.made:
-            options = self.settled(stage, epsilon, users)
-            made = build_method(METHOD, stage.transform, self.sizes.num_classes, options)
-            stage.made[key] = made
-        return stage.made[key]
+    def request(
+        self,
+        stage: "Stage",
+        epsilon: float,
+        users: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> ReleaseRequest:
+        """What `run` would be asked for; made once for all seeds."""
+        users, options = users or self.sizes.users, self.options if options is None else options
+        key = epsilon, users, str(options)
+        if key not in stage.requests:
+            stage.requests[key] = ReleaseRequest(
+                embeddings=replace(self.sizes, users=users).federation,
+                method=DEFAULT,
+                privacy=self.promise(epsilon),
+                transform=stage.transform,
+                options=options,
+            )
+        return stage.requests[key]
 
     def play(self, stage: "Stage", seed: int, epsilon: float, users: int | None = None) -> Played:
         """One whole release, and its accuracy on test rows of the task."""
         sizes = replace(self.sizes, users=users or self.sizes.users)
-        promise, method = self.promise(epsilon), self.method(stage, epsilon, sizes.users)
-        course = stage.release(method, sizes, promise, seed)
-        right = stage.measure(course, self.sizes, seed)
+        state = stage.release(self.request(stage, epsilon, users), sizes, seed)
+        right = stage.measure(state, self.sizes, seed)
         number = stage.task.number
-        if not promise.private:
+        if not self.promise(epsilon).private:
             return Played(number, seed, "no privacy", None, sizes.users, *right)
         return Played(number, seed, "private", epsilon, sizes.users, *right)
 
@@ -274,13 +277,11 @@ class Rehearsal:
             right = stage.measure(self.public_alone(stage), self.sizes, seed)
             yield Played(number, seed, "public alone", None, users, *right)
 
-    def public_alone(self, stage: "Stage") -> Course:
+    def public_alone(self, stage: "Stage") -> ReleaseState:
         """What a release comes to whose sum says nothing: zero private rows."""
-        facts = self.sizes.facts(self.promise(1.0))
-        options = facts.settings(METHOD, stage.transform, {"sums": 1, "class_noise": 0.0})
-        method = build_method(METHOD, stage.transform, self.sizes.num_classes, options)
+        method = self.request(stage, 1.0, options={"sums": 1, "class_noise": 0.0}).built
         nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
-        return Course(method).after(nothing, self.sizes.rows, NOTHING)
+        return ReleaseState(method).advance(nothing, self.sizes.rows, NOTHING)
 
     def played(self, epsilons: Sequence[float]) -> Iterator[tuple[Played, ...]]:
         """All tasks with all seeds, for every ε and without noise, beside the baselines."""
@@ -326,9 +327,7 @@ class Rehearsal:
         usual = math.sqrt(sizes.rows_per_user)
         for task in self.tasks[:CLIPPED]:
             stage = self.stage(task)
-            facts = sizes.facts(self.promise(epsilon))
-            options = facts.settings(METHOD, stage.transform, {"user_clip": (usual, usual)})
-            method = build_method(METHOD, stage.transform, sizes.num_classes, options)
+            method = self.request(stage, epsilon, options={"user_clip": (usual, usual)}).built
             assert method.first is not None
             assert method.transform is not None
             held = stage.users(sizes, seed=0)
@@ -341,9 +340,8 @@ class Rehearsal:
 
     def cost(self, stage: "Stage", epsilon: float) -> tuple[int, float]:
         """Bytes that a user sends in all sums, and seconds that its vectors and noise take."""
-        method, promise = self.method(stage, epsilon, self.sizes.users), self.promise(epsilon)
-        sizes = self.sizes.facts(promise).sizes
-        sums = sums_of(rounds_of(method, sizes, promise), sizes, discrete=True, generator=None)
+        request = self.request(stage, epsilon)
+        method, plan = request.built, request.planned(discrete=True)
         one = stage.users(replace(self.sizes, users=1), seed=0)
         began = time.perf_counter()
         assert method.transform is not None
@@ -354,7 +352,7 @@ class Rehearsal:
                 for chunk in replace(one, x=rows).chunks():
                     discrete_gaussian(STEPS, statistic.submit(chunk).numel())
         seconds = time.perf_counter() - began
-        return sum(summation.report()["bytes_per_user"] for _, summation in sums), seconds
+        return sum(each.bytes_per_user(plan.sizes) for each in plan.sums), seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +363,8 @@ class Stage:
     rows: Tensor  # (N, D + 1) raw rows of the source
     labels: Tensor  # (m,) in [0, K), of the task's private ones
     transform: PublicTransform  # from raw coordinates
-    made: dict[tuple[float, int], Method] = field(default_factory=dict)  # by ε and users
+    # by ε, users and options
+    requests: dict[tuple[float, int, str], ReleaseRequest] = field(default_factory=dict)
 
     def users(self, sizes: Sizes, seed: int) -> RowsInMemory:
         """Users like those of `sizes`, as far as there are public rows for them."""
@@ -376,7 +375,7 @@ class Stage:
         own = torch.from_numpy(self.task.private[chosen])[rows]
         return RowsInMemory(self.rows[own], labels[rows], partition)
 
-    def release(self, method: Method, sizes: Sizes, promise: Privacy, seed: int) -> Course:
+    def release(self, request: ReleaseRequest, sizes: Sizes, seed: int) -> ReleaseState:
         """All sums of users like those of `sizes`, with float noise."""
         held = self.users(sizes, seed)
         generator = torch.Generator().manual_seed(SEEDS * self.task.number + seed)
@@ -384,15 +383,15 @@ class Stage:
         def draw(_: int, dimension: int) -> Tensor:
             return torch.randn(dimension, generator=generator, dtype=torch.float64)
 
-        every = sizes.facts(promise).sizes
-        return released(method, None, held, every, promise, draw)
+        every = request.size.sizes
+        return released(request.built, None, held, every, request.privacy, draw)
 
-    def measure(self, course: Course, sizes: Sizes, seed: int) -> tuple[float, float]:
+    def measure(self, state: ReleaseState, sizes: Sizes, seed: int) -> tuple[float, float]:
         """Accuracy and balanced accuracy on test rows."""
         _, test = self.task.split(seed, sizes.rows)
         rows = self.rows[torch.from_numpy(self.task.private[test])]
-        weights = iter([course.fitted().weights])
-        return accuracies(course.moved(rows), self.labels[torch.from_numpy(test)], weights)[0]
+        weights = iter([state.fitted().weights])
+        return accuracies(state.final_rows(rows), self.labels[torch.from_numpy(test)], weights)[0]
 
 
 def lengths(users: RowsInMemory, statistic: Statistic) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import Word, prior_shift, with_shift
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Fitted, Method
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Grid, MethodConfig, Result, Scenario, Trial, held_out
@@ -93,7 +93,7 @@ class _Stage:
         transform = self.transforms[job.family[0].transform]
         pairs = list(product(job.family, self.plan.promises))
         methods = [self._method(setting, transform, sizes, promise) for setting, promise in pairs]
-        courses = (
+        states = (
             released(method, total, held, sizes, promise, partial(job.noise, promise))
             for method, total, (_, promise) in zip(
                 methods, self._totals(job, held, methods), pairs, strict=True
@@ -102,17 +102,21 @@ class _Stage:
         x, y = self.rows(job.family[0].transform)[test], self.labels[test]
         constant = transform.constant
         if not any(_mapped(method) for method in methods):
-            return under_priors(x, y, (course.fitted() for course in courses), constant)
-        moved = ((each.moved(x), each.fitted()) for each in courses)
+            return under_priors(x, y, (each.fitted() for each in states), constant)
+        moved = ((each.final_rows(x), each.fitted()) for each in states)
         return [under_priors(rows, y, [fit], constant)[0] for rows, fit in moved]
 
     def _method(
         self, setting: MethodConfig, transform: PublicTransform, sizes: Tensor, promise: Privacy
     ) -> Method:
         """The method with what `run` fills in."""
-        facts = PublicFacts(sizes=sizes, num_classes=self.plan.num_classes, privacy=promise)
-        options = facts.settings(setting.method, transform, setting.options)
-        return build_method(setting.method, transform, self.plan.num_classes, options)
+        return ReleaseRequest(
+            embeddings=FederationSize(sizes=sizes, num_classes=self.plan.num_classes),
+            method=setting.method,
+            privacy=promise,
+            transform=transform,
+            options=setting.options,
+        ).built
 
     def _cells(
         self, job: Trial, held: RowsInMemory, majority: float, found: Sequence[Found]

@@ -9,12 +9,10 @@ from torch import Tensor
 from heads import Head, fit_exact
 from heads.projection import ball_scale
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.further_rounds import ClippedGradient
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.rounds import rounds_of
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.users import CHUNK, Chunk
+from train_distributed.one_shot.extra_sums import ClippedGradient
+from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
+from train_distributed.one_shot.statistic import CHUNK, Chunk, Statistic
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import Partition
 from train_distributed.privacy.promise import Privacy
 
@@ -52,7 +50,7 @@ class RowsInMemory:
 
 def simulate(
     users: RowsInMemory, method: Method, promise: Privacy, generator: torch.Generator
-) -> Course:
+) -> ReleaseState:
     """One simulated release, after all of its sums; noise is float and seeded."""
 
     def draw(number: int, dimension: int) -> Tensor:
@@ -68,27 +66,29 @@ def released(
     sizes: Tensor,
     promise: Privacy,
     draw: Callable[[int, int], Tensor],
-) -> Course:
+) -> ReleaseState:
     """One release, after all of its sums.
 
     All of them are over the raw rows held, scaled to those of the users of these (users,) sizes,
     whom those held stand for. `total` is the unscaled first one, where it is known. `draw(number,
     dimension)` gives as many draws from N(0, 1) for the sum of that number.
     """
-    rows, course = int(sizes.sum()), Course(method)
+    rows = int(sizes.sum())
     scale = rows / int(held.sizes.sum())
-    rounds = rounds_of(method, sizes, promise)
-    stds = [each.guarantee.float_sum_std for each in rounds for _ in range(each.times)]
-    sent = None
-    for number, std in enumerate(stds):
-        statistic = course.statistic
-        if total is None:
-            if course.descent is None or sent is None:
-                sent = replace(held, x=course.sent(held.x))
-            total = _sum(sent, statistic)
-        noised = scale * statistic.scale * total + std * draw(number, statistic.dimension)
-        course, total = course.after(noised, rows, std), None
-    return course
+    plan = Plan.of(method, sizes, promise, discrete=False)
+    stds = [each.mechanism.noise_std(len(sizes)) for each in plan.sums]
+    mapped: list[RowsInMemory] = []  # for all rounds of gradients
+
+    def summed(number: int, state: ReleaseState) -> OpenedSum:
+        statistic, found = state.statistic, total if number == 0 else None
+        if found is None:
+            if state.descent is None or not mapped:
+                mapped[:] = [replace(held, x=state.mapped(held.x))]
+            found = _sum(mapped[0], statistic)
+        std, noise = stds[number], draw(number, statistic.dimension)
+        return scale * statistic.scale * found + std * noise, rows, std
+
+    return after_sums(ReleaseState(method), range(len(stds)), summed)
 
 
 def _sum(held: RowsInMemory, statistic: Statistic) -> Tensor:

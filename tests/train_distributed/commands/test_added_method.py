@@ -19,7 +19,7 @@ import sys
 
 import torch
 
-from train_distributed.one_shot.class_moments import ClassMoments
+from train_distributed.one_shot.discriminant import ClassMoments
 from train_distributed.one_shot.discriminant import Discriminant
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.registry import METHODS, MethodEntry

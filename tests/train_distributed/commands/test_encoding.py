@@ -18,7 +18,7 @@ from embed.identity import refuse_leak
 from embed.run import FitTransform
 from pretrain.preprocess import Preprocess, Size, pair
 from train_distributed import Privacy, release
-from train_distributed.one_shot.validation import validate
+from train_distributed.one_shot.source import validate
 
 OURS = Encoding(
     encoder="simclr-small", encoder_hash="a" * 64, weights="shipped", preprocess=Preprocess()

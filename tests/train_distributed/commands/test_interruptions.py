@@ -15,7 +15,8 @@ from train_distributed.commands import releasing as run_command
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.ledger.reservation import LedgerReservation
 from train_distributed.ledger.state import GIVE_BACK, RESERVE
-from train_distributed.one_shot import private_rows, summation
+from train_distributed.one_shot import source
+from train_distributed.privacy import mechanism
 from train_distributed.released import evaluate
 from train_distributed.store.store import Store
 
@@ -72,7 +73,8 @@ def stop_at(
 
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(
-    ("owner", "name"), [(private_rows.PrivateRows, "chunks"), (summation.IntegerSum, "encode")]
+    ("owner", "name"),
+    [(source.Source, "chunks"), (mechanism.DiscreteGaussian, "encode")],
 )
 def test_before_the_ledger_is_written_nothing_is_counted(
     run, ledger, monkeypatch, tmp_path, owner: Any, name: str, stop: signal.Signals
@@ -89,7 +91,7 @@ def test_a_signal_while_the_ledger_is_written_gives_back(
     run, call, ledger, monkeypatch, at: str, stop: signal.Signals
 ) -> None:
     """It waits until the line is on the disk, and before any noise the line after it says no."""
-    monkeypatch.setattr(summation, "add_noise", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(mechanism, "add_noise", lambda *_: pytest.fail("drawn"))
     if at == "append":
         stop_at(monkeypatch, Store, "append", stop, after=True)
     elif at == "transaction":
@@ -123,7 +125,7 @@ def test_what_cannot_be_given_back_is_named(run, ledger, monkeypatch) -> None:
 def test_after_it_the_entry_stays_and_is_named(
     run, ledger, monkeypatch, name: str, after: bool, stop: signal.Signals
 ) -> None:
-    stop_at(monkeypatch, summation, name, stop, after=after)
+    stop_at(monkeypatch, mechanism, name, stop, after=after)
     code, printed, error = run("--out", "made")
     (record,) = ledger.state().records
     kept = f"nothing was written; its epsilon counts: entry {record.id} in {ledger.path}"
@@ -191,7 +193,7 @@ def test_so_of_an_evaluation(say, evaluation, monkeypatch, stop: signal.Signals)
         assert say(*evaluation) == (130, "", "interrupted; nothing was written\n")
     assert len(Ledger(Path("held.ledger")).state().records) == 1
     with monkeypatch.context() as patch:
-        stop_at(patch, summation, "add_noise", stop, after=True)
+        stop_at(patch, mechanism, "add_noise", stop, after=True)
         code, _, error = say(*evaluation)
     assert code == 130
     record = Ledger(Path("held.ledger")).state().records[-1]
@@ -217,9 +219,9 @@ def process(*typed: str) -> "subprocess.Popen[str]":
 
 
 CASES = [
-    ("train_distributed.one_shot.summation:IntegerSum.encode", "before", 0),
+    ("train_distributed.privacy.mechanism:DiscreteGaussian.encode", "before", 0),
     ("train_distributed.store.store:Store.append", "after", 0),
-    ("train_distributed.one_shot.summation:add_noise", "after", 1),
+    ("train_distributed.privacy.mechanism:add_noise", "after", 1),
 ]
 EVALUATED = [("train_distributed.released.evaluate:submissions", "before", 0), CASES[2]]
 

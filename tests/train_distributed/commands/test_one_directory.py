@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot import release
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,7 +52,7 @@ def test_a_run_into_a_directory_that_another_writes_draws_no_noise(
     run, ledger, tmp_path, monkeypatch
 ) -> None:
     """The second begins while the first one's noise is drawn."""
-    real, met = ReleaseRequest.release, []
+    real, met = release.release_of, []
 
     def meet(request):
         if not met:
@@ -61,7 +61,7 @@ def test_a_run_into_a_directory_that_another_writes_draws_no_noise(
             assert not ledger.path.exists()
         return real(request)
 
-    monkeypatch.setattr(ReleaseRequest, "release", meet)
+    monkeypatch.setattr(release, "release_of", meet)
     assert run("--out", "made")[0] == 0
     code, printed, error = met[1]
     assert (code, printed, error.count("\n")) == (2, "", 1)

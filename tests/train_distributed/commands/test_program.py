@@ -12,7 +12,7 @@ from pretrain.retired import RIVALS
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands import options
 from train_distributed.commands.rehearsing import Demo
-from train_distributed.one_shot import report
+from train_distributed.one_shot.request import Noise
 from train_distributed.research.experiments.catalogue import EXPERIMENTS
 from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.protection import study
@@ -90,6 +90,6 @@ def test_options_offer_what_their_rooms_know() -> None:
     rivals = [name.split()[1] for name in ALL if name.startswith("rival ")]
     assert {*get_args(options.MethodName), *rivals} == set(learn.ALL_METHODS)
     assert set(RIVALS) == set(OPTIONS) == set(rivals)
-    assert get_args(options.Noise) == get_args(report.Noise)
+    assert get_args(options.Noise) == get_args(Noise)
     assert list(get_args(ExperimentName)) == list(EXPERIMENTS)
     assert get_args(options.Cost) == get_args(study.Cost)

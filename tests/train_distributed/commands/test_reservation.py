@@ -13,6 +13,7 @@ from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot import summation
 from train_distributed.one_shot.registry import METHODS
+from train_distributed.privacy import mechanism
 from train_distributed.research.rivals.learn import ALL_METHODS
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -160,7 +161,7 @@ def test_a_full_disk_of_the_ledger_stops_a_run(run, tmp_path, small_disk) -> Non
 def test_a_run_on_an_altered_ledger_draws_nothing(run, ledger, monkeypatch) -> None:
     assert run()[0] == 0
     ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"epsilon": 1.0', b'"epsilon": 0.1'))
-    monkeypatch.setattr(summation, "discrete_gaussian", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(mechanism, "add_noise", lambda *_: pytest.fail("drawn"))
     before = ledger.path.read_bytes()
     code, printed, error = run()
     assert (code, printed, error.count("\n")) == (2, "", 1)
@@ -182,7 +183,7 @@ def test_an_interruption_says_that_what_was_reserved_counts(run, ledger, monkeyp
     def interrupted(std, count):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(summation, "add_noise", lambda *_: interrupted(0, 0))
+    monkeypatch.setattr(mechanism, "add_noise", lambda *_: interrupted(0, 0))
     code, printed, error = run("--out", "made")
     assert (code, printed, error.count("\n")) == (130, "", 1)
     (record,) = ledger.state().records
@@ -196,7 +197,7 @@ def test_the_next_try_of_a_failed_second_sum_is_about_the_same_centre(
     call, sets, ledger, tmp_path, monkeypatch, asked
 ) -> None:
     """The first sum is opened once; another release does not take its centre."""
-    honest, noised = summation.IntegerSum.total, []
+    honest, noised = summation.RunningSum.total, []
 
     def total(self):
         opened = honest(self)
@@ -205,7 +206,7 @@ def test_the_next_try_of_a_failed_second_sum_is_about_the_same_centre(
             raise KeyboardInterrupt
         return opened
 
-    monkeypatch.setattr(summation.IntegerSum, "total", total)
+    monkeypatch.setattr(summation.RunningSum, "total", total)
     run = partial(call, "run", "--embeddings", sets[0], "--public", sets[1], *asked)
     fails, kept = True, ledger.path.with_name("private.ledger.centre")
     assert run("--out", "made")[0] == 130

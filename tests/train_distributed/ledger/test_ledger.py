@@ -107,10 +107,12 @@ def test_a_limit_is_not_passed(ledger) -> None:
 
 
 def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
-    from train_distributed.privacy.integer_gaussian import calibrate
+    from train_distributed.privacy.mechanism import DiscreteGaussian
 
     for epsilon, delta in ((0.01, 1e-9), (1.0, 1e-5), (30.0, 1e-3)):
-        planned = calibrate(epsilon, delta, sensitivity=1.0, honest=3, dimension=9)
+        planned = DiscreteGaussian.for_promise(
+            epsilon, delta, sensitivity=1.0, honest=3, dimension=9
+        )
         fields = gaussian_fields(planned) | {"epsilon": epsilon, "delta": delta}
         ledger = Ledger.open(tmp_path / f"{epsilon}.ledger")
         ledger.limit(Limit(epsilon=epsilon, delta=delta))

@@ -16,7 +16,7 @@ from train_distributed import accounting
 from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.ledger.state import Total
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
-from train_distributed.privacy.integer_gaussian import calibrate
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 
 def gaussian(mu: float, **more) -> Entry:
@@ -80,7 +80,7 @@ def test_discreteness_is_charged_twice_over() -> None:
 
 
 def test_a_planned_sum_costs_what_it_promised() -> None:
-    planned = calibrate(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
+    planned = DiscreteGaussian.for_promise(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
     entry = replace(GAUSSIAN, **gaussian_fields(planned))
     spent = Total.of([entry], "record").epsilon(1e-5)
     assert spent == pytest.approx(planned.epsilon(1e-5), rel=1e-11)

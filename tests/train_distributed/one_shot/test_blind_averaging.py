@@ -19,10 +19,8 @@ from heads import (
     sgd_rounding,
     sgd_sensitivity,
 )
-from train_distributed.one_shot.averaged_heads import AveragedHeads
-from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
 K, DIM, CLIP = 3, 5, 1.25
 HEADS: dict[str, type[Head]] = {

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.one_shot.cautions import few_classes, shifted
-from train_distributed.one_shot.metrics import ClassifierMetrics
+from train_distributed.one_shot.metrics import ClassifierMetrics, few_classes, shifted
 
 TEN = np.full(10, 100.0)
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from embed import PublicTransform
 from heads import class_sums, class_sums_sensitivity, least_squares_sensitivity, second_moments
 from tests.train_distributed.one_shot.fitting import made
-from train_distributed.one_shot.class_moments import ClassMoments, class_counts
+from train_distributed.one_shot.discriminant import ClassMoments, class_counts
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
 K, FEATURES, CONSTANT = 3, 4, 0.5
 TRANSFORM = PublicTransform.identity(FEATURES, math.sqrt(1 + CONSTANT**2), CONSTANT)

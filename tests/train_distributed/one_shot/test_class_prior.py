@@ -13,13 +13,11 @@ from embed import EmbeddingSet, PublicTransform
 from heads import SoftmaxHead
 from tests.train_distributed.one_shot.fitting import fitted
 from train_distributed import Privacy, release
-from train_distributed.one_shot.averaged_heads import HEADS, AveragedHeads
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import HEADS, AveragedHeads, TrainedHeads
 from train_distributed.one_shot.class_prior import ClassPrior
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.report import measure
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.release import measure
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.partition import split
 
 CONSTANT, P = 0.5, 6

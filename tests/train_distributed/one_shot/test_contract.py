@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from train_distributed.one_shot.first_sum import FeatureSum
-from train_distributed.one_shot.further_rounds import ClippedGradient
+from train_distributed.one_shot.extra_sums import ClippedGradient, FeatureSum
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.statistic import Statistic, submissions
+from train_distributed.one_shot.statistic import Chunk, Statistic, submissions
 from train_distributed.one_shot.user_clip import UserClip
-from train_distributed.one_shot.users import Chunk
 
 K, FEATURES, GRID = 3, 4, 2.0**-12
 LENGTHS = [0.3, 1.0, 1.8, 2.5]  # r of features; squares of those above √3 outweigh what they share
@@ -81,7 +79,7 @@ def worst_rows(statistic: Statistic, transform: PublicTransform) -> Tensor:
     lengths = (0.0, 0.4, 0.7, 1 - 1e-12)
     features = torch.stack([length * transform.reach * u for u in units for length in lengths])
     rows = torch.nn.functional.pad(features, (1, 0), value=transform.constant)
-    own, rows = statistic.own_transform, rows.unique(dim=0)
+    own, rows = getattr(statistic.unclipped, "transform", None), rows.unique(dim=0)
     return rows if own is None else own.map_rows(rows)
 
 

@@ -14,20 +14,20 @@ from embed.known_classes import ClassGuess, KnownClasses
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
-from train_distributed.one_shot.defaults import (
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
+from train_distributed.one_shot.registry import METHODS, SURE, build_method, moment_weight
+from train_distributed.one_shot.request import (
     L2_REGS,
     OTHERS,
     QUIET,
     RIVALS,
     ROUNDS,
-    PublicFacts,
+    FederationSize,
+    ReleaseRequest,
     components_of,
     rule_of,
 )
-from train_distributed.one_shot.first_sum import FIRST_SHARE
-from train_distributed.one_shot.further_rounds import OWN_SHARE
-from train_distributed.one_shot.registry import METHODS, SURE, build_method, moment_weight
-from train_distributed.one_shot.rounds import rounds_of
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
 from train_distributed.research.rivals.learn import ALL_METHODS
 
@@ -36,10 +36,37 @@ HEADS = ("softmax", "svm", "logistic")
 BY_USER = Privacy(1.0, 1e-5, unit="user")
 
 
-def known(epsilon: float = 1.0, users: int = 100, rows: int = 25, **more: Any) -> PublicFacts:
-    privacy = more.pop("privacy", Privacy(epsilon, 1e-5))
-    sizes = torch.full((users,), rows)
-    return PublicFacts(sizes=sizes, privacy=privacy, **{"num_classes": 10, **more})
+def known(
+    method: str = "discriminant",
+    epsilon: float = 1.0,
+    users: int = 100,
+    rows: int = 25,
+    transform: PublicTransform = PLAIN,
+    privacy: Privacy | None = None,
+    min_survivors: int | None = None,
+    num_classes: int = 10,
+    held_by: Any = "process",
+    sizes: torch.Tensor | None = None,
+    **options: Any,
+) -> ReleaseRequest:
+    sizes = torch.full((users,), rows) if sizes is None else sizes
+    return ReleaseRequest(
+        embeddings=FederationSize(sizes=sizes, num_classes=num_classes, held_by=held_by),
+        method=method,
+        privacy=privacy or Privacy(epsilon, 1e-5),
+        transform=transform,
+        min_survivors=min_survivors,
+        options=options,
+    )
+
+
+def noise_of(method: str = "discriminant", *given: Any, **more: Any) -> float:
+    """t of a method's only sum."""
+    return known(method, *given, **more).class_noise()
+
+
+def settings(method: str = "discriminant", **more: Any) -> dict[str, Any]:
+    return known(method, **more).settings.options
 
 
 def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
@@ -77,12 +104,12 @@ def test_the_noise_is_that_of_a_class_mean(sums: int, rounds: int, share: float)
 
     A row may become the opposite one, which moves its class sum by 2.
     """
-    facts, draw = known(1.0), torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
     multiplier = 3.7306  # of epsilon 1 at delta 1e-5
     shares = torch.randn(100, 10_000, generator=draw, dtype=torch.float64)
     noise = 2 * shares.sum(0) * multiplier / math.sqrt(50 * share)  # half of 100 users must suffice
     expected = float(noise.std()) / 250
-    found = facts.noise(rule_of("discriminant"), sums=sums, rounds=rounds)
+    found = known().class_noise(sums=sums, rounds=rounds)
     assert found == pytest.approx(expected, rel=0.02)
 
 
@@ -103,47 +130,44 @@ def test_it_is_what_the_guarantee_of_class_sums_says(privacy: Privacy, more: dic
     transform = PublicTransform.identity(4, math.sqrt(1.25), 0.5)
     given = {**more, "moments": False, "class_noise": 1.0, "components": 4}
     method = build_method("discriminant", transform, 10, given)
-    stages = rounds_of(method, facts.sizes, privacy, min_survivors=90)
-    own = next(each.guarantee for each in stages if each.submission is method.statistic)
-    assert own.float_std is not None
-    std = own.float_std * math.sqrt(privacy.noise_shares(100)) / 250
-    found = facts.noise(rule_of("discriminant"), **more)
+    plan = Plan.of(method, facts.size.sizes, privacy, min_survivors=90, discrete=False)
+    own = next(each.mechanism for each in plan.sums if each.submission is method.statistic)
+    std = own.noise_std(100) / 250
+    found = facts.class_noise(**more)
     assert found == pytest.approx(std, rel=1e-6)
 
 
 def test_rows_of_users_that_are_clipped_are_as_many_as_the_clip_is_long() -> None:
     """Where users are protected: a clip of C_u is known of sums, not of heads."""
-    rule = rule_of("discriminant")
-    facts = known(privacy=BY_USER)
-    assert facts.noise(rule) == pytest.approx(25 * known().noise(rule))
-    assert facts.noise(rule, 5.0) == pytest.approx(5 * known().noise(rule))
-    assert facts.noise(rule, 50.0) == facts.noise(rule)
-    assert known().noise(rule, 0.5) == known().noise(rule)
-    pair = replace(facts, privacy=replace(BY_USER, group_size=2))
-    assert pair.noise(rule, 5.0) == pytest.approx(10 * known().noise(rule))
-    for method, clipped in (("discriminant", facts.noise(rule, 5.0)), ("softmax", None)):
-        found = facts.settings(method, public_transform(), {"user_clip": 5.0})["class_noise"]
-        assert found == (facts.noise(rule_of(method)) if clipped is None else clipped)
+    facts, one = known(privacy=BY_USER), noise_of()
+    assert facts.class_noise() == pytest.approx(25 * one)
+    assert facts.class_noise(5.0) == pytest.approx(5 * one)
+    assert facts.class_noise(50.0) == facts.class_noise()
+    assert known().class_noise(0.5) == one
+    pair = known(privacy=replace(BY_USER, group_size=2))
+    assert pair.class_noise(5.0) == pytest.approx(10 * one)
+    given = {"privacy": BY_USER, "transform": public_transform(), "user_clip": 5.0}
+    assert settings(**given)["class_noise"] == facts.class_noise(5.0)
+    assert settings("softmax", **given)["class_noise"] == noise_of("softmax", privacy=BY_USER)
 
 
 def test_noise_of_other_ways_to_add_it() -> None:
     """m: w/H users share it, each of w adds all of it, or one place does."""
-    sums, alone, central = (rule_of(m) for m in ("softmax", "dp-fl", "amp"))
-    one = known().noise(central)
-    assert known().noise(sums) == pytest.approx(math.sqrt(2) * one)
-    assert known().noise(alone) == pytest.approx(10 * one)
-    servers = known(privacy=Privacy(1.0, 1e-5, noise_by="servers"))
-    assert servers.noise(sums) == pytest.approx(math.sqrt(2) * one)
-    several = known().noise(rule_of("output-perturbation"))  # of ten parts that a record moves
-    assert several == pytest.approx(math.sqrt(10) * known().noise(sums), rel=0.01)
-    assert known(math.inf).noise(sums) == 0
+    sums, alone, one = (noise_of(m) for m in ("softmax", "dp-fl", "amp"))
+    assert sums == pytest.approx(math.sqrt(2) * one)
+    assert alone == pytest.approx(10 * one)
+    servers = noise_of("softmax", privacy=Privacy(1.0, 1e-5, noise_by="servers"))
+    assert servers == pytest.approx(math.sqrt(2) * one)
+    several = noise_of("output-perturbation")  # of ten parts that a record moves
+    assert several == pytest.approx(math.sqrt(10) * sums, rel=0.01)
+    assert noise_of("softmax", math.inf) == 0
 
 
 def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisation() -> None:
     transform = public_transform()
     for method in ("discriminant", *HEADS):
         found = [
-            known(e, users=400, rows=50).settings(method, transform, {})
+            settings(method, epsilon=e, users=400, rows=50, transform=transform)
             for e in (0.01, 0.1, 1, 20, math.inf)
         ]
         scarce = [each["components"] for each in found]
@@ -152,42 +176,36 @@ def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisat
         noises = [each["class_noise"] for each in found]
         assert noises == sorted(noises, reverse=True)
         assert noises[-1] == 0
-    l2_regs = [
-        known(e).settings("softmax", PLAIN, {})["l2_reg"] for e in (0.05, 1, 3, 10, math.inf)
-    ]
+    l2_regs = [settings("softmax", epsilon=e)["l2_reg"] for e in (0.05, 1, 3, 10, math.inf)]
     assert l2_regs == sorted(l2_regs, reverse=True)
     assert (l2_regs[0], l2_regs[-1]) == (L2_REGS[1], L2_REGS[0])
-    rule = rule_of("softmax")
-    one = known().noise(rule)
     for harder in (
-        known(privacy=BY_USER),
-        known(privacy=Privacy(1.0, 1e-5, group_size=3)),
-        known(privacy=Privacy(1.0, 1e-5, honest_fraction=0.2)),
-        known(min_survivors=80),
-        known(num_classes=20),
-        known(rows=10),
+        {"privacy": BY_USER},
+        {"privacy": Privacy(1.0, 1e-5, group_size=3)},
+        {"privacy": Privacy(1.0, 1e-5, honest_fraction=0.2)},
+        {"min_survivors": 80},
+        {"num_classes": 20},
+        {"rows": 10},
     ):
-        assert harder.noise(rule) > one
+        assert noise_of("softmax", **harder) > noise_of("softmax")
 
 
 # Settings
 
 
 def test_rows_of_a_public_transform_are_summed_twice_and_mapped_for_their_noise() -> None:
-    transform, facts = public_transform(), known()
-    rule = rule_of("discriminant")
-    found = facts.settings("discriminant", transform, {})
-    noise = facts.noise(rule, sums=2)
-    assert found == {
+    transform = public_transform()
+    rule, noise = rule_of("discriminant"), known().class_noise(sums=2)
+    assert settings(transform=transform) == {
         "sums": 2,
         "class_noise": noise,
         "components": components_of(rule, transform, noise),
     }
     for method in HEADS:
         rule = rule_of(method)
-        noise = facts.noise(rule, sums=2)
+        noise = known(method).class_noise(sums=2)
         l2_reg = rule.l2_reg * noise  # pyright: ignore[reportOptionalOperand]
-        assert facts.settings(method, transform, {}) == {
+        assert settings(method, transform=transform) == {
             "sums": 2,
             "class_noise": noise,
             "components": components_of(rule, transform, noise),
@@ -197,12 +215,12 @@ def test_rows_of_a_public_transform_are_summed_twice_and_mapped_for_their_noise(
 
 
 def test_rows_of_the_identity_are_summed_once_as_they_are() -> None:
-    assert known().settings("discriminant", PLAIN, {}) == {}
+    assert settings() == {}
     for method in HEADS:
-        found = known(0.3).settings(method, PLAIN, {})
+        found = settings(method, epsilon=0.3)
         rule = rule_of(method)
         assert found.keys() == {"l2_reg", "prior"}
-        wanted = rule.l2_reg * known(0.3).noise(rule)  # pyright: ignore[reportOptionalOperand]
+        wanted = rule.l2_reg * noise_of(method, 0.3)  # pyright: ignore[reportOptionalOperand]
         assert found["l2_reg"] == min(wanted, L2_REGS[1])
 
 
@@ -226,29 +244,27 @@ def test_two_sums_are_for_records_or_where_the_first_is_clipped(
     method: str, given: dict, unit: Any, sums: int
 ) -> None:
     """50 rows of one user move a sum of features by 100, unless it is clipped."""
-    facts = known(privacy=Privacy(1.0, 1e-5, unit=unit))
-    found = facts.settings(method, public_transform(), given)
-    assert found["sums"] == sums
-    built = build_method(method, public_transform(), 10, found)
+    privacy = Privacy(1.0, 1e-5, unit=unit)
+    request = known(method, privacy=privacy, transform=public_transform(), **given)
+    assert request.settings.options["sums"] == sums
+    built = request.built
     assert (built.first is not None) == (sums == 2)
-    assert (
-        built.statistic.own_transform is None
-        or built.statistic.own_transform.directions is not None
-    )
+    assert built.transform is not None
+    assert built.transform.directions is not None
 
 
 def test_what_is_given_wins() -> None:
-    transform, facts = public_transform(), known()
+    transform = public_transform()
     plain = {"l2_reg": 7.0, "prior": "private"}
-    assert facts.settings("svm", PLAIN, plain) == plain
-    assert facts.settings("softmax", PLAIN, {"l2_reg": 7.0}) == {"l2_reg": 7.0, "prior": "equal"}
+    assert settings("svm", **plain) == plain
+    assert settings("softmax", l2_reg=7.0) == {"l2_reg": 7.0, "prior": "equal"}
     given = {"sums": 1, "class_noise": 0.3, "components": 7, "l2_reg": 0.2, "prior": "private"}
-    assert facts.settings("logistic", transform, given) == given
-    few = facts.settings("discriminant", transform, {"components": 7})
+    assert settings("logistic", transform=transform, **given) == given
+    few = settings(transform=transform, components=7)
     assert few["components"] == 7
-    noisy = facts.settings("discriminant", transform, {"class_noise": 9.0})
+    noisy = settings(transform=transform, class_noise=9.0)
     assert noisy["components"] == components_of(rule_of("discriminant"), transform, 9.0)
-    clipped = facts.settings("softmax", transform, {"user_clip": 1.0})
+    clipped = settings("softmax", transform=transform, user_clip=1.0)
     assert "prior" not in clipped  # a clip would shorten the features with the head
 
 
@@ -271,40 +287,59 @@ def test_directions_hold_what_the_rule_asks_for_and_all_where_classes_are_known(
 
 
 def test_one_owner_makes_further_rounds_where_noise_is_small_and_nobody_else_does() -> None:
-    alone = known(3.0, users=1, rows=7000)
-    rule = rule_of("discriminant")
     for transform, sums in ((PLAIN, 1), (public_transform(), 2)):
-        assert 0 < alone.noise(rule, sums=sums) < QUIET
-        found = alone.settings("discriminant", transform, {})
+        alone: dict[str, Any] = {"epsilon": 3.0, "users": 1, "rows": 7000, "transform": transform}
+        assert 0 < known(**alone).class_noise(sums=sums) < QUIET
+        found = settings(**alone)
         assert found["rounds"] == ROUNDS
         if sums == 2:
-            assert found["class_noise"] == alone.noise(rule, sums=2, rounds=ROUNDS)
+            assert found["class_noise"] == known(**alone).class_noise(sums=2, rounds=ROUNDS)
         for other in (
-            known(3.0, users=2, rows=35_000),
-            known(math.inf, users=1, rows=7000),  # nothing is hidden
-            known(0.1, users=1, rows=7000),
+            {"users": 2, "rows": 35_000},
+            {"epsilon": math.inf},  # nothing is hidden
+            {"epsilon": 0.1},
+            {"user_clip": 3.0},
+            {"method": "softmax"},
         ):
-            assert "rounds" not in other.settings("discriminant", transform, {})
-        assert "rounds" not in alone.settings("discriminant", transform, {"user_clip": 3.0})
-        assert alone.settings("discriminant", transform, {"rounds": 0})["rounds"] == 0
-        assert alone.settings("discriminant", transform, {"rounds": 4})["rounds"] == 4
-        assert "rounds" not in alone.settings("softmax", transform, {})
+            assert "rounds" not in settings(**{**alone, **other})
+        assert settings(**alone, rounds=0)["rounds"] == 0
+        assert settings(**alone, rounds=4)["rounds"] == 4
+
+
+def test_a_resolved_request_says_every_setting() -> None:
+    """Those of the method's statistic, too, which no rule fills in."""
+    head = known("softmax", transform=public_transform(), solver="sgd").resolved
+    assert head["sums"] == 2
+    assert head["options"]["solver"] == "sgd"
+    assert {"epochs", "batch_size", "bound"} <= head["statistic"].keys()
+    alone = known(epsilon=3.0, users=1, rows=7000).resolved
+    assert (alone["sums"], alone["statistic"]["moments"]) == (1 + ROUNDS, True)
+    assert "statistic" not in known("amp").resolved
+
+
+def test_parties_answer_once_unless_a_first_sum_is_clipped() -> None:
+    for method in METHODS:
+        for transform in (PLAIN, public_transform()):
+            found = settings(method, transform=transform, held_by="parties", users=1, rows=7000)
+            assert (found["sums"], found.get("rounds", 0)) == (1, 0)
+        clip = {"user_clip": (4.0, 5.0), "transform": transform}
+        assert settings(method, held_by="parties", **clip)["sums"] == 2
 
 
 def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
     """Unless there are few users, a clip, or heads; liars do not lengthen them."""
-    many = known(users=1000, rows=50)
-    honest = {"user_clip": 7.9}  # √(1.25 · 50)
-    assert many.against_liars("discriminant", {}) == honest
-    assert many.against_liars("discriminant", {"prior": "equal"}) == {"prior": "equal", **honest}
-    assert many.against_liars("discriminant", {"user_clip": 3.0}) == {"user_clip": 3.0}
-    assert known(users=99).against_liars("discriminant", {}) == {}
-    assert known(users=100).against_liars("discriminant", {}) == {"user_clip": 5.6}
-    assert many.against_liars("softmax", {}) == {}
-    boasting = replace(many, sizes=torch.cat([many.sizes[:900], torch.full((100,), 10**6)]))
-    assert boasting.against_liars("discriminant", {}) == honest
-    modest = replace(many, sizes=torch.cat([many.sizes[:900], torch.full((100,), 1)]))
-    assert modest.against_liars("discriminant", {}) == honest
+
+    def clip(method: str = "discriminant", held_by: str = "strangers", **more: Any) -> float | None:
+        return settings(method, held_by=held_by, **more).get("user_clip")
+
+    many, honest = torch.full((1000,), 50), 7.9  # √(1.25 · 50)
+    assert clip(sizes=many) == clip(sizes=many, prior="equal") == honest
+    assert clip(sizes=many, user_clip=3.0) == 3.0
+    assert clip(users=99) is None
+    assert clip(users=100) == 5.6
+    assert clip("softmax", sizes=many) is clip(held_by="parties", sizes=many) is None
+    assert clip(sizes=torch.cat([many[:900], torch.full((100,), 10**6)])) == honest
+    assert clip(sizes=torch.cat([many[:900], torch.full((100,), 1)])) == honest
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
@@ -345,40 +380,38 @@ def test_rules_are_of_methods_that_exist() -> None:
 
 
 def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
-    transform, facts = public_transform(), known()
+    transform = public_transform()
     for method in sorted(set(ALL_METHODS) - set(METHODS)):
-        rule = rule_of(method)
-        noise = facts.noise(rule)
-        made, options = facts.of_rival(method, transform, {})
+        rule, noise = rule_of(method), noise_of(method)
+        made, options = known(method, transform=transform).settings
         q = components_of(rule, transform, noise)
         assert made.same_rows(transform.mapped(noise, q))
         assert ("l2_reg" in options) == (rule.l2_reg is not None)
         if rule.l2_reg is not None:
             assert options["l2_reg"] == min(max(rule.l2_reg * noise, L2_REGS[0]), L2_REGS[1])
-        few, rest = facts.of_rival(method, transform, {"components": 3})
+        few, rest = known(method, transform=transform, components=3).settings
         assert few.same_rows(transform.mapped(noise, 3))
         assert "components" not in rest
         for as_they_are in (PLAIN, made):
-            assert facts.of_rival(method, as_they_are, {})[0] is as_they_are
+            assert known(method, transform=as_they_are).settings.transform is as_they_are
     kept = {"l2_reg": 0.5, "cut_rounds": 9}
     for method in ("amp", "charter"):
-        assert facts.of_rival(method, PLAIN, kept)[1] == kept
-    assert facts.of_rival("charter", PLAIN, {})[1] == {"cut_rounds": 2}
-    tiny = replace(facts, sizes=torch.tensor([100, 4]))
-    assert tiny.of_rival("charter-sum", PLAIN, {})[1] == {"cut_rounds": 1}
+        assert settings(method, **kept) == kept
+    assert settings("charter") == {"cut_rounds": 2}
+    assert settings("charter-sum", sizes=torch.tensor([100, 4])) == {"cut_rounds": 1}
 
 
 @pytest.mark.parametrize("users", [1, 2, 1000])
 def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
-    facts, transform = known(0.01, users=users, rows=1, num_classes=2), public_transform()
+    few: dict[str, Any] = {"epsilon": 0.01, "users": users, "rows": 1, "num_classes": 2}
     for method in ALL_METHODS:
+        request = known(method, transform=public_transform(), **few)
+        made, options = request.settings
         if method not in METHODS:
-            made, options = facts.of_rival(method, transform, {})
             assert 2 <= made.dim <= 1 + MOST
         else:
-            options = facts.settings(method, transform, {})
             assert 1 <= options["components"] <= MOST
-            assert build_method(method, transform, 2, options).dim >= 2
+            assert request.built.dim >= 2
         assert all(0 < value < math.inf for name, value in options.items() if name != "prior")
 
 
@@ -420,10 +453,10 @@ def test_a_release_says_which_regulariser_it_took() -> None:
     data = digits_like(1400, 3)
     users = split(torch.from_numpy(data.labels[:400]), 10, "iid", generator=torch.Generator())
     promise = Privacy(3.0, 1e-5)
-    facts = known(3.0, users=10, rows=40)
+    size = {"epsilon": 3.0, "users": 10, "rows": 40}
     for transform in (None, public_transform()):
         made = release(
             data, "softmax", promise, partition=users, noise="float", transform=transform
         )
-        wanted = facts.settings("softmax", transform or PLAIN, {})
+        wanted = settings("softmax", transform=transform or PLAIN, **size)
         assert made.report["l2_reg"] == wanted["l2_reg"]

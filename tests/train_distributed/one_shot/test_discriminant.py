@@ -11,10 +11,10 @@ from embed import EmbeddingSet, PublicTransform
 from embed.known_classes import ClassGuess, KnownClasses
 from tests.train_distributed.one_shot.fitting import fitted, made
 from train_distributed import Privacy, release
-from train_distributed.one_shot.course import Course
 from train_distributed.one_shot.discriminant import Discriminant
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.report import measure
+from train_distributed.one_shot.method import ReleaseState
+from train_distributed.one_shot.release import measure, release_of
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.one_shot.statistic import NoisedSum
 
 K, P, Q, CONSTANT = 4, 12, 8, 0.5
@@ -81,14 +81,14 @@ def test_the_model_is_a_function_of_what_was_opened(
         generator=draw,
         **given,  # pyright: ignore[reportArgumentType]
     )
-    released, course = request.release(), Course(request.built)
+    released, state = release_of(request), ReleaseState(request.built)
     assert released.opened is not None
     first, own = released.opened[: Q + 1], released.opened[Q + 1 :]
     for total, std in zip(
         (first, own), released.report["local_noise_std_per_round"], strict=True
     ):  # of the one user
-        course = course.after(total, 300, std)
-    found = course.fitted()
+        state = state.advance(total, 300, std)
+    found = state.fitted()
     assert torch.equal(found.weights, released.weights)
     assert found.temperature == released.temperature
     assert 0 < released.temperature < math.inf

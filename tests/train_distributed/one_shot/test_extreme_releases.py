@@ -15,11 +15,11 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk, check_stream
+from train_distributed.one_shot.source import check_stream
+from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.partition import Partition
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 NAMED = re.compile(
     r"^(l2_reg|clip_norm|radius|relaxation|epochs|tolerance|lipschitz / l2_reg|l2_reg \+ curvature|"
@@ -126,23 +126,23 @@ def holds(name: str, seed: int) -> bool:
         sizes = chunks[0].counts
         unit: Any = ("record", "user")[int(draw.integers(2))]
         guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, unit=unit))
-        summation = IntegerSum.of(method, guarantee, sizes)
-        sent = [method.submit(chunk.rounded(summation.grid)) for chunk in chunks]
+        mechanism = DiscreteGaussian.calibrated(method, guarantee, sizes)
+        sent = [method.submit(chunk.rounded(mechanism.grid)) for chunk in chunks]
     except ValueError as refusal:
         if not NAMED.match(str(refusal)):
             raise
         return False
     for chunk in chunks:
-        check_stream(chunk, transform.clip_norm, transform.constant)
+        check_stream(chunk, 2, transform.clip_norm, transform.constant)
     about = f"seed {seed}: {method}"
     assert all(part.isfinite().all() for part in sent)
     assert moved(method, *sent) <= guarantee.joint_sensitivity, about
-    words = [summation.encode((part * method.scale)[0].numpy()) for part in sent]
+    words = [mechanism.encode((part * method.scale)[0].numpy()) for part in sent]
     steps = words[0].view(np.int64) - words[1].view(np.int64)
     charged = guarantee.joint_sensitivity
-    if summation.grid is None:
-        charged += math.sqrt(steps.size) * float(np.max(summation.plan.step))
-    assert np.linalg.norm(steps * summation.plan.step) <= charged * (1 + 1e-12), about
+    if mechanism.grid is None:
+        charged += math.sqrt(steps.size) * float(np.max(mechanism.step))
+    assert np.linalg.norm(steps * mechanism.step) <= charged * (1 + 1e-12), about
     return True
 
 

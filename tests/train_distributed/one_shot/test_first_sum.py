@@ -14,15 +14,13 @@ from embed import EmbeddingSet, PublicTransform
 from embed.water_filling import LEAST_SHARE, Centre, noised_place
 from train_distributed import Privacy, release
 from train_distributed.ledger.entry import Entry
-from train_distributed.one_shot.course import Course
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.first_sum import FIRST_SHARE, FeatureSum
-from train_distributed.one_shot.further_rounds import OWN_SHARE
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE, FeatureSum
+from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import further_sums
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.request import FaultInjection
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
+from train_distributed.one_shot.summation import second_dimension
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
 PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
@@ -61,14 +59,14 @@ def chunk_of(x: Tensor, y: Tensor) -> Chunk:
     return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
 
 
-def moved(statistic: Statistic, course: Course, first: Tensor, second: Tensor, labels: Tensor):
+def moved(statistic: Statistic, state: ReleaseState, first: Tensor, second: Tensor, labels: Tensor):
     """How far a scaled submission of eight rows moves when one of them and its label change."""
     sums = []
     for row, label in ((first, labels[0]), (second, labels[1])):
         rest = torch.full((7, D + 1), 0.3)
         rest[:, 0] = 0.5
         y = torch.tensor([label, *([0] * 7)])
-        chunk = course.rows(chunk_of(torch.cat([row[None], rest]), y))
+        chunk = state.rows(chunk_of(torch.cat([row[None], rest]), y))
         sums.append(statistic.submit(chunk) * statistic.scale)
     return float((sums[0] - sums[1]).norm()) / math.sqrt(statistic.compositions)
 
@@ -80,8 +78,8 @@ def longest(draw: torch.Generator) -> Tensor:
 
 def test_a_replaced_record_moves_the_first_sum_by_2_and_no_further() -> None:
     transform, draw = fitted(), torch.Generator().manual_seed(0)
-    course = Course(build_method("discriminant", transform, K, TWO))
-    statistic = course.statistic
+    state = ReleaseState(build_method("discriminant", transform, K, TWO))
+    statistic = state.statistic
     assert isinstance(statistic, FeatureSum)
     assert statistic.record_sensitivity(torch.tensor([8])) == pytest.approx(2.0)
     assert statistic.zero_out_sensitivity(torch.tensor([8])) == pytest.approx(math.sqrt(2))
@@ -92,7 +90,7 @@ def test_a_replaced_record_moves_the_first_sum_by_2_and_no_further() -> None:
         share = 2 * float(torch.rand((), generator=draw)) - 1
         shorter = torch.cat([first[:1], share * first[1:]])
         for other in (second, opposite, shorter):
-            most = max(most, moved(statistic, course, first, other, torch.tensor([0, 1])))
+            most = max(most, moved(statistic, state, first, other, torch.tensor([0, 1])))
     assert 2.0 * (1 - 1e-5) < most <= 2.0 * (1 + 1e-9)
 
 
@@ -104,19 +102,19 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
     """Numbers that an operator publishes are its own; rows are as long as was planned."""
     transform, draw = fitted(), torch.Generator().manual_seed(1)
     options = {**TWO, **({"l2_reg": 4.0} if method == "softmax" else {})}
-    started = Course(build_method(method, transform, K, options))
+    started = ReleaseState(build_method(method, transform, K, options))
     most = 0.0
     for _ in range(60):
         first, second = longest(draw), longest(draw)
         place = (1 - 1e-9) * length * first[1:].double() / first[1:].double().norm()
         square = 0.05 + 0.95 * torch.rand(1, generator=draw, dtype=torch.float64)
-        course = started.told(torch.cat([place, square]))
-        statistic = course.statistic
+        state = started.receive(torch.cat([place, square]))
+        statistic = state.statistic
         assert statistic.dimension == started.planned.statistic.dimension
         bound = statistic.record_sensitivity(torch.tensor([8]))
         assert bound == started.planned.statistic.record_sensitivity(torch.tensor([8]))
         labels = torch.randint(K, (2,), generator=draw)
-        most = max(most, moved(statistic, course, first, second, labels) / bound)
+        most = max(most, moved(statistic, state, first, second, labels) / bound)
     assert (0.5 if method == "discriminant" else 0.05) < most <= 1 + 1e-9
 
 
@@ -137,14 +135,14 @@ def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
     """Of eight that were planned, fewer pay where rows turn out to lie as the public ones do."""
     draw, transform = torch.Generator().manual_seed(2), fitted()
     planned = {"sums": 2, "class_noise": 0.15, "components": D, **more}
-    started = Course(build_method(method, transform, K, planned))
-    course = started.told(torch.tensor([*[0.02] * D, 0.9], dtype=torch.float64))
-    own, sent_as = course.method.statistic, course.statistic
-    assert course.method.dim < started.planned.dim == D + 1
+    started = ReleaseState(build_method(method, transform, K, planned))
+    state = started.receive(torch.tensor([*[0.02] * D, 0.9], dtype=torch.float64))
+    own, sent_as = state.method.statistic, state.statistic
+    assert state.method.dim < started.planned.dim == D + 1
     assert sent_as.dimension == started.planned.statistic.dimension
     chunk = chunk_of(torch.stack([longest(draw) for _ in range(20)]), torch.arange(20) % K)
-    sent = sent_as.submit(course.rows(chunk))[0]
-    alone = own.submit(replace(chunk, x=course.moved(chunk.x[0])[None]))[0]
+    sent = sent_as.submit(state.rows(chunk))[0]
+    alone = own.submit(replace(chunk, x=state.final_rows(chunk.x[0])[None]))[0]
     places = own.positions(sent_as)
     torch.testing.assert_close(sent[places], alone, rtol=0, atol=1e-3)
     others = torch.ones(len(sent), dtype=torch.bool)
@@ -152,8 +150,8 @@ def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
     assert float(alone.abs().max()) > 0.1
     assert others.any()
     assert not sent[others].any()
-    after = course.after(sent * sent_as.scale, 20, 0.0)
-    by_hand = course.method.fit(course.method.opened(alone * own.scale, 20, 0.0))
+    after = state.advance(sent * sent_as.scale, 20, 0.0)
+    by_hand = state.method.fit(NoisedSum(alone * own.scale / own.scale, 20, 0.0))
     torch.testing.assert_close(after.fitted().weights, by_hand.weights, rtol=1e-3, atol=1e-3)
 
 
@@ -162,13 +160,13 @@ def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
 def test_no_centre_makes_more_directions_than_were_planned(noise: float, length: float) -> None:
     """Far from the public rows more of them pay, as public classes say less."""
     given = {"sums": 2, "class_noise": noise}
-    course = Course(build_method("discriminant", fitted(), K, given))
+    state = ReleaseState(build_method("discriminant", fitted(), K, given))
     place = length * (1 - 1e-9) * torch.ones(D, dtype=torch.float64) / math.sqrt(D)
-    course = course.told(torch.cat([place, torch.ones(1, dtype=torch.float64)]))
-    assert course.method.dim <= course.planned.dim
+    state = state.receive(torch.cat([place, torch.ones(1, dtype=torch.float64)]))
+    assert state.method.dim <= state.planned.dim
     rows = torch.stack([longest(torch.Generator().manual_seed(0))] * 3)
-    assert course.sent(rows).shape == (3, course.planned.dim)
-    assert course.statistic.dimension == course.planned.statistic.dimension
+    assert state.mapped(rows).shape == (3, state.planned.dim)
+    assert state.statistic.dimension == state.planned.statistic.dimension
 
 
 def test_what_the_first_sum_finds_is_of_means_and_of_their_noise() -> None:
@@ -282,21 +280,21 @@ def test_rounds_after_both_sums_are_of_mapped_rows_and_all_keep_one_promise() ->
     assert sum(shares) == pytest.approx(1)
     assert spent(fields) == pytest.approx(1.0, rel=1e-6)
     with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
-        further_sums(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
+        second_dimension(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
 
 
 def test_hostile_centres_are_refused_by_users() -> None:
-    course = Course(build_method("discriminant", fitted(), K, TWO))
+    state = ReleaseState(build_method("discriminant", fitted(), K, TWO))
     for value in (math.nan, math.inf, 1e300, 0.5):
         with pytest.raises(ValueError, match="centre"):
-            course.told(torch.full((D + 1,), value, dtype=torch.float64))
+            state.receive(torch.full((D + 1,), value, dtype=torch.float64))
     with pytest.raises(ValueError, match="centre must be"):
-        course.told(torch.zeros(D, dtype=torch.float64))
+        state.receive(torch.zeros(D, dtype=torch.float64))
     for square in (math.nan, math.inf, -0.1, 0.01, 1.1):
         numbers = torch.zeros(D + 1, dtype=torch.float64)
         numbers[-1] = square
         with pytest.raises(ValueError, match="centre_squared_length must be in"):
-            course.told(numbers)
+            state.receive(numbers)
 
 
 def test_the_noise_of_the_first_sum_is_that_of_its_share() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.further_rounds import NOISE, ClippedGradient, Descent
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.extra_sums import NOISE, ClippedGradient, Descent
+from train_distributed.one_shot.statistic import Chunk
 
 CONSTANT = 0.5
 HUGE = (0.0, 1.0, 1e3, 1e100)
@@ -123,7 +123,7 @@ def descend(
     for _ in range(rounds):
         (total,) = descent.gradient.submit(chunk)
         noise = std * torch.randn(len(total), generator=draw, dtype=torch.float64)
-        descent = descent.after(total + noise, int(chunk.counts[0]), std)
+        descent = descent.advance(total + noise, int(chunk.counts[0]), std)
     return descent
 
 

@@ -9,10 +9,10 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.defaults import PublicFacts
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.users import EmbeddingUsers, own_partition
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 
 P, K = 6, 3
 PROMISE = Privacy(1.0, 1e-5)
@@ -117,11 +117,11 @@ def test_a_method_for_other_columns_or_classes_is_refused() -> None:
 def test_build_method_and_release_agree() -> None:
     """A method by its name and the same method built elsewhere are one."""
     bare, transform = Privacy(math.inf, 1e-5), fitted(rows(1))
-    facts = PublicFacts(sizes=torch.full((9,), 8), num_classes=K, privacy=bare)
+    size = FederationSize(sizes=torch.full((9,), 8), num_classes=K)
     for name in METHODS:
-        options = facts.settings(name, transform, {})
-        assert options["sums"] == 2
-        built = build_method(name, transform, K, options)
+        asked = ReleaseRequest(embeddings=size, method=name, privacy=bare, transform=transform)
+        assert asked.settings.options["sums"] == 2
+        built = build_method(name, transform, K, asked.settings.options)
         given = release(rows(), built, bare, transform=transform)
         named = release(rows(), name, bare, transform=transform)
         torch.testing.assert_close(given.weights, named.weights, rtol=1e-6, atol=1e-6)  # any order

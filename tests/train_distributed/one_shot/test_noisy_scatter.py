@@ -11,8 +11,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.class_gaussians import Gaussians
-from train_distributed.one_shot.noisy_scatter import NoisyScatter
+from train_distributed.one_shot.class_gaussians import Gaussians, NoisyScatter
 
 Q, CLASSES = 60, 3
 

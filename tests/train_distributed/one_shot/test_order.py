@@ -13,10 +13,9 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from tests.kernels import ByPlace
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.further_rounds import ClippedGradient
-from train_distributed.one_shot.private_rows import PrivateRows
-from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
+from train_distributed.one_shot.extra_sums import ClippedGradient
+from train_distributed.one_shot.source import EmbeddingUsers, Source, own_partition
+from train_distributed.one_shot.statistic import Chunk, submissions
 from train_distributed.released import FINEST_GRID, evaluation
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.rivals.common import UserRows
@@ -76,7 +75,7 @@ def test_rows_of_a_stream_are_shuffled() -> None:
     x = torch.tensor([[[1, 0], [1, 1 / 4], [1, 1 / 2]], [[1, 3 / 4], [1, 1], [9, 9]]])
     y = torch.tensor([[0, 0, 1], [0, 1, 0]])
     held = Stream(Chunk(torch.arange(2), x, y, torch.tensor([3, 2])))
-    rows, drawn = PrivateRows.of(held, None, None, 2), []
+    rows, drawn = Source.of(held, None, None, 2), []
     for _ in range(1200):
         (chunk,) = rows.chunks()
         drawn.append(tuple((4 * chunk.x[0, :, 1]).int().tolist()))
@@ -120,7 +119,7 @@ def test_a_generator_fixes_the_order_and_is_left_as_it_is() -> None:
     for _ in range(2):
         generator = torch.Generator().manual_seed(3)
         before = generator.get_state()
-        source = PrivateRows.of(data, PublicTransform.identity(1), None, None, generator)
+        source = Source.of(data, PublicTransform.identity(1), None, None, generator)
         made.append([chunk.y for _ in range(9) for chunk in source.chunks()])
         assert torch.equal(generator.get_state(), before)
     assert all(torch.equal(*pair) for pair in zip(*made, strict=True))

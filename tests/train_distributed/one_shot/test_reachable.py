@@ -10,10 +10,9 @@ import torch
 from embed import PublicTransform
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.privacy import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import Privacy
 
 K, FEATURES, ROWS = 3, 4, 40
@@ -23,16 +22,16 @@ TRANSFORM = PublicTransform.identity(FEATURES)
 
 def _case(
     name: str, users: int, epsilon: float, **options: Any
-) -> tuple[Statistic, IntegerEncoder, Any]:
+) -> tuple[Statistic, DiscreteGaussian, Any]:
     if name in WEIGHTS:
         options = {"l2_reg": 1.0, **options}
     method = build_method(name, TRANSFORM, K, options).statistic
     sizes = torch.full((users,), ROWS)
     guarantee = Guarantee.of(sizes, method, Privacy(epsilon, 1e-5))
-    return method, IntegerEncoder.of(method, guarantee, sizes), sizes
+    return method, DiscreteGaussian.calibrated(method, guarantee, sizes), sizes
 
 
-def _alike(method: Statistic, integers: IntegerEncoder, users: int) -> np.ndarray:
+def _alike(method: Statistic, integers: DiscreteGaussian, users: int) -> np.ndarray:
     """(users, D) uint64: every row the same and of full length: the longest that there is."""
     row = torch.zeros(FEATURES + 1, dtype=torch.float64)
     row[0] = TRANSFORM.constant

@@ -10,9 +10,9 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, accounting, release
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import Guarantee
 

@@ -16,7 +16,7 @@ from embed import EmbeddingSet
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.class_prior import ClassPrior, prior_shift, tempered
 from train_distributed.one_shot.metrics import brief
-from train_distributed.one_shot.report import measure
+from train_distributed.one_shot.release import measure
 from train_distributed.one_shot.report_file import MEASURED
 
 GIVEN = (0.2, 0.3, 0.5)

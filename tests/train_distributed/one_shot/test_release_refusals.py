@@ -9,8 +9,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.partition import split
 
 ROWS = EmbeddingSet(

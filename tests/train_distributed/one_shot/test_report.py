@@ -14,9 +14,10 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.report import class_names, reported, suitability
+from train_distributed.one_shot.class_prior import class_names
+from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.report_file import VERSION, Report
+from train_distributed.one_shot.request import FaultInjection
 
 PROMISE = Privacy(1.0, 1e-5)
 TRANSFORM = PublicTransform.identity(2)

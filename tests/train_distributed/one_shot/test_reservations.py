@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
-from train_distributed.one_shot import summation
-from train_distributed.one_shot.averaged_heads import HEADS
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import HEADS, TrainedHeads
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import Round, rounds_of, sums_of
-from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, own_partition
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
+from train_distributed.one_shot.statistic import Chunk
+from train_distributed.one_shot.summation import Plan
+from train_distributed.privacy import mechanism
 from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
-from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.released.evaluation import Evaluation
 
 PRIVACY = st.builds(
@@ -67,10 +65,10 @@ ALWAYS = settings(max_examples=150, deadline=None)
 @contextmanager
 def events() -> Iterator[list[str]]:
     """Reservations and draws in their order; `append` is what `reserve` is given."""
-    seen, right, right_float = [], summation.add_noise, summation.gaussian
+    seen, right, right_float = [], mechanism.add_noise, mechanism.gaussian
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summation, "add_noise", lambda *of: (seen.append("draw"), right(*of))[1])
-        patch.setattr(summation, "gaussian", lambda *of: (seen.append("draw"), right_float(*of))[1])
+        patch.setattr(mechanism, "add_noise", lambda *of: (seen.append("draw"), right(*of))[1])
+        patch.setattr(mechanism, "gaussian", lambda *of: (seen.append("draw"), right_float(*of))[1])
         yield seen
 
 
@@ -101,10 +99,8 @@ def test_every_grid_is_one_that_the_sampler_takes(
     method = build_method(asked[0], UNIT, 4, regularised | asked[1])
     sizes = torch.full((users,), rows)
     sizes[0] = 1
-    rounds = rounds_of(method, sizes, privacy)
-    for _, planned in sums_of(rounds, sizes, discrete=True, generator=None):
-        assert isinstance(planned, IntegerSum)
-        for std in np.unique(planned.plan.stds_in_steps):
+    for planned in Plan.of(method, sizes, privacy).integers:
+        for std in np.unique(planned.stds_in_steps):
             discrete_gaussian(float(std), 1)
         assert planned.code.largest_sum < 2.0**63
 
@@ -115,10 +111,8 @@ def test_every_grid_is_one_that_the_sampler_takes(
 )
 def test_so_is_that_of_an_evaluation(privacy: Privacy, bins: int, users: int, rows: int) -> None:
     method, sizes = Evaluation(num_classes=7, bins=bins), torch.full((users,), rows)
-    part = Round(method, Guarantee.of(sizes, method, privacy))
-    ((_, planned),) = sums_of([part], sizes, discrete=True, generator=None)
-    assert isinstance(planned, IntegerSum)
-    assert float(np.max(planned.plan.stds_in_steps)) <= MOST_STD
+    (planned,) = Plan.of(method, sizes, privacy).integers
+    assert float(np.max(planned.stds_in_steps)) <= MOST_STD
 
 
 @ALWAYS
@@ -154,11 +148,11 @@ def test_a_small_promise_for_users_of_many_rows_is_kept() -> None:
 
 def test_noise_that_nobody_can_draw_is_no_plan() -> None:
     sizes, enough = {"honest": 1, "dimension": 2}, {"sensitivity": 1.0, "rounded_users": 0}
-    DiscreteGaussianMechanism(local_std=2.0**53, step=1.0, **sizes, **enough)
+    DiscreteGaussian(local_std=2.0**53, step=1.0, **sizes, **enough)
     steps = np.array([1.0, 0.5])
     for step in (steps, 0.5):
         with pytest.raises(ValueError, match=r"must be <= 2\^53 steps.* got 1.801e\+16 steps"):
-            DiscreteGaussianMechanism(local_std=2.0**53, step=step, **sizes, **enough)
+            DiscreteGaussian(local_std=2.0**53, step=step, **sizes, **enough)
 
 
 class Broken(EmbeddingUsers):

@@ -1,7 +1,6 @@
 """Several sums under one promise: what they cost together, by another accountant and in full."""
 
 import math
-from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -12,15 +11,12 @@ from dp_accounting.pld import PLDAccountant
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, accounting, release
 from train_distributed.ledger.entry import Entry
-from train_distributed.one_shot import rounds as rounds_module
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.first_sum import FIRST_SHARE
-from train_distributed.one_shot.further_rounds import OWN_SHARE
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.rounds import rounds_of, sums_of
-from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.one_shot.request import FaultInjection
+from train_distributed.one_shot.summation import Plan
 from train_distributed.privacy.composition import Cost
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 TRANSFORM = PublicTransform.identity(3, math.sqrt(1.25), 0.5)
 SIZES = torch.tensor([20, 30, 7, 11])
@@ -38,15 +34,11 @@ def rows(users: int = 4, each: int = 25) -> EmbeddingSet:
     )
 
 
-def planned(
-    epsilon: float, delta: float, rounds: int, before: int = 1
-) -> list[DiscreteGaussianMechanism]:
+def planned(epsilon: float, delta: float, rounds: int, before: int = 1) -> list[DiscreteGaussian]:
     """Of a sum or two, and further rounds."""
     first = {"sums": 2, "class_noise": 0.1} if before == 2 else {}
     method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds, **first})
-    every = rounds_of(method, SIZES, Privacy(epsilon, delta))
-    sums = sums_of(every, SIZES, discrete=True, generator=None)
-    return [summation.plan for _, summation in sums if isinstance(summation, IntegerSum)]
+    return Plan.of(method, SIZES, Privacy(epsilon, delta)).integers
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3, 16])
@@ -60,18 +52,20 @@ def test_all_sums_together_keep_the_promise_by_another_accountant(epsilon, first
         accountant.compose(dp_accounting.GaussianDpEvent(each.noise_multiplier))
     found = accountant.get_epsilon(1e-5)
     assert found == pytest.approx(epsilon, rel=2e-3)
-    assert Cost.of(each.cost for each in plans).at(1e-5) <= epsilon * (1 + 1e-9)
+    assert Cost.of(each.cost() for each in plans).at(1e-5) <= epsilon * (1 + 1e-9)
     if len(plans) > 1:
-        assert Cost.of(each.cost for each in plans[1:]).at(1e-5) < epsilon  # a round left out shows
+        assert (
+            Cost.of(each.cost() for each in plans[1:]).at(1e-5) < epsilon
+        )  # a round left out shows
 
 
 @pytest.mark.parametrize("rounds", [1, 8])
 def test_float_sums_have_the_noise_of_their_shares(rounds):
     method = build_method("discriminant", TRANSFORM, 3, {"rounds": rounds})
     promise = Privacy(1.0, 1e-5)
-    sums = sums_of(rounds_of(method, SIZES, promise), SIZES, discrete=False, generator=None)
-    certain = math.sqrt(sums[0][0].honest)
-    mus = [of.sensitivity / (summation.local_std * certain) for of, summation in sums]
+    plan = Plan.of(method, SIZES, promise, discrete=False)
+    certain = math.sqrt(plan.main.guarantee.honest)
+    mus = [of.guarantee.sensitivity / (of.mechanism.local_std * certain) for of in plan.sums]
     mu = math.sqrt(sum(each**2 for each in mus))
     assert accounting.epsilon(1e-5, 1 / mu) == pytest.approx(1.0, rel=1e-6)
     assert accounting.epsilon(1e-5, 1 / mu) <= 1.0
@@ -80,7 +74,7 @@ def test_float_sums_have_the_noise_of_their_shares(rounds):
 
 
 def test_the_first_of_two_sums_has_its_share_and_leaves_the_others_theirs():
-    first, second = (each.squared_mu for each in (plan.cost for plan in planned(1.0, 1e-5, 0, 2)))
+    first, second = (each.squared_mu for each in (plan.cost() for plan in planned(1.0, 1e-5, 0, 2)))
     assert first / (first + second) == pytest.approx(FIRST_SHARE, rel=1e-3)
 
 
@@ -88,26 +82,27 @@ def test_the_zeta_of_every_sum_is_charged_to_all():
     """Steps as coarse as they may be: discreteness is a good part of the promise."""
     shape = {"sensitivity": 1.0, "honest": 40, "dimension": 1000, "rounded_users": 0}
     step = 0.4
-    alone = calibrate(2.0, 1e-5, share=0.5, step=step, **shape)
+    alone = DiscreteGaussian.for_promise(2.0, 1e-5, share=0.5, step=step, **shape)
     assert alone.zeta > 1e-4
     others = Cost(zeta=0.3)
-    with_them = calibrate(2.0, 1e-5, share=0.5, step=step, zeta=0.3 + 2 * alone.zeta, **shape)
+    zeta = 0.3 + 2 * alone.zeta
+    with_them = DiscreteGaussian.for_promise(2.0, 1e-5, share=0.5, step=step, zeta=zeta, **shape)
     assert with_them.zeta < alone.zeta
-    assert Cost.of([with_them.cost, with_them.cost, others]).at(1e-5) <= 2.0
-    assert Cost.of([alone.cost, alone.cost, others]).at(1e-5) > 2.0
+    assert Cost.of([with_them.cost(), with_them.cost(), others]).at(1e-5) <= 2.0
+    assert Cost.of([alone.cost(), alone.cost(), others]).at(1e-5) > 2.0
 
 
 def test_sums_that_cost_more_than_they_were_planned_with_are_refused(monkeypatch):
-    monkeypatch.setattr(DiscreteGaussianMechanism, "zeta", property(lambda each: 1e-6))
-    planned(1.0, 1e-5, 2)  # three of 10⁻⁶
-    monkeypatch.setattr(rounds_module, "zeta_of", lambda rounds, sizes: 2e-6)
-    with pytest.raises(ArithmeticError, match="zeta of all sums must be <= 2e-06, got 3e-06"):
+    zetas = iter([1e-6] * 6 + [1e-6] * 3 + [2e-6] * 3)
+    monkeypatch.setattr(DiscreteGaussian, "zeta", property(lambda each: next(zetas)))
+    planned(1.0, 1e-5, 2)  # three of 10⁻⁶, alone and together
+    with pytest.raises(ArithmeticError, match="zeta of all sums must be <= 3e-06, got 6e-06"):
         planned(1.0, 1e-5, 2)
 
 
 def test_two_discrete_sums_of_which_the_second_follows_the_first_cost_no_more_than_stated():
     """By all probabilities: the first sum says in which direction the second one moves."""
-    of = DiscreteGaussianMechanism(
+    of = DiscreteGaussian(
         local_std=4.0, step=1.0, sensitivity=2.0, honest=12, dimension=1, rounded_users=0
     )
     z = np.arange(-60, 61)
@@ -123,7 +118,7 @@ def test_two_discrete_sums_of_which_the_second_follows_the_first_cost_no_more_th
 
     first = np.outer(moved(0), moved(0))
     second = np.stack([p * moved(2 if z > 0 else -2) for p, z in zip(moved(2), near, strict=True)])
-    cost = Cost.of((of.cost, of.cost))
+    cost = Cost.of((of.cost(), of.cost()))
     for epsilon in (0.2, 0.5, 1.0):
         exact = max(
             float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
@@ -201,17 +196,14 @@ def test_what_has_no_rounds_refuses_them(method, options, message):
 
 def test_a_share_outside_its_range_is_refused():
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
-        calibrate(1.0, 1e-5, sensitivity=1.0, honest=5, dimension=2, share=0.0)
+        DiscreteGaussian.for_promise(1.0, 1e-5, sensitivity=1.0, honest=5, dimension=2, share=0.0)
 
 
 def test_one_sum_costs_what_it_did():
     method = build_method("discriminant", TRANSFORM, 3, {})
-    every = rounds_of(method, SIZES, Privacy(1.0, 1e-5))
-    ((_, summed),) = sums_of(every, SIZES, discrete=True, generator=None)
-    assert isinstance(summed, IntegerSum)
-    single = summed.plan
+    (single,) = Plan.of(method, SIZES, Privacy(1.0, 1e-5)).integers
     assert single.epsilon(1e-5) == pytest.approx(1.0, rel=1e-9)
-    assert Cost.of([single.cost]).at(1e-5) == pytest.approx(single.epsilon(1e-5), rel=1e-9)
-    assert replace(single, sensitivity=2 * single.sensitivity).cost.squared_mu == pytest.approx(
-        4 * single.cost.squared_mu
+    assert Cost.of([single.cost()]).at(1e-5) == pytest.approx(single.epsilon(1e-5), rel=1e-9)
+    assert single.cost_of_removal(2 * single.sensitivity).squared_mu == pytest.approx(
+        4 * single.cost().squared_mu
     )

@@ -13,9 +13,10 @@ from embed import PublicTransform
 from heads import least_squares_sensitivity
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk, check_stream
+from train_distributed.one_shot.source import check_stream
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def test_rows_that_are_not_finite_are_refused_before_their_noise(
 ) -> None:
     rows, drawn = torch.tensor(GOOD).expand(2, 2, 3).clone(), []
     rows[1, 1, 2] = bad
-    summation = "train_distributed.one_shot.summation"
-    monkeypatch.setattr(f"{summation}.add_noise", lambda *_: drawn.append(1))
+    mechanism = "train_distributed.privacy.mechanism"
+    monkeypatch.setattr(f"{mechanism}.add_noise", lambda *_: drawn.append(1))
     with pytest.raises(ValueError, match=r"rows must be finite, got 1 that are not.* of user 1"):
         release(Stream(rows), method, Privacy(1.0, 1e-5, 1.0), num_classes=2)
     assert not drawn
@@ -150,11 +151,11 @@ def test_a_constant_is_compared_as_float64() -> None:
     """In float32 1 + 2⁻³⁰ is 1: the features would be longer than √(c² − a²)."""
     constant = 1 + 2.0**-30
     clip_norm = math.sqrt(constant**2 + 2.0**-12)
-    check_stream(one_row([constant, 2.0**-6], torch.float64), clip_norm, constant)
+    check_stream(one_row([constant, 2.0**-6], torch.float64), 2, clip_norm, constant)
     longer = one_row([1.0, 2.0**-6 * (1 + 2.0**-20)], torch.float32)
     assert float(torch.linalg.vector_norm(longer.x.double())) <= clip_norm
     with pytest.raises(ValueError, match=r"rows must begin with the constant 1.00000.*, got 1.0$"):
-        check_stream(longer, clip_norm, constant)
+        check_stream(longer, 2, clip_norm, constant)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -162,12 +163,12 @@ def test_features_have_a_bound_of_their_own(dtype: torch.dtype) -> None:
     """A norm known to 10⁻¹² of c says little of features that are a millionth of it."""
     constant, reach = 1.0, 1e-6
     clip_norm = math.sqrt(constant**2 + reach**2)
-    check_stream(one_row([constant, reach * (1 - 1e-4)], dtype), clip_norm, constant)
+    check_stream(one_row([constant, reach * (1 - 1e-4)], dtype), 2, clip_norm, constant)
     longer = one_row([constant, reach * (1 + 1e-3)], dtype)
     norm = torch.linalg.vector_norm(longer.x.double())
     assert float(norm) <= clip_norm * (1 + 1e-12)
     with pytest.raises(ValueError, match=r"features of norm <= sqrt\(clip_norm\^2 - constant\^2\)"):
-        check_stream(longer, clip_norm, constant)
+        check_stream(longer, 2, clip_norm, constant)
 
 
 @pytest.mark.parametrize(("weight", "cosine"), [(0.5, -1.0), (3.0, -1 / 18)])
@@ -182,7 +183,7 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     sent = []
     for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
         chunk = one_row([constant] + [longest * entry for entry in row], torch.float64)
-        check_stream(chunk, clip_norm, constant)
+        check_stream(chunk, 2, clip_norm, constant)
         sent.append(method.submit(chunk) * method.scale)
     moved = float((sent[0] - sent[1]).norm())
     stated = least_squares_sensitivity(clip_norm, weight / bound, constant)
@@ -201,7 +202,7 @@ def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
     method = build_method("discriminant", transform, 2, {"moments": moments}).statistic
     sizes = torch.tensor([1])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
-    grid = IntegerSum.of(method, guarantee, sizes).grid
+    grid = DiscreteGaussian.calibrated(method, guarantee, sizes).grid
     assert grid == 2.0**-20
     first, second = (
         method.submit(one_row([constant] + [sign * entry] * 64, torch.float64).rounded(grid))

@@ -2,19 +2,21 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import FloatSum, IntegerEncoder, IntegerSum, add_chunk
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, submissions
+from train_distributed.one_shot.summation import Plan, PlannedSum, RunningSum
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 from train_distributed.secure_sum.reports import report_bytes
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
@@ -41,14 +43,26 @@ def parts(name: str, epsilon: float = 1.0):
     return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5)), sizes
 
 
+def exact(method: Any, guarantee: Guarantee, sizes: Tensor, **changed: Any) -> PlannedSum:
+    mechanism = DiscreteGaussian.calibrated(method, guarantee, sizes)
+    return PlannedSum(method, guarantee, replace(mechanism, **changed))
+
+
+def quiet(method: Any, guarantee: Guarantee, sizes: Tensor) -> tuple[RunningSum, DiscreteGaussian]:
+    """A sum without noise, and its integers."""
+    planned = exact(method, guarantee, sizes, sampler=silence)
+    assert isinstance(planned.mechanism, DiscreteGaussian)
+    return RunningSum(planned), planned.mechanism
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_the_secure_sum_is_the_plain_sum(name: str):
     method, guarantee, sizes = parts(name)
-    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
-    held = chunk().rounded(summation.grid)
+    summation, mechanism = quiet(method, guarantee, sizes)
+    held = chunk().rounded(mechanism.grid)
     sent = method.submit(held) * method.scale
     summation.add(held.users, sent)
-    rounding = 0 if summation.grid else 0.5 * USERS * float(np.max(summation.plan.step))
+    rounding = 0 if mechanism.grid else 0.5 * USERS * float(np.max(mechanism.step))
     difference = (summation.total() - sent.sum(0)).abs().max().item()
     assert difference <= rounding + 1e-12 * sent.abs().sum().item()
 
@@ -66,26 +80,27 @@ def _uneven() -> Chunk:
 def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[str, float]):
     """Statistics of a simulation, to the last bit; clipped users, of which each has its own."""
     method, held = build_method(name, TRANSFORM, CLASSES, clip).statistic, _uneven()
-    pooled = FloatSum(method.dimension, 0.0, torch.Generator())
-    add_chunk(pooled, method, held)
+    bare = Guarantee.of(held.counts, method, Privacy(math.inf, 1e-5))
+    pooled = RunningSum(PlannedSum(method, bare, FloatGaussian.simulated(method, bare)))
+    pooled.add_chunk(method, held)
     alone = submissions(method, held, None).sum(0)
     assert torch.allclose(pooled.total(), alone, rtol=1e-14, atol=1e-14)
-    assert pooled._shares == USERS
+    assert pooled._added == set(range(USERS))
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_few_submissions_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch):
     """As many users as fit into a block, at least one; the sum is that of all, bit for bit."""
     totals, taken = [], []
-    plain = IntegerSum.add
+    plain = RunningSum.add
     for block in (1, 2 * 50, 1 << 22):
         method, guarantee, sizes = parts(name)
-        summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+        summation, _ = quiet(method, guarantee, sizes)
         monkeypatch.setattr(module, "BLOCK", block)
         monkeypatch.setattr(
-            IntegerSum, "add", lambda s, u, sent: (taken.append(len(sent)), plain(s, u, sent))
+            RunningSum, "add", lambda s, u, sent: (taken.append(len(sent)), plain(s, u, sent))
         )
-        add_chunk(summation, method, chunk().rounded(2.0**-10))
+        summation.add_chunk(method, chunk().rounded(2.0**-10))
         totals.append(summation.total())
     per_block = max(1, 100 // method.dimension)
     blocks = [min(per_block, USERS - start) for start in range(0, USERS, per_block)]
@@ -99,8 +114,8 @@ def test_statistics_of_grid_rows_are_whole_steps():
     method, guarantee, sizes = parts("discriminant")
     totals = []
     for order in (range(USERS), reversed(range(USERS))):
-        summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
-        held = chunk().rounded(summation.grid)
+        summation, mechanism = quiet(method, guarantee, sizes)
+        held = chunk().rounded(mechanism.grid)
         for user in order:
             pick = torch.arange(USERS) == user
             summation.add(held.users[pick], method.submit(held.select(pick)) * method.scale)
@@ -114,14 +129,14 @@ def test_statistics_of_grid_rows_are_whole_steps():
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float):
     method, guarantee, sizes = parts(name, epsilon)
-    discrete = IntegerSum.of(method, guarantee, sizes).local_std
-    continuous = FloatSum(method.dimension, guarantee.float_std, torch.Generator()).local_std
+    discrete = DiscreteGaussian.calibrated(method, guarantee, sizes).local_std
+    continuous = FloatGaussian.simulated(method, guarantee).local_std
     assert continuous <= discrete <= continuous * 1.001
 
 
 def test_the_integer_release_meets_the_promise():
     method, guarantee, sizes = parts("softmax", 0.7)
-    plan = IntegerSum.of(method, guarantee, sizes).plan
+    plan = DiscreteGaussian.calibrated(method, guarantee, sizes)
     assert plan.epsilon(1e-5) <= 0.7
     assert plan.honest == USERS - USERS // 2
     assert accounting.delta(0.7, plan.noise_multiplier) <= 1e-5
@@ -131,8 +146,8 @@ def test_groups_are_charged_for_every_user_they_touch():
     method, _, sizes = parts("softmax")
     single = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     group = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, group_size=4))
-    assert IntegerSum.of(method, single, sizes).plan.rounded_users == 1
-    assert IntegerSum.of(method, group, sizes).plan.rounded_users == 4
+    assert DiscreteGaussian.calibrated(method, single, sizes).rounded_users == 1
+    assert DiscreteGaussian.calibrated(method, group, sizes).rounded_users == 4
 
 
 @pytest.mark.parametrize(
@@ -145,7 +160,7 @@ def test_a_sum_that_could_wrap_around_is_refused(users: int, rows: int, message:
     sizes = torch.full((users,), rows)
     guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
     with pytest.raises(ValueError, match=message):
-        IntegerSum.of(method, guarantee, sizes)
+        DiscreteGaussian.calibrated(method, guarantee, sizes)
 
 
 @pytest.mark.parametrize("moments", [True, False])
@@ -158,40 +173,40 @@ def test_one_user_with_many_rows_sends_the_exact_sum(moments: bool):
     method = build_method("discriminant", TRANSFORM, CLASSES, {"moments": moments}).statistic
     sizes = torch.tensor([count])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
-    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
-    assert summation.grid is not None
+    summation, mechanism = quiet(method, guarantee, sizes)
+    assert mechanism.grid is not None
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, 5, generator=generator) / 50 + torch.eye(5)[0]
     y = torch.randint(CLASSES, (1, count), generator=generator)
     held = Chunk(torch.zeros(1, dtype=torch.int64), TRANSFORM(x)[None], y, sizes)
-    held = held.rounded(summation.grid)
+    held = held.rounded(mechanism.grid)
     summation.add(held.users, method.submit(held) * method.scale)
-    whole = np.rint(held.x[0].numpy() / summation.grid).astype(np.int64)
+    whole = np.rint(held.x[0].numpy() / mechanism.grid).astype(np.int64)
     sums = np.stack([whole[y[0].numpy() == k].sum(0) for k in range(CLASSES)], 1).ravel()
     if moments:
         row, column = np.triu_indices(5)
         sums = np.append(sums, (whole[:, 1:].T @ whole[:, 1:])[row, column])
-    assert np.array_equal(summation.total(), sums * summation.plan.step)
+    assert np.array_equal(summation.total(), sums * mechanism.step)
 
 
-def test_integers_alone_report_no_sum():
+def test_a_plan_alone_reports_no_sum():
     """A sum is reported by whoever took it; `bytes_per_user` of 0 was nobody's figure."""
     method, guarantee, sizes = parts("softmax")
-    report = IntegerEncoder.of(method, guarantee, sizes).report()
-    assert {"secure_sum", "bytes_per_user"}.isdisjoint(report)
-    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
-    assert summation.report()["secure_sum"] == "none, one process added all submissions"
-    assert summation.report()["bytes_per_user"] == 8 * method.dimension
+    plan = Plan.of(method, sizes, guarantee.privacy)
+    assert {"secure_sum", "bytes_per_user"}.isdisjoint(plan.report())
+    assert plan.report_sent() == {
+        "secure_sum": "none, one process added all submissions",
+        "bytes_per_user": 8 * method.dimension,
+    }
     with pytest.raises(ValueError, match=f"users must be >= {USERS}, got 0"):
-        summation.total()
+        RunningSum(plan.main).total()
 
 
 def test_where_servers_add_the_noise_a_user_sends_two_shares_and_a_proof() -> None:
     method, _, sizes = parts("softmax")
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
-    summation = IntegerSum.of(method, guarantee, sizes)
-    longest = max(summation.norm_bounds(method, sizes))
-    sent = summation.report()["bytes_per_user"]
+    plan = Plan.of(method, sizes, Privacy(1.0, 1e-5, noise_by="servers"))
+    longest = max(plan.integers[0].norm_bounds(method, sizes))
+    sent = plan.report_sent()["bytes_per_user"]
     assert sent == report_bytes(method.dimension, longest)
     assert sent > 8 * method.dimension
 
@@ -199,7 +214,7 @@ def test_where_servers_add_the_noise_a_user_sends_two_shares_and_a_proof() -> No
 def test_a_user_is_added_once():
     """Twice, its records would move the sum by twice their sensitivity."""
     method, guarantee, sizes = parts("softmax")
-    summation = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    summation, _ = quiet(method, guarantee, sizes)
     zeros = torch.zeros(1, method.dimension, dtype=torch.float64)
     summation.add(torch.tensor([2]), zeros)
     for user, words in ((2, "user must be added once, got 2 again"), (USERS, "user must be in")):
@@ -216,10 +231,10 @@ def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, cli
         method = build_method(name, TRANSFORM, CLASSES, clip).statistic
     by_users = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     by_servers = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
-    both = [IntegerSum.of(method, each, sizes) for each in (by_users, by_servers)]
-    assert both[1].plan.honest == 1
-    assert both[1].plan.epsilon(1e-5) <= 1.0
-    assert np.ndim(both[1].plan.step) == 0
+    both = [DiscreteGaussian.calibrated(method, each, sizes) for each in (by_users, by_servers)]
+    assert both[1].honest == 1
+    assert both[1].epsilon(1e-5) <= 1.0
+    assert np.ndim(both[1].step) == 0
     certain = USERS - USERS // 2
     assert both[1].local_std == pytest.approx(both[0].local_std * math.sqrt(certain), rel=1e-3)
     assert both[1].noise_std(USERS) == both[1].local_std * math.sqrt(2)
@@ -235,14 +250,13 @@ def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, cli
 def test_the_noise_of_servers_is_in_the_sum_once_each(bare: frozenset[int]) -> None:
     method, _, sizes = parts("softmax")
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
-    summation = IntegerSum.of(
-        method, guarantee, sizes, bare=bare, sampler=lambda s, n: np.full(n, 7)
-    )
-    plain = IntegerSum.of(method, guarantee, sizes, sampler=silence)
+    sevens = exact(method, guarantee, sizes, sampler=lambda s, n: np.full(n, 7))
+    plain, mechanism = quiet(method, guarantee, sizes)
+    summation = RunningSum(sevens, bare)
     for each in (summation, plain):
-        held = chunk().rounded(each.grid)
+        held = chunk().rounded(mechanism.grid)
         each.add(held.users, method.submit(held) * method.scale)
-    extra = (summation.total() - plain.total()) / float(summation.plan.step)
+    extra = (summation.total() - plain.total()) / float(mechanism.step)
     assert torch.equal(extra, torch.full_like(extra, 7.0 * (2 - len(bare))))
 
 
@@ -250,7 +264,7 @@ def test_a_sum_is_opened_once_with_one_noise_of_the_servers() -> None:
     """Two noises over one sum, or one noise over two sums, would show what it is to hide."""
     method, _, sizes = parts("softmax")
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"), USERS - 1)
-    summation = IntegerSum.of(method, guarantee, sizes)
+    summation = RunningSum(exact(method, guarantee, sizes))
     zeros = torch.zeros(USERS, method.dimension, dtype=torch.float64)
     summation.add(torch.arange(1, USERS), zeros[1:])
     assert torch.equal(summation.total(), summation.total())
@@ -262,7 +276,7 @@ def test_many_rows_take_a_coarser_step_whose_rounding_is_charged() -> None:
     method, _, _ = parts("softmax")
     sizes = torch.tensor([10**7, 10**7])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
-    summation = IntegerSum.of(method, guarantee, sizes)
-    assert max(summation.norm_bounds(method, sizes)) < 2**31
-    assert summation.plan.charged_sensitivity > guarantee.joint_sensitivity
-    assert summation.plan.epsilon(1e-5) <= 1.0
+    mechanism = DiscreteGaussian.calibrated(method, guarantee, sizes)
+    assert max(mechanism.norm_bounds(method, sizes)) < 2**31
+    assert mechanism.charged_sensitivity > guarantee.joint_sensitivity
+    assert mechanism.epsilon(1e-5) <= 1.0

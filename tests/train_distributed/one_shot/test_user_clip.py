@@ -13,10 +13,9 @@ from embed import EmbeddingSet, PublicTransform
 from heads.projection import ball_margin
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 
 K, FEATURES, ROWS = 3, 4, 6
 TRANSFORM = PublicTransform.identity(FEATURES, math.sqrt(1 + 0.125**2), 0.125)
@@ -78,13 +77,13 @@ def test_no_norm_is_above_the_clip_in_exact_arithmetic(
         for submitted in method.submit(chunk):
             assert exact_square(submitted, method.scale) <= Fraction(norm) ** 2
         guarantee = Guarantee.of(chunk.counts, method, Privacy(1.0, 1e-5, unit="user"))
-        summation = IntegerSum.of(method, guarantee, chunk.counts)
-        if summation.grid is None:
+        mechanism = DiscreteGaussian.calibrated(method, guarantee, chunk.counts)
+        if mechanism.grid is None:
             continue
-        sent = method.submit(chunk.rounded(summation.grid)) * method.scale
+        sent = method.submit(chunk.rounded(mechanism.grid)) * method.scale
         for submission in sent:
-            steps = summation.encode(submission.numpy()).view(np.int64)
-            assert exact_square(steps, summation.plan.step) <= Fraction(norm) ** 2
+            steps = mechanism.encode(submission.numpy()).view(np.int64)
+            assert exact_square(steps, mechanism.step) <= Fraction(norm) ** 2
 
 
 @pytest.mark.parametrize("exponent", [-200, -40, -8, 8, 40, 300])
@@ -149,11 +148,11 @@ def test_no_neighbours_are_further_apart_than_stated(
             guarantee = Guarantee.of(counts, method, Privacy(1.0, 1e-5, unit=unit))
             first, second = method.submit(pair) * method.scale
             assert float((first - second).norm()) <= guarantee.joint_sensitivity
-            summation = IntegerSum.of(method, guarantee, counts)
-            sent = method.submit(pair.rounded(summation.grid)) * method.scale
-            words = [summation.encode(part.numpy()).view(np.int64) for part in sent]
-            moved = np.linalg.norm((words[0] - words[1]) * summation.plan.step)
-            assert moved <= summation.plan.charged_sensitivity * (1 + 1e-12)
+            mechanism = DiscreteGaussian.calibrated(method, guarantee, counts)
+            sent = method.submit(pair.rounded(mechanism.grid)) * method.scale
+            words = [mechanism.encode(part.numpy()).view(np.int64) for part in sent]
+            moved = np.linalg.norm((words[0] - words[1]) * mechanism.step)
+            assert moved <= mechanism.charged_sensitivity * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -185,7 +184,7 @@ def test_a_group_of_users_moves_the_sum_by_twice_the_clip_each(group: int) -> No
     guarantee = Guarantee.of(sizes, method, privacy)
     assert guarantee.joint_sensitivity == pytest.approx(4.0 * group, rel=1e-9)
     assert guarantee.joint_removal == pytest.approx(2.0 * group, rel=1e-9)
-    plan = IntegerSum.of(method, guarantee, sizes).plan
+    plan = DiscreteGaussian.calibrated(method, guarantee, sizes)
     assert plan.rounded_users == group  # whole steps are rounded again after the clip
     assert plan.charged_sensitivity > guarantee.joint_sensitivity
 
@@ -197,8 +196,10 @@ def test_a_clip_that_never_binds_changes_nothing(name: str, options: dict[str, A
     for unit in ("record", "user"):
         privacy: Any = Privacy(1.0, 1e-5, unit=unit)
         plain, clipped = (Guarantee.of(chunk.counts, m, privacy) for m in (bare, method))
-        assert clipped.float_std == pytest.approx(plain.float_std, rel=1e-9)
-        sums = [IntegerSum.of(m, g, chunk.counts) for m, g in ((bare, plain), (method, clipped))]
+        both = ((bare, plain), (method, clipped))
+        stds = [FloatGaussian.simulated(m, g).local_std for m, g in both]
+        assert stds[1] == pytest.approx(stds[0], rel=1e-9)
+        sums = [DiscreteGaussian.calibrated(m, g, chunk.counts) for m, g in both]
         sent = [
             [s.encode(v.numpy()) for v in m.submit(chunk.rounded(s.grid)) * m.scale]
             for m, s in zip((bare, method), sums, strict=True)
@@ -325,11 +326,11 @@ def test_an_integer_path_without_the_clip_refuses_what_is_too_long() -> None:
     """Trained weights have the clip as their bound: what was left unclipped cannot be encoded."""
     method, sizes = made("svm", 0.1, {"l2_reg": 0.3}), torch.tensor([ROWS, ROWS])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, unit="user"))
-    summation = IntegerSum.of(method, guarantee, sizes)
+    mechanism = DiscreteGaussian.calibrated(method, guarantee, sizes)
     long = method.unclipped.submit(opposites(method))[0]
-    with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound=0\.1"):
-        summation.encode(long.numpy())
-    summation.encode(method.clipped_(long[None], sizes[:1])[0].numpy())
+    with pytest.raises(ValueError, match=r"x must be finite and \|x\| <= bound="):
+        mechanism.encode(long.numpy())
+    mechanism.encode(method.clipped_(long[None], sizes[:1])[0].numpy())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

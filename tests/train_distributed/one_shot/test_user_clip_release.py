@@ -11,11 +11,11 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import IntegerSum
-from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 from train_distributed.partition import Partition
 from train_distributed.privacy import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 
 K, FEATURES, ROWS = 3, 4, 6
 TRANSFORM = PublicTransform.identity(FEATURES, math.sqrt(1 + 0.125**2), 0.125)
@@ -93,6 +93,8 @@ def test_the_noise_is_that_of_the_clip() -> None:
             Guarantee.of(sizes, m, privacy) for m in (bare.statistic, clipped.statistic)
         )
         ratio = plain.joint_sensitivity / 2.0
-        assert short.float_std == pytest.approx(plain.float_std / ratio, rel=1e-9)
-        std = IntegerSum.of(clipped.statistic, short, sizes).local_std
-        assert short.float_std <= std <= short.float_std * 1.01
+        long = FloatGaussian.simulated(bare.statistic, plain).local_std
+        least = FloatGaussian.simulated(clipped.statistic, short).local_std
+        assert least == pytest.approx(long / ratio, rel=1e-9)
+        std = DiscreteGaussian.calibrated(clipped.statistic, short, sizes).local_std
+        assert least <= std <= least * 1.01

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers, check_stream, own_partition
+from train_distributed.one_shot.source import EmbeddingUsers, check_stream, own_partition
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import Partition, split
 from train_distributed.privacy.fixed_point import FixedPoint
 
@@ -44,7 +45,10 @@ def test_rounding_towards_zero_never_lengthens_a_row(row: list[float], exponent:
     assert np.all(np.abs(rounded) <= np.abs(x.numpy()))
     assert np.all(rounded * x.numpy() >= 0)
     assert np.all(np.abs(x.numpy() - rounded) < grid)
-    assert FixedPoint(grid, 1e6, 1).encode_exact(rounded).dtype == np.uint64
+    assert (
+        FixedPoint(grid, 1e6, 1).encode(rounded).view(np.int64).tolist()
+        == (rounded / grid).tolist()
+    )
 
 
 @pytest.mark.parametrize("grid", [0.3, 3.0, 0.0, -0.5, math.inf, math.nan])
@@ -71,18 +75,18 @@ def test_selected_users_keep_their_own_rows() -> None:
 @pytest.mark.parametrize("user", [0, 5, 6])
 def test_every_user_of_a_stream_is_looked_at(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the rows are cut into parts, and never the padding."""
-    monkeypatch.setattr("train_distributed.one_shot.users.BLOCK", 12)
+    monkeypatch.setattr("train_distributed.one_shot.source.BLOCK", 12)
     x = torch.tensor([0.5, 0.5, 0.5]).expand(7, 2, 3).clone()
     x[:, 1] = 99.0  # padding
-    check_stream(chunk_of(x, [1] * 7), 1.0, 0.5)
+    check_stream(chunk_of(x, [1] * 7), 3, 1.0, 0.5)
     x[user, 0, 0] = 0.25
     with pytest.raises(ValueError, match=r"rows must begin with the constant 0\.5, got 0\.25"):
-        check_stream(chunk_of(x, [1] * 7), 1.0, 0.5)
+        check_stream(chunk_of(x, [1] * 7), 3, 1.0, 0.5)
 
 
 def test_only_training_rows_stream_in_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory cuts the users into several chunks."""
-    monkeypatch.setattr("train_distributed.one_shot.users.CHUNK", 30)
+    monkeypatch.setattr("train_distributed.one_shot.source.CHUNK", 30)
     data = embedding_set()
     train = np.flatnonzero(data.split == 0)
     held = split(torch.from_numpy(data.labels[train]), 6)

@@ -13,7 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import METHODS
-from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.partition import Partition, split
 from train_distributed.research.experiments.catalogue import raw_transform
 

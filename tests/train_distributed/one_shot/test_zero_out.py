@@ -13,13 +13,10 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
 from train_distributed import Privacy, accounting, release
-from train_distributed.one_shot.averaged_heads import HEADS
+from train_distributed.one_shot.blind_averaging import HEADS
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.rounds import zero_out_report
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import FloatSum, IntegerSum
-from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy import Guarantee
+from train_distributed.one_shot.statistic import Chunk, Statistic
+from train_distributed.one_shot.summation import Plan
 
 K, FEATURES = 3, 4
 TRANSFORM = PublicTransform.identity(FEATURES)
@@ -100,14 +97,11 @@ def test_the_same_noise_promises_no_less(name: str, epsilon: float, unit: Any, g
     """ε follows the exact curve at the distance that is left; never above what is promised."""
     privacy = Privacy(epsilon, 1e-5, unit=unit, group_size=group)
     sizes, method = torch.tensor([7, 3, 5, 5]), made(name, {})
-    guarantee = Guarantee.of(sizes, method, privacy)
-    for summation in (
-        FloatSum(method.dimension, guarantee.float_std, torch.Generator()),
-        IntegerSum.of(method, guarantee, sizes),
-    ):
-        found = zero_out_report([(guarantee, summation)])
+    for discrete in (False, True):
+        plan = Plan.of(method, sizes, privacy, discrete=discrete)
+        found, (planned,) = plan.report(), plan.sums
         assert found["zero_out_epsilon"] <= epsilon * (1 + 1e-9)
-        std = summation.local_std * math.sqrt(guarantee.honest)
+        std = planned.mechanism.local_std * math.sqrt(planned.guarantee.honest)
         distance = found["zero_out_sensitivity"] * math.sqrt(method.compositions)
         exact = accounting.epsilon(1e-5, std / distance)
         assert exact <= found["zero_out_epsilon"] <= exact * 1.01

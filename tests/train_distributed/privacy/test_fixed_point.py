@@ -72,13 +72,6 @@ def test_impossible_fields_are_named(fields: tuple[float, ...], message: str) ->
         FixedPoint(*fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_exact_encoding_refuses_to_round() -> None:
-    code = FixedPoint(0.25, 10.0, 2)
-    assert code.encode_exact([0.25, -1.0]).view(np.int64).tolist() == [1, -4]
-    with pytest.raises(ValueError, match=r"multiples of step=0\.25, got 0\.3"):
-        code.encode_exact([0.25, 0.3])
-
-
 def test_only_uint64_is_decoded() -> None:
     with pytest.raises(ValueError, match="total must be uint64, got int64"):
         FixedPoint(1.0, 1.0, 1).decode(np.zeros(2, np.int64))

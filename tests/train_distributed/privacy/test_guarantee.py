@@ -10,17 +10,23 @@ from torch import Tensor
 
 from train_distributed import Privacy, accounting
 from train_distributed.privacy import Guarantee
+from train_distributed.privacy import guarantee as module
+from train_distributed.privacy.mechanism import FloatGaussian
 
 SIZES = torch.tensor([3, 8, 1, 5, 5, 2])
 
 
 @dataclass(frozen=True)
-class Submission:
+class Submission(module.Submission):
     """A record moves each of C parts by u, a user by at most r."""
 
     compositions: int = 1
     record: float = 2.0
     user: float = math.inf
+    dimension: int = 5
+
+    def entry_bound(self, n: int) -> float:
+        return n * self.record
 
     def record_sensitivity(self, sizes: Tensor) -> float:
         return self.record
@@ -43,8 +49,10 @@ def test_the_noise_of_the_honest_alone_keeps_the_promise(
 ) -> None:
     """Against the exact curve of one Gaussian mechanism, and by no more than a billionth more."""
     promise = Privacy(epsilon, 1e-6, honest_fraction=fraction)
-    guarantee = Guarantee.of(SIZES, Submission(compositions), promise, least)
-    std = guarantee.float_std * math.sqrt(guarantee.honest)
+    submission = Submission(compositions)
+    guarantee = Guarantee.of(SIZES, submission, promise, least)
+    local = FloatGaussian.simulated(submission, guarantee).local_std
+    std = local * math.sqrt(guarantee.honest)
     moved = 2.0 * math.sqrt(compositions)  # of all parts together, by one record
     assert accounting.delta(epsilon, std / moved) <= 1e-6
     assert accounting.delta(epsilon, std / moved * (1 - 1e-8)) > 1e-6
@@ -94,7 +102,8 @@ def test_a_group_of_records_moves_no_user_further_than_it_can_move() -> None:
 
 def test_no_promise_asks_for_no_noise() -> None:
     guarantee = Guarantee.of(SIZES, Submission(), Privacy(math.inf, 1e-5))
-    assert guarantee.noise_multiplier == guarantee.float_std == 0
+    assert guarantee.noise_multiplier == 0
+    assert FloatGaussian.simulated(Submission(), guarantee).local_std == 0
     assert guarantee.report()["private"] is False
 
 
@@ -131,7 +140,8 @@ def test_servers_need_no_honest_user() -> None:
     assert {"honest_users", "honest_fraction"}.isdisjoint(report)
     alone = Guarantee.of(SIZES[:1], Submission(4), Privacy(1.0, 1e-5))
     assert guarantee.noise_multiplier == alone.noise_multiplier
-    assert guarantee.float_sum_std == pytest.approx(guarantee.float_std * 2**0.5)
+    noise = FloatGaussian.simulated(Submission(4), guarantee)
+    assert noise.noise_std(len(SIZES)) == pytest.approx(noise.local_std * 2**0.5)
     with pytest.raises(ValueError, match="honest_fraction must be left out where servers"):
         Privacy(1.0, 1e-5, 0.5, noise_by="servers").validate()
     with pytest.raises(ValueError, match=r"min_survivors must be in \[1, "):

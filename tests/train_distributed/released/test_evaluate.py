@@ -11,10 +11,10 @@ import torch
 from embed import EmbeddingSet
 from embed.hold_out import with_held_out
 from train_distributed import Privacy, Release
-from train_distributed.one_shot import summation
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.report import measure
+from train_distributed.one_shot.release import measure
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.partition import split
+from train_distributed.privacy import mechanism
 from train_distributed.released.evaluate import evaluate, summed
 
 NONE = Privacy(float("inf"), 1e-5)
@@ -133,7 +133,7 @@ def test_nothing_is_drawn_before_it_is_counted(
     def drawn(*_: Any) -> None:
         raise AssertionError("noise was drawn")
 
-    monkeypatch.setattr(summation, "add_noise", drawn)
+    monkeypatch.setattr(mechanism, "add_noise", drawn)
     with pytest.raises(ValueError, match="the limit is reached"):
         evaluate(released, rows, SOME, reserve=stop)
 

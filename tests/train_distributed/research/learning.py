@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from embed import EmbeddingSet
 from train_distributed import Privacy, Release
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.research.rivals.learn import run_method
 
 SETTINGS = {field.name for field in fields(ReleaseRequest)}

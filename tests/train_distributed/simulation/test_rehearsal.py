@@ -15,6 +15,7 @@ from train_distributed.commands.options import RunConfig
 from train_distributed.commands.rehearsing import Rehearse
 from train_distributed.commands.releasing import Run
 from train_distributed.one_shot.release import release
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room
 from train_distributed.simulation.rehearsal import Played, Rehearsal, Sizes
@@ -66,10 +67,14 @@ def test_the_scatter_is_that_of_rows_which_a_task_leaves_public(public):
 def test_settings_are_those_that_run_takes(public):
     rehearsal = Rehearsal.of(public, SIZES, PROMISE)
     stage = rehearsal.stage(rehearsal.tasks[0])
-    options = rehearsal.settled(stage, 1.0, SIZES.users)
+    options = rehearsal.request(stage, 1.0).settings.options
     kept = public.subset(rehearsal.tasks[0].public)
-    facts = SIZES.facts(PROMISE)
-    wanted = facts.settings("discriminant", PublicTransform.fit(kept), {})
+    wanted = ReleaseRequest(
+        embeddings=SIZES.federation,
+        method="discriminant",
+        privacy=PROMISE,
+        transform=PublicTransform.fit(kept),
+    ).settings.options
     assert options["class_noise"] == wanted["class_noise"]
     assert options["sums"] == wanted["sums"] == 2
     assert abs(options["components"] - wanted["components"]) <= 1

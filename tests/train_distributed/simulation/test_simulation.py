@@ -8,8 +8,8 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
-from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation.plan import Grid, MethodConfig, Scenario, held_out
 from train_distributed.simulation.runner import accuracies, run_trials
@@ -72,8 +72,8 @@ def test_settings_share_a_training_only_if_it_does_not_see_their_options():
 def test_noise_has_the_standard_deviation_of_the_guarantee(held):
     method = build_method("discriminant", TRANSFORM, 3, {"moments": False})
     promise = Privacy(0.5, 1e-5, 0.5)
-    guarantee = Guarantee.of(held.sizes, method.statistic, promise)
-    std = guarantee.float_std * math.sqrt(4)
+    plan = Plan.of(method, held.sizes, promise, discrete=False)
+    std = plan.main.mechanism.local_std * math.sqrt(4)
     zeros = torch.zeros(12).double()
     course = released(
         method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension)

@@ -15,6 +15,7 @@ from train_distributed.flower.documents.certificates import CA, renew_certificat
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import node_key
 from train_distributed.flower.documents.ledger import Limits
+from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
 
@@ -196,7 +197,7 @@ class Init:
         """Method, options and promise; raises ValueError where the file says something else."""
         return RunConfig.settled(
             self.config,
-            RunConfig("discriminant", {}, Privacy(1.0, 1e-5)),
+            RunConfig(DEFAULT, {}, Privacy(1.0, 1e-5)),
             epsilon=self.epsilon,
             delta=self.delta,
             unit=self.unit,

@@ -19,7 +19,7 @@ from train_distributed.flower.documents.sessions import STATE, party_state
 from train_distributed.flower.documents.terms import agreed_file
 from train_distributed.flower.record import settle
 from train_distributed.flower.superlink import Operation, operate
-from train_distributed.ledger.entry import Entry, gaussian_fields
+from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
 from train_distributed.secure_sum.keys import PrivateKeys
 
@@ -137,7 +137,7 @@ class NextSum:
         opened = sum(r.spent and r.entry.reference.startswith(digest) for r in records)
         entry = Entry.of(
             privacy,
-            gaussian_fields(*task.plans),
+            task.plan.spends(),
             kind="re-release" if opened and task.kind == "release" else task.kind,
             data=f"federation {digest}",
             users=digest,

@@ -29,7 +29,7 @@ from train_distributed.flower.documents.sessions import (
     state_of,
 )
 from train_distributed.flower.documents.window_file import WINDOW, WindowFile
-from train_distributed.ledger.entry import Entry, gaussian_fields, row_fields
+from train_distributed.ledger.entry import Entry, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
@@ -235,7 +235,7 @@ class Participant:
         entry = Entry.of(
             task.guarantee.privacy,
             row_fields(rows, task.part),
-            gaussian_fields(*task.plans),
+            task.plan.spends(),
             users="",  # to the others this is one user
             kind=task.kind,
             method=task.terms.method,
@@ -296,7 +296,7 @@ class Participant:
         from train_distributed.flower.documents.terms import file_hash
         from train_distributed.flower.model_task import ModelTask
         from train_distributed.flower.sum_task import SUMS
-        from train_distributed.one_shot.report import class_names
+        from train_distributed.one_shot.class_prior import class_names
         from train_distributed.released.numbers import rounded_up
 
         task, invitation, account = self.task, self.invitation, self.account

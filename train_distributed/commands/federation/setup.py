@@ -131,9 +131,9 @@ def _agreed(
     """
     check.exactly_one(transform=init.transform, model=init.model)
     if init.transform is not None:
-        from train_distributed.one_shot.course import Course
+        from train_distributed.one_shot.method import ReleaseState
         from train_distributed.one_shot.registry import build_method
-        from train_distributed.one_shot.rounds import further_sums
+        from train_distributed.one_shot.summation import second_dimension
 
         (folder / TRANSFORM).write_bytes(read_file(init.transform, LARGE))
         transform = read_transform(folder / TRANSFORM)
@@ -144,7 +144,7 @@ def _agreed(
                 "all users refuse it; got an older file"
             )
         method = build_method(terms.method, transform, terms.num_classes, terms.options)
-        return terms, Course(method).statistic.dimension, further_sums(method)[1]
+        return terms, ReleaseState(method).statistic.dimension, second_dimension(method)
     assert init.model is not None
     check.not_set(
         "with model, which has its own",
@@ -191,10 +191,8 @@ def _terms(
 
     from embed.encoding import refuse_other
     from train_distributed.flower.sum_task import repeated
-    from train_distributed.one_shot.class_prior import with_shares
-    from train_distributed.one_shot.defaults import PublicFacts
-    from train_distributed.one_shot.registry import METHODS, clips
-    from train_distributed.one_shot.report import class_names
+    from train_distributed.one_shot.registry import METHODS
+    from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 
     check.exactly_one(class_names=init.class_names, num_classes=init.num_classes)
     method, privacy = settings.method, settings.privacy
@@ -207,13 +205,20 @@ def _terms(
     refuse_other(settings.encoding, transform.encoding, ("config", "transform"))
     classes = init.num_classes or len(init.class_names)
     rows = torch.tensor(list(sizes.values())) if roll is None else repeated(roll)
-    known = PublicFacts(sizes=rows, num_classes=classes, privacy=privacy)
-    options = with_shares(settings.options, class_names(init.class_names, classes))
-    if roll is not None and not init.trust_users:
-        options = known.against_liars(method, options)
-    two = clips(options.get("user_clip"))[0] is not None  # of the first sum
-    sums = {"sums": 2 if two else 1} | ({"rounds": 0} if method == "discriminant" else {})
-    options = known.settings(method, transform, sums | options)
+    size = FederationSize(
+        sizes=rows,
+        num_classes=classes,
+        class_names=init.class_names,
+        held_by="parties" if roll is None or init.trust_users else "strangers",
+    )
+    request = ReleaseRequest(
+        embeddings=size,
+        method=method,
+        privacy=privacy,
+        transform=transform,
+        options=settings.options,
+    )
+    options = request.settings.options
     if roll is not None and options["sums"] == 2:
         raise ValueError("sums must be 1 with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):

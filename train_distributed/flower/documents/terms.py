@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from train_distributed.flower.documents.document import LARGE, Document, load_file, read_file
 from train_distributed.flower.documents.party import MOST_ROWS
-from train_distributed.one_shot.method_options import SettledOptions
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import METHODS, SettledOptions
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released import MOST_BINS
 

@@ -52,6 +52,7 @@ from embed import EmbeddingSet
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.release import release_of
 from train_distributed.research.audit.target import Claim, Target
 from train_distributed.research.audit.worst_case import FAR, AnswersCase, WorstCase
 
@@ -170,7 +171,7 @@ def audit_once(
     turned[-1] *= -1
     found: list[Tensor] = []  # the centre, where a first sum finds it
     request = target.request(case.signed(signs), allow_delta=True, found=found.append)
-    released = request.release()
+    released = release_of(request)
     first = request.built.first
     sizes = [request.built.statistic.dimension]
     sizes = sizes if first is None else [first.dimension, *sizes]
@@ -181,7 +182,7 @@ def audit_once(
     for number, opened in enumerate(sums):
         centre = found[0] if number else None
         known = [
-            _opened(target.request(data, bare, allow_delta=True, centre=centre).release())
+            _opened(release_of(target.request(data, bare, allow_delta=True, centre=centre)))
             for data in map(case.signed, (signs, -signs, turned))
         ]
         start = 0 if centre is None else len(centre)

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
-from train_distributed.one_shot.defaults import rule_of
-from train_distributed.one_shot.faults import FaultInjection
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.report import Noise
+from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest, rule_of
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.audit.worst_case import CONSTANT, AnswersCase, WorstCase
 from train_distributed.research.rivals.learn import run_method

@@ -10,9 +10,8 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from pretrain import check
 from pretrain.datasets import EVALUATION
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.report import Noise
+from train_distributed.one_shot.request import FaultInjection, Noise
 from train_distributed.privacy.promise import SERVERS, Privacy
 from train_distributed.released.evaluate import Sum, summed
 

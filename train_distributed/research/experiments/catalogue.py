@@ -19,8 +19,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import known_rows
 from pretrain.cli.output import new_file
-from train_distributed.one_shot.defaults import PublicFacts
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.research.experiments import convergence, rivals
 from train_distributed.research.experiments.checkpoint import Cells, Work
 from train_distributed.research.experiments.conditions import Conditions, ExperimentName
@@ -170,8 +169,13 @@ def by_rival(
     """Transform of the rows and (d, K) weights of a method that is not ours, for every promise."""
     setting, classes = trial.family[0], plan.num_classes
     for promise in plan.promises:
-        facts = PublicFacts(sizes=held.sizes, num_classes=classes, privacy=promise)
-        mapped, options = facts.settled(setting.method, transform, setting.options)
+        mapped, options = ReleaseRequest(
+            embeddings=FederationSize(sizes=held.sizes, num_classes=classes),
+            method=setting.method,
+            privacy=promise,
+            transform=transform,
+            options=setting.options,
+        ).settings
         rows = mapped.map_rows(held.x)[:, 1:].numpy()
         words = f"baseline, seed {trial.seed}, epsilon {promise.epsilon}"
         request = ReleaseRequest(

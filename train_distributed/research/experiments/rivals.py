@@ -75,10 +75,10 @@ class LearnerBenchmark:
     ) -> tuple[Tensor, dict[str, Any]]:
         """A statistic or blind averaging, by one secure sum."""
         method = build_method(learner.method, self.transform, self.num_classes, learner.options)
-        course = simulate(self.held, method, promise, generator)
+        state = simulate(self.held, method, promise, generator)
         spent = promise.epsilon if promise.private else None
         costs = {"epsilon": spent, "rounds": 1, "bits_per_user": 64 * method.statistic.dimension}
-        return course.fitted().weights, costs | {"server_sees": "the server sees one sum"}
+        return state.fitted().weights, costs | {"server_sees": "the server sees one sum"}
 
     def _many_rounds(
         self, learner: MethodConfig, promise: Privacy, generator: torch.Generator

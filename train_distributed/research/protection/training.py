@@ -19,7 +19,7 @@ from torch.func import grad, vmap
 from embed import EmbeddingSet, PublicTransform
 from pretrain import check
 from pretrain.datasets import TEST, TRAIN, ImageSet
-from train_distributed.one_shot.users import own_partition
+from train_distributed.one_shot.source import own_partition
 from train_distributed.partition import split
 from train_distributed.research.protection.mechanisms import Mechanism, Unprotected
 

@@ -22,13 +22,11 @@ from torch import Tensor
 
 from heads import HuberSVMHead, LogisticHead, fit_exact
 from heads.exact import certified_sensitivity, default_tolerance
-from train_distributed.one_shot.averaged_heads import AveragedHeads
-from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.blind_averaging import AveragedHeads, TrainedHeads
 from train_distributed.one_shot.method import Fitted, Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.request import ReleaseRequest
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.research.rivals.common import head_of, summed, users_of
 from train_distributed.research.rivals.options import RegularisedOptions
 

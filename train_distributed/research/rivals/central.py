@@ -23,10 +23,9 @@ from heads import HuberSVMHead
 from heads.rows import check_norms, row_norms
 from pretrain import check
 from train_distributed import accounting
-from train_distributed.one_shot.method_options import HeadOptions, given
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot.registry import HeadOptions, build_method, given
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.partition import Partition
 from train_distributed.privacy.float_noise import gaussian
 from train_distributed.privacy.guarantee import ROUND_UP

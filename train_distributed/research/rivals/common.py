@@ -12,12 +12,12 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from heads import Head
 from pretrain.datasets import TRAIN
-from train_distributed.one_shot.faults import FaultInjection
+from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.report import class_names, reported, suitability
-from train_distributed.one_shot.users import EmbeddingUsers
+from train_distributed.one_shot.release import release_of, reported, suitability
+from train_distributed.one_shot.request import FaultInjection, ReleaseRequest
+from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.partition import Partition, apart
 from train_distributed.privacy.promise import Privacy
 
@@ -102,7 +102,8 @@ def require_records(method: object, privacy: Privacy) -> None:
 
 def summed(request: ReleaseRequest, method: Method, **report: Any) -> Release:
     """Release by one secure sum, as our own methods, with additions to the report."""
-    return replace(request, method=method, options={}).release().with_report(**report)
+    released = release_of(replace(request, method=method, options={}))
+    return released.with_report(**report)
 
 
 def finish(
@@ -168,7 +169,7 @@ class UserRows:
         num_classes: int,
         generator: torch.Generator | None,
     ) -> "UserRows":
-        """The training rows of a set, every user's in a random order (`one_shot.users`).
+        """The training rows of a set, every user's in a random order (`one_shot.statistic`).
 
         On it depends, too, which rows a learner takes for learning and which for verification. A
         generator makes it reproducible; None: the operating system draws it.

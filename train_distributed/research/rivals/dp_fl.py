@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from pretrain import check
 from train_distributed import accounting
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import ReleaseRequest
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.research.rivals.common import (
     finish,
     pooled,

@@ -8,23 +8,16 @@ instead of the published zero-concentrated bound, which is looser.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from heads import Head, SoftmaxHead
 from pretrain import check
-from train_distributed.ledger.entry import gaussian_fields, simulated_fields
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.release import ReleaseRequest
-from train_distributed.one_shot.statistic import Statistic
-from train_distributed.one_shot.summation import FloatSum, IntegerSum
-from train_distributed.one_shot.users import Chunk
-from train_distributed.privacy.guarantee import Guarantee
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
-from train_distributed.privacy.promise import SERVERS
+from train_distributed.one_shot.request import FaultInjection, ReleaseRequest
+from train_distributed.one_shot.statistic import Chunk, Statistic
+from train_distributed.one_shot.summation import Plan, PlannedSum, RunningSum
 from train_distributed.research.rivals.common import finish, head_of, spend, users_of
 from train_distributed.research.rivals.options import GradientOptions
 
@@ -83,6 +76,16 @@ class GradientSum(Statistic):
         return self.weights - (self.head.l2_reg * self.weights + data) / self.head.smoothness
 
 
+@dataclass(frozen=True)
+class AllRounds(GradientSum):
+    """The numbers of all rounds as one sum: their rounding and discreteness add up."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in all rounds' submissions, M d K."""
+        return self.rounds * super().dimension
+
+
 def train(request: ReleaseRequest, options: GradientOptions) -> Release:
     """Softmax regression by noisy gradient descent with step 1/β.
 
@@ -97,57 +100,23 @@ def train(request: ReleaseRequest, options: GradientOptions) -> Release:
     start = torch.zeros(request.source.transform.dim, head.num_classes, dtype=torch.float64)
     step = GradientSum(head, start, rounds)
     step.validate()
-    guarantee = Guarantee.of(sizes, step, request.privacy, request.min_survivors)
-    generator, totals, report = request.draws, [], {}
-    faults = request.faults or FaultInjection()
+    given = {"discrete": request.noise == "discrete", "generator": request.draws}
+    together = AllRounds(head, start, rounds)
+    plan = Plan.of(together, sizes, request.privacy, request.min_survivors, **given)
+    guarantee, whole = plan.main.guarantee, plan.main.mechanism
+    planned = PlannedSum(step, guarantee, replace(whole, dimension=step.dimension))
+    faults, totals = request.faults or FaultInjection(), []
     kept = faults.surviving(len(sizes), guarantee.min_survivors)
-    exact = request.noise == "discrete" and request.privacy.private
-    planned = _plan(step, guarantee) if exact else None
-    noise = simulated_fields(guarantee) if planned is None else gaussian_fields(planned)
     for number in range(rounds):
-        summation = _summation(request, step, guarantee, sizes, planned, generator)
+        summation = RunningSum(planned, frozenset(faults.known_noise))
         for chunk in users.chunks():
             present = chunk.select(kept[chunk.users])
             if len(present.users):
                 summation.add(present.users, step.submit(present))
         if not number:
-            spend(request, **noise)
+            spend(request, **plan.spends())
         totals.append(summation.total())
-        report = summation.report()
         step = replace(step, weights=step.stepped(totals[-1], int(sizes[kept].sum())))
-    return finish(request, step.weights, _report(guarantee, report, rounds), torch.cat(totals))
-
-
-def _report(guarantee: Guarantee, of_round: dict[str, Any], rounds: int) -> dict[str, Any]:
-    bytes_per_user = rounds * of_round["bytes_per_user"]
-    return guarantee.report() | of_round | {"rounds": rounds, "bytes_per_user": bytes_per_user}
-
-
-def _summation(
-    request: ReleaseRequest,
-    step: GradientSum,
-    guarantee: Guarantee,
-    sizes: Tensor,
-    planned: DiscreteGaussianMechanism | None,
-    generator: torch.Generator,
-) -> FloatSum | IntegerSum:
-    bare = frozenset(request.faults.known_noise if request.faults else ())
-    servers = SERVERS if guarantee.privacy.noise_by == "servers" else 0
-    if planned is None:
-        return FloatSum(step.dimension, guarantee.float_std, generator, bare, servers)
-    code = planned.fixed_point(step.entry_bound(int(sizes.max())), max(guarantee.users, servers))
-    per_round = replace(planned, dimension=step.dimension)
-    parties, minimum = guarantee.users, guarantee.min_survivors
-    return IntegerSum(per_round, code, None, parties, minimum, bare=bare, servers=servers)
-
-
-def _plan(step: GradientSum, guarantee: Guarantee) -> DiscreteGaussianMechanism:
-    """Mechanism of one sum of all rounds' numbers: rounding and discreteness add up."""
-    return calibrate(
-        guarantee.privacy.epsilon,
-        guarantee.privacy.delta,
-        sensitivity=guarantee.joint_sensitivity,
-        honest=guarantee.honest,
-        dimension=step.rounds * step.dimension,
-        rounded_users=guarantee.touched_users,
-    )
+    report = guarantee.report() | planned.mechanism.report() | Plan((planned,), sizes).report_sent()
+    report |= {"rounds": rounds, "bytes_per_user": rounds * report["bytes_per_user"]}
+    return finish(request, step.weights, report, torch.cat(totals))

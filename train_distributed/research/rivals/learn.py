@@ -12,8 +12,9 @@ from torch import Tensor
 from pretrain import check
 from train_distributed.one_shot.model import Release, reading
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
-from train_distributed.one_shot.release import ReleaseRequest, with_seconds
+from train_distributed.one_shot.release import release_of, with_seconds
 from train_distributed.one_shot.report import Noise
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.rivals import averages, central, dp_fl, gradient_perturbation
 from train_distributed.research.rivals.admm.learner import connect, learn_by_admm
@@ -43,7 +44,7 @@ def run_method(request: ReleaseRequest) -> Release:
     if isinstance(request.method, str) and request.method not in METHODS:
         return run_rival(request)
     started = time.perf_counter()
-    return with_seconds(request.release(), started)
+    return with_seconds(release_of(request), started)
 
 
 def run_rival(request: ReleaseRequest) -> Release:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pretrain import check
-from train_distributed.one_shot.method_options import HeadOptions
+from train_distributed.one_shot.registry import HeadOptions
 
 GraphName = Literal["regular", "ring", "star"]
 

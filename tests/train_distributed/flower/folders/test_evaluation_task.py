@@ -86,9 +86,9 @@ def test_users_send_their_counts_and_the_sum_becomes_a_report(
     model = Release.load(tmp_path / "model")
     together = np.stack(encoded).sum(0, dtype=np.uint64)
     plain = [summed(model, of_user(u), Privacy(float("inf"), 1e-5)).opened for u in range(USERS)]
-    grid = task.integers.grid
+    grid = task.mechanism.grid
     assert grid == 2.0**-20
-    assert np.array_equal(task.integers.decode(together), sum(plain))
+    assert np.array_equal(task.mechanism.decode(together), sum(plain))
     noised = np.stack([task.noised(each) for each in encoded]).sum(0, dtype=np.uint64)
     answer = task.released(Opened(noised, frozenset(range(USERS))), FACTS)
     report = answer.report

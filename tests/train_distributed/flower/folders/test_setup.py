@@ -22,7 +22,6 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
 from train_distributed.flower.documents.key_files import fingerprint, node_key
 from train_distributed.flower.documents.party import Party, read_private, write_party
-from train_distributed.one_shot import defaults
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
@@ -210,7 +209,7 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(defaults, "MANY_USERS", 3)
+    monkeypatch.setattr("train_distributed.one_shot.request.MANY_USERS", 3)
     parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
 
     def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:

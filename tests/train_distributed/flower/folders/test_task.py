@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.flower.folders.conftest import embeddings
@@ -19,20 +18,15 @@ from train_distributed import accounting, release
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.terms import file_hash
 from train_distributed.flower.model_task import ModelTask
-from train_distributed.ledger.entry import Entry, gaussian_fields
-from train_distributed.one_shot.course import Course
+from train_distributed.ledger.entry import Entry
+from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.statistic import NoisedSum
-from train_distributed.one_shot.users import Chunk, EmbeddingUsers
+from train_distributed.one_shot.source import EmbeddingUsers
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.partition import split
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.card import card
 from train_distributed.secure_sum.opening import Opened
-
-
-def _silent(std: float, count: int) -> NDArray[np.int64]:
-    assert std >= 1
-    return np.zeros(count, np.int64)
 
 
 @pytest.mark.parametrize("method", ["discriminant", "softmax", "svm"])
@@ -42,7 +36,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     options = {"prior": "equal"} if method in ("softmax", "svm") else {}
     task, path = make(method, options=options), tmp_path / "public.safetensors"
     encoded = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
-    sent = np.stack([task.noised(words, _silent) for words in encoded])
+    sent = np.stack(encoded)
     result = simulate_sum(sent, drop={2: [1]}, dropout_fraction=0.3)
     opened = Opened(result.total, frozenset(result.survivors))
     model = task.released(opened, FACTS)
@@ -50,14 +44,14 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     expected = torch.zeros(plain.statistic.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
         expected += plain.statistic.submit(_chunk(task, embeddings_of(tmp_path, i)))[0]
-    std = task.integers.local_std * 3**0.5
+    std = task.mechanism.local_std * 3**0.5
     torch.testing.assert_close(
         model.weights, plain.fit(NoisedSum(expected, 3 * ROWS, std)).weights, rtol=2e-3, atol=2e-3
     )
     assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
     twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened, FACTS)
-    (plan,), delta = task.plans, task.guarantee.privacy.delta
+    (plan,), delta = task.plan.integers, task.guarantee.privacy.delta
     both = accounting.epsilon(delta * math.exp(-2 * plan.zeta), plan.noise_multiplier, 2)
     assert twice.report["epsilon_of_all_sessions"] >= both + 4 * plan.zeta
     assert 1.3 < twice.report["epsilon_of_all_sessions"] < 2
@@ -87,7 +81,7 @@ def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
 def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
     partition = split(torch.from_numpy(np.array(embeddings.labels)), 1)
     (chunk,) = EmbeddingUsers(embeddings, task.transform, partition).chunks()
-    return Course(task.method).rows(chunk).rounded(task.integers.grid)
+    return ReleaseState(task.method).rows(chunk).rounded(task.mechanism.grid)
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -119,12 +113,12 @@ def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
     round_of_liar: int, make: Callable[..., ModelTask]
 ) -> None:
     task = make("discriminant", options={"sums": 2})
-    silent = [np.zeros(sum_.plan.dimension, np.uint64) for _, sum_ in task.sums]
+    silent = [np.zeros(each.dimension, np.uint64) for each in task.plan.integers]
     users = frozenset(range(W))
     honest = [Opened(words, users) for words in silent]
     assert task.released(honest[0], FACTS, honest[1]).report["suitable_for_release"]
-    integers = task.sums[round_of_liar][1]
-    far = np.int64(1e4 * integers.local_std / np.min(integers.plan.step))
+    integers = task.plan.integers[round_of_liar]
+    far = np.int64(1e4 * integers.local_std / np.min(integers.step))
     silent[round_of_liar][:] = np.uint64(far)
     model = task.released(honest[0], FACTS, honest[1])
     assert not model.report["suitable_for_release"]
@@ -156,7 +150,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     assert agreed.second_dimension == task.method.statistic.dimension > width
     assert agreed.largest_frame > 16 * agreed.second_dimension
     everybody = frozenset(range(W))
-    first = [task.noised(task.encoded(i, embeddings_of(tmp_path, i)), _silent) for i in range(W)]
+    first = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     opened = Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)
     with pytest.raises(ValueError, match="sum of the method must be opened first"):
         task.released(opened, FACTS)
@@ -196,7 +190,7 @@ def test_about_a_centre_the_model_is_that_of_one_process(
 def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Path) -> None:
     task = make("discriminant", options={"sums": 2}, privacy=Privacy(20.0, 1e-5, 0.75))
     entry = Entry(
-        **gaussian_fields(*task.plans),
+        **task.plan.spends(),
         kind="release",
         data="rows",
         method="discriminant",
@@ -204,7 +198,7 @@ def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Pat
         epsilon=20.0,
         delta=1e-5,
     )
-    assert len(task.plans) == 2
+    assert len(task.plan.integers) == 2
     assert entry.cost.at(1e-5) == pytest.approx(20.0, rel=1e-6)
     numbers = task.method.statistic.dimension
     other = replace(task.federation, second_dimension=3)
@@ -232,7 +226,7 @@ def test_noise_is_fresh_and_as_wide_as_planned(
     task = make()
     encoded = task.encoded(0, embeddings_of(tmp_path, 0))
     drawn = np.stack([(task.noised(encoded) - encoded).view(np.int64) for _ in range(200)])
-    std = float(task.integers.plan.stds_in_steps)
+    std = float(task.mechanism.stds_in_steps)
     assert np.std(drawn.astype(float)) == pytest.approx(std, rel=0.1)
     assert len(np.unique(drawn[:, 0])) > 150
 

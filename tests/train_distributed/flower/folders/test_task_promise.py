@@ -14,8 +14,8 @@ from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.model_task import ModelTask
 from train_distributed.flower.sum_task import repeated
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.summation import IntegerEncoder
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -77,7 +77,7 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     assert other.digest != task.federation.digest
     for i in range(W):
         steps = task.encoded(i, embeddings_of(tmp_path, i)).view(np.int64)
-        length = np.linalg.norm(steps * task.integers.plan.step)
+        length = np.linalg.norm(steps * task.mechanism.step)
         assert 1.49 < length <= 1.5
     words = np.zeros(task.federation.dimension, np.uint64)
     report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
@@ -113,12 +113,12 @@ def test_noise_and_bounds_depend_on_how_many_users_have_how_many_rows_alone(
     for clip in ({}, {"user_clip": 2.0}):
         statistic = build_method(method, transform, 3, own | clip).statistic
         (listed, of_list), (_, counted) = (
-            (guarantee, IntegerEncoder.of(statistic, guarantee, rows))
+            (guarantee, DiscreteGaussian.calibrated(statistic, guarantee, rows))
             for rows in (sizes, repeated(counts))
             for guarantee in [Guarantee.of(rows, statistic, privacy, 9)]
         )
         assert listed == Guarantee.of(repeated(counts), statistic, privacy, 9)
-        assert of_list.plan == counted.plan
+        assert of_list == counted
         distinct = repeated(counts).unique()
         bounds = dict(zip(distinct.tolist(), counted.norm_bounds(statistic, distinct), strict=True))
         assert [bounds[n] for n in sizes.tolist()] == of_list.norm_bounds(statistic, sizes)

@@ -114,7 +114,7 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened) -> None:
     noise = opened_sum.total.view(np.int64) - plain_sum(home, (0, 1, 2))
     spread = noise / (2**0.5 * window.window.noise_std)
     assert 0.7 < spread.std() < 1.3
-    assert window.window.noise_std == home.task().integers.plan.stds_in_steps
+    assert window.window.noise_std == home.task().mechanism.stds_in_steps
 
 
 def test_reports_over_tls(opened) -> None:

@@ -11,11 +11,13 @@ from scipy.stats import binomtest, norm
 
 from embed import PublicTransform
 from train_distributed import Privacy, accounting, release
-from train_distributed.one_shot import summation
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.summation import FloatSum, IntegerSum
+from train_distributed.one_shot.request import FaultInjection
+from train_distributed.one_shot.summation import PlannedSum, RunningSum
+from train_distributed.privacy import mechanism
+from train_distributed.privacy.discrete_gaussian import NoiseSampler
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
 from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case
 from train_distributed.research.audit.attack import (
     epsilon_of_test,
@@ -131,23 +133,30 @@ def test_dishonest_noise_is_exactly_what_is_missing() -> None:
         drawn.append(np.rint(rng.standard_normal(count) * std).astype(np.int64))
         return drawn[-1]
 
-    whole = IntegerSum.of(method, guarantee, sizes, sampler=recorded)
-    whole.add(torch.arange(4), submissions)
-    opened = whole.total()
+    made = DiscreteGaussian.calibrated(method, guarantee, sizes)
+
+    def opened(sampler: NoiseSampler, bare: frozenset[int] = frozenset()) -> torch.Tensor:
+        planned = PlannedSum(method, guarantee, replace(made, sampler=sampler))
+        summed = RunningSum(planned, bare)
+        summed.add(torch.arange(4), submissions)
+        return summed.total()
+
+    whole = opened(recorded)
     known, replay = drawn[0] + drawn[1], drawn[2:]
-    bare = IntegerSum.of(method, guarantee, sizes, sampler=lambda std, count: replay.pop(0))
-    bare = replace(bare, bare=frozenset({0, 1}))
-    bare.add(torch.arange(4), submissions)
-    missing = torch.from_numpy(bare.plan.step * known)
-    assert torch.equal(opened - missing, bare.total())
+    missing = torch.from_numpy(made.step * known)
+    bare = opened(lambda std, count: replay.pop(0), frozenset({0, 1}))
+    assert torch.equal(whole - missing, bare)
     assert not replay
 
 
 def test_float_noise_of_the_dishonest_is_missing_too() -> None:
-    generator = torch.Generator().manual_seed(0)
-    summed = FloatSum(20_000, 3.0, generator, frozenset({0, 2}))
-    summed.add(torch.arange(6), torch.zeros(6, 20_000, dtype=torch.float64))
-    assert float(summed.total().std()) == pytest.approx(3 * math.sqrt(4), rel=0.03)
+    method = build_method("softmax", PublicTransform.identity(1), 5000, {"l2_reg": 1.0}).statistic
+    guarantee = Guarantee.of(torch.full((6,), 2), method, Privacy(1.0, 1e-5))
+    noise = FloatGaussian.simulated(method, guarantee, torch.Generator().manual_seed(0))
+    summed = RunningSum(PlannedSum(method, guarantee, noise), frozenset({0, 2}))
+    summed.add(torch.arange(6), torch.zeros(6, method.dimension, dtype=torch.float64))
+    expected = noise.local_std * math.sqrt(4)
+    assert float(summed.total().std()) == pytest.approx(expected, rel=0.03)
 
 
 def test_an_audited_release_is_marked() -> None:
@@ -239,8 +248,8 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     assert printed.startswith((tmp_path / "good" / "table.txt").read_text().rstrip())
     saved = json.loads((tmp_path / "good" / "audit.json").read_text())
     assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
-    right = summation.gaussian
-    monkeypatch.setattr(summation, "gaussian", lambda size, std, g: right(size, std / 5, g))
+    right = mechanism.gaussian
+    monkeypatch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 5, g))
     code, printed, _ = call(*QUICK, "--trials", "60", "--out", "bad")
     assert code == 1
     assert "BROKEN" in printed

@@ -21,12 +21,14 @@ from embed import PublicTransform
 from heads import project_ball
 from heads.sgd import Schedule
 from train_distributed import Privacy
-from train_distributed.one_shot import rounds, summation
+from train_distributed.one_shot import summation
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.summation import FloatSum
+from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.user_clip import UserClip
 from train_distributed.partition import Partition
-from train_distributed.privacy import promise
+from train_distributed.privacy import mechanism, promise
+from train_distributed.privacy.guarantee import Submission
+from train_distributed.privacy.mechanism import FloatGaussian
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.target import TWO
@@ -44,10 +46,10 @@ class Fault(NamedTuple):
 
 
 def half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    right, right_discrete = summation.gaussian, summation.add_noise
-    patch.setattr(summation, "gaussian", lambda size, std, g: right(size, std / 2, g))
+    right, right_discrete = mechanism.gaussian, mechanism.add_noise
+    patch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 2, g))
     patch.setattr(
-        summation, "add_noise", lambda words, stds, draw: right_discrete(words, stds / 2, draw)
+        mechanism, "add_noise", lambda words, stds, draw: right_discrete(words, stds / 2, draw)
     )
 
 
@@ -91,16 +93,16 @@ def projection_after_the_noise(patch: pytest.MonkeyPatch) -> None:
     """Every user projects its noised model to the radius, as the published code does."""
     dim, classes = 2, 2  # of PROJECTED
 
-    def add(self: FloatSum, users: Tensor, submissions: Tensor) -> None:
+    def summed(self: FloatGaussian, submissions: Tensor) -> Tensor:
         noised = submissions + self.local_std * torch.randn(
             submissions.shape, generator=self.generator, dtype=torch.float64
         )
         models = noised.unflatten(1, (dim, classes)) / PROJECTED.federation.rows
         projected = project_ball(models, PROJECTED.options["radius"], (-2,))
-        self._sum += (projected * PROJECTED.federation.rows).flatten(1).sum(0)
+        return (projected * PROJECTED.federation.rows).flatten(1).sum(0)
 
-    patch.setattr(FloatSum, "add", add)
-    patch.setattr(FloatSum, "total", lambda self: self._sum)
+    patch.setattr(FloatGaussian, "summed", summed)
+    patch.setattr(FloatGaussian, "noised", lambda self, total, shares=1: total)
 
 
 def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +110,7 @@ def same_seed_twice(patch: pytest.MonkeyPatch) -> None:
     releases = iter(range(10**9))
     first = secrets.randbits(40)
     patch.setattr(
-        rounds,
+        mechanism,
         "system_generator",
         lambda: torch.Generator().manual_seed(first + next(releases) // 2),
     )
@@ -131,17 +133,12 @@ def matrix_charged_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounds_counted_as_one(patch: pytest.MonkeyPatch) -> None:
-    right = rounds.rounds_of
+    right = summation._stages
 
-    def as_one(*given) -> tuple[rounds.Round, ...]:
-        return tuple(
-            replace(
-                each, guarantee=replace(each.guarantee, share=each.times * each.guarantee.share)
-            )
-            for each in right(*given)
-        )
+    def as_one(method: Method | Submission) -> list[tuple[Submission, float, int]]:
+        return [(of, times * share, times) for of, share, times in right(method)]
 
-    patch.setattr("train_distributed.one_shot.release.rounds_of", as_one)
+    patch.setattr(summation, "_stages", as_one)
 
 
 def no_users_clip(patch: pytest.MonkeyPatch) -> None:

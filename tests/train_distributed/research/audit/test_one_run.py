@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import count
 
 import numpy as np
 import pytest
@@ -11,15 +10,16 @@ from scipy.stats import nct, norm
 from torch import Tensor
 
 from train_distributed import Privacy, accounting
-from train_distributed.one_shot import class_moments, summation
-from train_distributed.one_shot.first_sum import FeatureSum
-from train_distributed.one_shot.summation import IntegerSum
+from train_distributed.one_shot import discriminant as class_moments
+from train_distributed.one_shot.extra_sums import FeatureSum
+from train_distributed.one_shot.release import release_of
+from train_distributed.privacy import mechanism
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.attack import numbers
 from train_distributed.research.audit.one_run import (
     CANARIES,
     Canaries,
-    _opened,
     audit_once,
     least_mu,
     most_canaries,
@@ -152,7 +152,7 @@ def test_a_canary_attains_the_stated_sensitivity_in_every_sum(options: dict) -> 
             centre[-1] = 1.0
         start = 0 if centre is None else len(centre)
         f, opposite, other = (
-            _opened(target.request(case.signed(of), bare, centre=centre).release())
+            release_of(target.request(case.signed(of), bare, centre=centre)).opened
             for of in (signs, -signs, turned)
         )
         part = slice(start, start + each.dimension)
@@ -176,8 +176,8 @@ def test_a_right_release_is_not_broken_and_most_of_its_promise_is_found(options:
 
 
 def half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    right = summation.add_noise
-    patch.setattr(summation, "add_noise", lambda words, stds, draw: right(words, stds / 2, draw))
+    right = mechanism.add_noise
+    patch.setattr(mechanism, "add_noise", lambda words, stds, draw: right(words, stds / 2, draw))
 
 
 def no_factor_2(patch: pytest.MonkeyPatch) -> None:
@@ -187,12 +187,10 @@ def no_factor_2(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_of_one_party_less(patch: pytest.MonkeyPatch) -> None:
-    right, numbers = IntegerSum.noised, count()
-
-    def noised(self, words, sampler):
-        return right(self, words, sampler) if next(numbers) % 2 else words
-
-    patch.setattr(IntegerSum, "noised", noised)
+    right = DiscreteGaussian.noised
+    patch.setattr(
+        DiscreteGaussian, "noised", lambda of, total, shares: right(of, total, shares - 1)
+    )
 
 
 FAULTS = {

@@ -11,9 +11,9 @@ from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.blind_averaging import TrainedHeads
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism, calibrate
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research.rivals import dp_fl
 from train_distributed.research.rivals.admm import calibration as admm_privacy
 from train_distributed.research.rivals.admm import solver
@@ -87,7 +87,7 @@ def test_the_integers_of_all_rounds_of_gradients_meet_the_promise_together(epsil
         partition=split(torch.from_numpy(embeddings.labels), 6),
         rounds=count,
     ).report
-    together = DiscreteGaussianMechanism(
+    together = DiscreteGaussian(
         local_std=report["local_noise_std"],
         step=report["step"],
         sensitivity=math.sqrt(count) * report["sensitivity"],
@@ -203,7 +203,7 @@ def test_padding_takes_no_part_in_a_sum_of_gradients():
 
 def test_coarse_discrete_noise_pays_for_zeta_in_epsilon_and_in_delta():
     """Noise of one step: ζ is 10⁻³, so that e^ζ shows."""
-    coarse = DiscreteGaussianMechanism(
+    coarse = DiscreteGaussian(
         local_std=1.0, step=1.0, sensitivity=1.0, honest=20, dimension=1, rounded_users=0
     )
     zeta = math.exp(coarse.log_zeta)
@@ -214,7 +214,7 @@ def test_coarse_discrete_noise_pays_for_zeta_in_epsilon_and_in_delta():
     assert coarse.epsilon(1e-5) == pytest.approx(spent + 2 * zeta, rel=1e-9)
     many = {"honest": 100_000, "dimension": 1, "rounded_users": 0}
     local = accounting.noise_multiplier(1.0, 1e-5) / math.sqrt(100_000)
-    planned = calibrate(1.0, 1e-5, sensitivity=1.0, step=local / 1.1, **many)
+    planned = DiscreteGaussian.for_promise(1.0, 1e-5, sensitivity=1.0, step=local / 1.1, **many)
     assert 1e-6 < math.exp(planned.log_zeta) < 1e-4  # more would hide in its own slack
     assert planned.epsilon(1e-5) <= 1.0
 

@@ -19,11 +19,11 @@ from embed import EmbeddingSet
 from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.statistic import submissions
-from train_distributed.one_shot.summation import IntegerEncoder
-from train_distributed.one_shot.users import EmbeddingUsers, own_partition
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research.audit import Target, WorstCase, attack
 from train_distributed.research.audit.target import Claim
 
@@ -73,20 +73,20 @@ class WindowTarget(Target):
         """The promise of every report of such a federation."""
         return Claim(PROMISE.epsilon, PROMISE.delta, True)
 
-    def _words(self, data: EmbeddingSet) -> tuple[IntegerEncoder, np.ndarray, int]:
+    def _words(self, data: EmbeddingSet) -> tuple[DiscreteGaussian, np.ndarray, int]:
         """Encoding, (users, D) int64 vectors, and the length that is proven of each."""
         statistic = build_method("discriminant", self.transform, 2, {}).statistic
         users = EmbeddingUsers(data, self.transform, own_partition(data))
         guarantee = Guarantee.of(users.sizes, statistic, PROMISE)
-        encoder = IntegerEncoder.of(statistic, guarantee, users.sizes)
+        encoder = DiscreteGaussian.calibrated(statistic, guarantee, users.sizes)
         (chunk,) = users.chunks()
         sent = submissions(statistic, chunk, encoder.grid)
         words = np.stack([encoder.encode(each.numpy()).view(np.int64) for each in sent])
         return encoder, words, max(encoder.norm_bounds(statistic, users.sizes))
 
-    def _service(self, encoder: IntegerEncoder, dimension: int, bound: int) -> Service:
+    def _service(self, encoder: DiscreteGaussian, dimension: int, bound: int) -> Service:
         folder, users = self.folder / str(next(self.numbers)), self.federation.users
-        std = float(encoder.plan.stds_in_steps)
+        std = float(encoder.stds_in_steps)
         return Service.of(folder, [1] * users, dimension, users, bound, std)
 
 

@@ -10,11 +10,11 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.commands.releasing import Simulate
+from train_distributed.one_shot import request
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments.catalogue import ours, published, trials
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.simulation import runner
 from train_distributed.simulation.plan import MethodConfig, Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
@@ -56,7 +56,7 @@ def test_ours_has_the_settings_of_run(
         played.append((name, dict(options)))
         return build_method(name, transform, classes, options)
 
-    monkeypatch.setattr(runner, "build_method", building)
+    monkeypatch.setattr(request, "build_method", building)
     work = trials([line], [Scenario(users=USERS)], Conditions(epsilons=(epsilon,), seeds=1), *sets)
     dict(work.jobs({}))
     ((name, options),) = played

@@ -11,7 +11,7 @@ from heads import HuberSVMHead, LogisticHead, SoftmaxHead
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy
 from train_distributed.one_shot.registry import NOT_PRIVATE, RIVALS
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
 from train_distributed.privacy.guarantee import ROUND_UP
 from train_distributed.research.rivals import central, dp_fl

@@ -15,7 +15,7 @@ from heads import HuberSVMHead, SoftmaxHead, fit_exact
 from tests.train_distributed.research.learning import learn, plain_opacus
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.registry import NOT_PRIVATE, RIVALS
-from train_distributed.one_shot.users import Chunk
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
 from train_distributed.research.rivals import averages, dp_fl
 from train_distributed.research.rivals.averages import AveragedMinimisers

@@ -3,7 +3,7 @@
 The server of a secure sum sees only sums, so H clients sure to add their share s/√H protect as one
 that adds s. The sum of H discrete Gaussians is within e^±ζ of one (Kairouz, Liu and Steinke 2021);
 with steps of s/(1024 √H) ζ is below 10^-100. Rounding a message of n numbers moves the sum by at
-most √n steps more between neighbours. This is the theorem of `privacy.integer_gaussian` for a noise
+most √n steps more between neighbours. This is the theorem of `privacy.mechanism` for a noise
 multiplier that comes from Charter's own account, and not from one (ε, δ).
 """
 

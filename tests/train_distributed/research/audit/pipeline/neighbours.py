@@ -34,11 +34,11 @@ from tests.train_distributed.research.audit.pipeline.sources import (
     SOURCES,
     write_source,
 )
-from train_distributed.one_shot.faults import FaultInjection
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import release
+from train_distributed.one_shot.request import FaultInjection
 from train_distributed.privacy.promise import Privacy
 from train_distributed.released.evaluate import summed
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from train_distributed.privacy.integer_gaussian import DiscreteGaussianMechanism
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research.rivals.charter import encoding
 from train_distributed.research.rivals.charter.algorithm import Client, Distance, run
 from train_distributed.research.rivals.charter.encoding import Quantised, Summed
@@ -181,7 +181,7 @@ def test_secure_sum_has_the_noise_of_the_honest_and_the_exact_total():
 @pytest.mark.parametrize(("std", "count", "honest"), [(0.5, 1000, 4), (1e-3, 1, 1), (7.0, 30, 999)])
 def test_shares_are_the_noise_that_the_theorem_of_integer_sums_asks_for(std, count, honest):
     encoder = Summed(std=std, moved=0.1, count=count, bound=1.0, parties=1000, honest=honest)
-    proven = DiscreteGaussianMechanism(
+    proven = DiscreteGaussian(
         local_std=encoder.local_std,
         step=encoder.step,
         sensitivity=0.1,

@@ -1,4 +1,4 @@
-"""Checks of the private rows and the public transform before anything is computed.
+"""Private rows of a release, and the checks that come before anything is computed of them.
 
 Refusals are visible: that a run was refused, and why, shows one bit that may rest on one record (a
 row that is not finite, a label out of range, a row that is public as well). They come before noise
@@ -6,19 +6,23 @@ is drawn, for the set as a whole, and no ε covers them; whoever repairs a set a
 nobody else.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
-from embed.store import INFERRED
+from embed.store import BLOCK, INFERRED
+from heads.rows import SLACK, check_rows, row_norms
 from pretrain.datasets import TRAIN
-from train_distributed.partition import Partition
+from train_distributed.one_shot.statistic import CHUNK, Chunk, Users
+from train_distributed.partition import Partition, apart, split
 from train_distributed.privacy.promise import Privacy
 
 NO_ROWS, COMPARED = "none: it is the identity", "hashes of the public rows, compared"
@@ -34,6 +38,197 @@ class CheckedInputs:
 
     report: dict[str, Any]
     unsuitable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EmbeddingUsers:
+    """The training rows of an `EmbeddingSet`, shuffled and transformed while they are read."""
+
+    embeddings: EmbeddingSet
+    transform: PublicTransform
+    partition: Partition  # of the training rows, in their order
+    generator: torch.Generator | None = None  # of the shuffles; None: the operating system
+
+    @property
+    def sizes(self) -> Tensor:
+        """(users,) int64 n_i."""
+        return self.partition.counts
+
+    @property
+    def dim(self) -> int:
+        """q + 1: the constant and the transform's q features."""
+        return self.transform.dim
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every user once, those of similar size together, with (u, n, q + 1) rows."""
+        train = np.flatnonzero(self.embeddings.split == TRAIN)
+        width = max(self.embeddings.dim, self.dim)
+        for bucket in self.partition.shuffled(self.generator).buckets(max(1, CHUNK // width)):
+            flat = train[bucket.rows.flatten().numpy()]
+            rows = self.transform(self.embeddings.embeddings[flat])
+            labels = torch.from_numpy(self.embeddings.labels[flat])
+            yield Chunk(
+                bucket.users,
+                rows.unflatten(0, tuple(bucket.rows.shape)),
+                labels.unflatten(0, tuple(bucket.rows.shape)),
+                bucket.counts,
+            )
+
+
+def own_partition(
+    embeddings: EmbeddingSet, part: int = TRAIN, *, single: bool = False
+) -> Partition:
+    """The users that a set names for the rows of a split; where it names none, a `single` one.
+
+    Raises ValueError for no such row, no labels, or no users where nobody declared a single one.
+    """
+    embeddings.need_labels()
+    rows = embeddings.split == part
+    if not rows.any():
+        what = "training" if part == TRAIN else "evaluation"
+        raise ValueError(f"embeddings must hold {what} rows (split {part}), got none")
+    labels = torch.from_numpy(embeddings.labels[rows])
+    if embeddings.users is None:
+        if not single:
+            raise ValueError(
+                "users must be named by the embedding set (zeros: all rows are one user's own) or "
+                "given by a partition, got None"
+            )
+        return split(labels, 1)
+    return split(labels, None, "by-writer", writers=torch.from_numpy(embeddings.users[rows]))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Private rows, and the one transform that clips them."""
+
+    embeddings: EmbeddingSet | None  # None: rows stream in that somebody else has transformed
+    users: Users
+    transform: PublicTransform
+    given: int | None  # K as the caller declares it
+    num_classes: int
+    generator: torch.Generator | None = None  # of the rows' order; None: the operating system
+
+    @classmethod
+    def of(
+        cls,
+        rows: EmbeddingSet | Users,
+        transform: PublicTransform | None,
+        partition: Partition | None,
+        given: int | None,
+        generator: torch.Generator | None = None,
+    ) -> "Source":
+        """The arguments of `release`, filled in.
+
+        A generator fixes the rows' order, from its state; the noise that is drawn from it later
+        depends on no number of rows.
+
+        Raises ValueError for two transforms or two partitions, a partition that leaves out a row or
+        gives it to two users, or classes that nobody states.
+        """
+        generator = apart(generator)
+        if type(rows) is EmbeddingUsers:
+            another = transform is not None and not transform.same_rows(rows.transform)
+            if another or partition is not None:
+                raise ValueError("transform and partition must be None for users that have theirs")
+            rows, transform, partition = rows.embeddings, rows.transform, rows.partition
+        if not isinstance(rows, EmbeddingSet):
+            if partition is not None:
+                raise ValueError("partition must be None for a stream of users, which has its own")
+            if given is None:
+                raise ValueError("num_classes must be given for a stream of users, got None")
+            transform = PublicTransform.identity(rows.dim - 1) if transform is None else transform
+            return cls(None, rows, transform, given, given, generator)
+        classes = known_classes(rows, given)
+        transform = PublicTransform.identity(rows.dim) if transform is None else transform
+        partition = own_partition(rows) if partition is None else partition
+        check_partition(partition, int((rows.split == TRAIN).sum()))
+        users = EmbeddingUsers(rows, transform, partition, generator)
+        return cls(rows, users, transform, given, classes, generator)
+
+    def validate(
+        self, privacy: Privacy, *, discrete: bool, vouched: bool, allow_delta: bool
+    ) -> CheckedInputs:
+        """Refuses what no release may rest on; see `validate` and `Privacy.large_delta`."""
+        rows = int(self.users.sizes.sum())
+        if discrete:
+            privacy.refuse_large_delta(rows, allowed=allow_delta)
+        report = privacy.large_delta(rows)
+        if self.embeddings is None or not isinstance(self.users, EmbeddingUsers):
+            checked = validate_stream(self.transform, discrete=discrete, vouched=vouched)
+            return CheckedInputs(report | checked.report, checked.unsuitable)
+        checked = validate(
+            self.embeddings, self.transform, self.given, discrete=discrete, vouched=vouched
+        )
+        spread = spread_users(self.embeddings, self.users.partition, privacy)
+        return CheckedInputs(report | checked.report, checked.unsuitable + spread)
+
+    def chunks(self, kept: Tensor | None = None) -> Iterator[Chunk]:
+        """Every user once, its rows in a random order; of (users,) bool those that are `kept`.
+
+        Raises ValueError for a user that breaks its word, or as `check_stream`.
+        """
+        sizes = self.users.sizes
+        seen = torch.zeros(len(sizes), dtype=torch.bool)
+        for chunk in self.users.chunks():
+            if seen[chunk.users].any() or len(chunk.users.unique()) < len(chunk.users):
+                raise ValueError("users must stream in once each, got one twice")
+            if not torch.equal(chunk.counts, sizes[chunk.users]):
+                raise ValueError("users must hold as many rows as their sizes say, got others")
+            seen[chunk.users] = True
+            if self.embeddings is None:
+                clip_norm, constant = self.transform.clip_norm, self.transform.constant
+                check_stream(chunk, self.num_classes, clip_norm, constant)
+                chunk = chunk.shuffled(self.generator)
+            stay = None if kept is None else kept[chunk.users]
+            if stay is None or stay.all():
+                yield chunk
+            elif stay.any():
+                yield chunk.select(stay)
+        if not seen.all():
+            missing = int((~seen).nonzero()[0])
+            raise ValueError(f"users must stream in as their sizes say, got none for {missing}")
+
+
+def check_stream(chunk: Chunk, num_classes: int, clip_norm: float, constant: float) -> None:
+    """Refuses rows of users that stream in by themselves, on which no sensitivity would hold.
+
+    The true rows of the chunk are looked at, not the padding, and compared in float64 with the clip
+    norm c and the constant a, whatever the rows' type: a constant that float32 cannot hold is not
+    the one that a float32 row begins with, and the difference may leave the features longer than
+    √(c² − a²), so these have a bound of their own.
+
+    Raises:
+        ValueError: a label that is not in [0, K), a row that is not finite, longer than c, begins
+            with another number than a, or whose features are longer than √(c² − a²).
+    """
+    own = chunk.own
+    labels = chunk.y[own]
+    if (labels < 0).any() or (labels >= num_classes).any():
+        raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.max())}")
+    broken = own & ~torch.isfinite(chunk.x).all(2)
+    if broken.any():
+        user = int(chunk.users[broken.any(1)][0])
+        raise ValueError(
+            f"rows must be finite, got {int(broken.sum())} that are not, the first of user {user}; "
+            "nothing is released"
+        )
+    reach = math.sqrt(clip_norm**2 - constant**2)
+    step = max(1, BLOCK // chunk.x[0].numel())
+    for start in range(0, len(own), step):
+        part = slice(start, start + step)
+        rows = chunk.x[part][own[part]]
+        check_rows(rows, chunk.y[part][own[part]], num_classes, clip_norm)
+        first = rows[:, 0].double()
+        wrong = first[first != constant]
+        if len(wrong):
+            raise ValueError(f"rows must begin with the constant {constant}, got {float(wrong[0])}")
+        norms = row_norms(rows[:, 1:])
+        if (norms > reach * (1 + SLACK)).any():
+            raise ValueError(
+                f"rows must have features of norm <= sqrt(clip_norm^2 - constant^2) = {reach}, "
+                f"got {float(norms.max())}"
+            )
 
 
 def validate(
@@ -137,7 +332,7 @@ def check_partition(partition: Partition, rows: int) -> None:
 def spread_users(
     embeddings: EmbeddingSet, partition: Partition, privacy: Privacy, part: int = TRAIN
 ) -> tuple[str, ...]:
-    """Why a promise for users is none for those that the set names; nothing where it is one."""
+    """Reason why unit "user" does not protect the set's own users; empty where it does."""
     if embeddings.users is None or privacy.unit != "user":
         return ()
     named = embeddings.users[embeddings.split == part]
@@ -196,7 +391,7 @@ def _origin(
 
 
 def _compare_rows(embeddings: EmbeddingSet, transform: PublicTransform) -> dict[str, Any]:
-    """Report on the rows that the transform has seen."""
+    """Compares private rows with the transform's public ones; facts for the report."""
     if embeddings.dim != len(transform.mean):
         raise ValueError(
             f"transform must be of {embeddings.dim} columns, got one of {len(transform.mean)}"

@@ -9,13 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train_distributed import accounting
-from train_distributed.privacy.integer_gaussian import (
-    TAU,
-    DiscreteGaussianMechanism,
-    calibrate,
-    default_step,
-)
+from train_distributed.privacy.mechanism import TAU, DiscreteGaussian, default_step
 
+for_promise = DiscreteGaussian.for_promise
 SPEC = {"sensitivity": 2.8, "honest": 500, "dimension": 61_450}
 
 
@@ -46,7 +42,7 @@ def test_planned_release_is_at_most_a_thousandth_above_the_float_path(
     users: int,
 ) -> None:
     delta, honest = 10**log_delta, max(1, w - math.floor(corrupt * w))
-    release = calibrate(
+    release = for_promise(
         epsilon, delta, sensitivity=sensitivity, honest=honest, dimension=d, rounded_users=users
     )
     multiplier = accounting.noise_multiplier(epsilon, delta)
@@ -72,13 +68,13 @@ def test_any_admitted_step_is_charged_more_than_the_float_path(
 ) -> None:
     real = accounting.noise_multiplier(epsilon, 1e-5) / math.sqrt(h)
     step = 2.0**shrink * default_step(real, 1.0, d)
-    release = calibrate(epsilon, 1e-5, sensitivity=1.0, honest=h, dimension=d, step=step)
+    release = for_promise(epsilon, 1e-5, sensitivity=1.0, honest=h, dimension=d, step=step)
     assert release.local_std >= real
     assert release.delta(epsilon) <= 1e-5 * (1 + 1e-9)
 
 
 def test_default_release_of_the_headline_setting() -> None:
-    release = calibrate(0.4, 1e-5, **SPEC)
+    release = for_promise(0.4, 1e-5, **SPEC)
     assert -132 < release.log10_zeta < -131
     assert release.stds_in_steps >= 2**10
     assert math.log2(float(release.step)) % 1 == 0
@@ -89,7 +85,7 @@ def test_default_release_of_the_headline_setting() -> None:
 
 def test_the_theorems_terms_at_coarse_noise_by_hand() -> None:
     """Noise of 2 steps: every term is visible, so a dropped one would show."""
-    release = DiscreteGaussianMechanism(
+    release = DiscreteGaussian(
         local_std=2.0, step=1.0, sensitivity=3.0, honest=9, dimension=4, rounded_users=2
     )
     with mpmath.workdps(60):
@@ -133,7 +129,7 @@ def test_the_claimed_delta_covers_the_exact_one_of_the_integer_sum(shift: int) -
         total = np.convolve(total, law)
     p = np.pad(total, (shift, 0))
     q = np.pad(total, (0, shift))
-    release = DiscreteGaussianMechanism(
+    release = DiscreteGaussian(
         local_std=std, step=1.0, sensitivity=shift, honest=honest, dimension=1, rounded_users=0
     )
     for epsilon in (0.1, 0.5, 1.0):
@@ -155,23 +151,22 @@ def test_a_discrete_gaussian_can_exceed_the_continuous_curve() -> None:
 
 def test_steps_that_differ_by_coordinate_are_charged_together() -> None:
     g = np.array([0.25, 0.25, 0.5])
-    release = DiscreteGaussianMechanism(
-        local_std=8.0, step=g, sensitivity=3.0, honest=4, dimension=3
-    )
+    release = DiscreteGaussian(local_std=8.0, step=g, sensitivity=3.0, honest=4, dimension=3)
     variance = 4 * 64 - (TAU * 0.5) ** 2
     assert release.noise_multiplier == pytest.approx(
         math.sqrt(variance) / (3 + math.sqrt(0.25**2 * 2 + 0.25))
     )
     assert np.array_equal(release.stds_in_steps, [32.0, 32.0, 16.0])
-    uniform = DiscreteGaussianMechanism(
-        local_std=8.0, step=0.5, sensitivity=3.0, honest=4, dimension=3
-    )
+    uniform = DiscreteGaussian(local_std=8.0, step=0.5, sensitivity=3.0, honest=4, dimension=3)
     assert release.log_zeta == uniform.log_zeta
     assert release.delta(1.0) < uniform.delta(1.0)
 
 
 def test_rows_rounded_towards_zero_are_not_charged_for_rounding() -> None:
-    charged, free = calibrate(1, 1e-5, **SPEC), calibrate(1, 1e-5, **SPEC, rounded_users=0)
+    charged, free = (
+        for_promise(1, 1e-5, **SPEC),
+        for_promise(1, 1e-5, **SPEC, rounded_users=0),
+    )
     assert free.local_std < charged.local_std
     assert free.noise_multiplier == pytest.approx(
         math.sqrt(500 * free.local_std**2 - (4 * free.step) ** 2) / 2.8, rel=1e-14
@@ -194,9 +189,9 @@ def test_rows_rounded_towards_zero_are_not_charged_for_rounding() -> None:
 def test_impossible_fields_are_named(change: dict[str, float], message: str) -> None:
     fields = {"local_std": 9.0, "step": 1.0, "sensitivity": 1.0, "honest": 3, "dimension": 5}
     with pytest.raises(ValueError, match=message):
-        DiscreteGaussianMechanism(**(fields | change))  # pyright: ignore[reportArgumentType]
+        DiscreteGaussian(**(fields | change))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_step_too_coarse_for_the_target_is_refused() -> None:
     with pytest.raises(ValueError, match="step must leave 2 zeta < epsilon"):
-        calibrate(0.1, 1e-5, sensitivity=1.0, honest=10, dimension=10, step=128.0)
+        for_promise(0.1, 1e-5, sensitivity=1.0, honest=10, dimension=10, step=128.0)

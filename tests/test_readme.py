@@ -11,6 +11,7 @@ import tomllib
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -137,7 +138,7 @@ def executed(block: str) -> dict:
     """The names that a block leaves; a method or command that it adds goes with it."""
     names = {"__name__": "__main__"}  # where dataclasses look their module up
     tables = METHODS, COMMANDS
-    before = [dict(table) for table in tables]
+    before: list[dict[str, Any]] = [dict(table) for table in tables]
     try:
         exec(compile(block, "README", "exec"), names)
     finally:

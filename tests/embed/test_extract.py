@@ -48,7 +48,7 @@ def test_the_command_embeds_what_the_encoder_gives(
 def test_options_of_the_command(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
     out = tmp_path / "out"
     options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint), "out": out}
-    prepared = options | {"encoder": f"{checkpoint}@12,invert"}
+    prepared: dict[str, Any] = options | {"encoder": f"{checkpoint}@12,invert"}
     half = Run(**prepared, dtype="float16", splits=("test",), batch_size=7)
     half.run()
     opened = EmbeddingSet.open(out)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from train_distributed.commands.ledger import Show
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
+from train_distributed.commands.counting import Show
 from train_distributed.ledger.entry import to_words
 from train_distributed.ledger.ledger import Ledger, Limit
 

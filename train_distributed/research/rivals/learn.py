@@ -13,8 +13,7 @@ from pretrain import check
 from train_distributed.one_shot.model import Release, reading
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS
 from train_distributed.one_shot.release import release_of, with_seconds
-from train_distributed.one_shot.report import Noise
-from train_distributed.one_shot.request import ReleaseRequest
+from train_distributed.one_shot.request import Noise, ReleaseRequest
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.rivals import averages, central, dp_fl, gradient_perturbation
 from train_distributed.research.rivals.admm.learner import connect, learn_by_admm

@@ -20,6 +20,7 @@ from train_distributed.research.audit.attack import numbers
 from train_distributed.research.audit.one_run import (
     CANARIES,
     Canaries,
+    _opened,
     audit_once,
     least_mu,
     most_canaries,
@@ -152,7 +153,7 @@ def test_a_canary_attains_the_stated_sensitivity_in_every_sum(options: dict) -> 
             centre[-1] = 1.0
         start = 0 if centre is None else len(centre)
         f, opposite, other = (
-            release_of(target.request(case.signed(of), bare, centre=centre)).opened
+            _opened(release_of(target.request(case.signed(of), bare, centre=centre)))
             for of in (signs, -signs, turned)
         )
         part = slice(start, start + each.dimension)

@@ -222,7 +222,7 @@ CASES = table(
     (PROTECT, r"s\.json must be a readable JSON object", put("s.json", "{")),
     (PROTECT, r"s\.json must be a readable JSON object", put("s.json", '{"step": NaN}')),
     (PROTECT, r"s\.json must be a JSON object, got list", put("s.json", "[]")),
-    (PROTECT, r"s\.json: model is no option, those are components, ", further(model=3)),
+    (PROTECT, r"s\.json must have names of components, .* got model", further(model=3)),
     (PROTECT, r"s\.json: rows: Expected `int`, got `str`, got 'all'", further(rows="all")),
     (PROTECT, r"s\.json: models: Expected `int`, got `bool`", further(models=True)),
     (PROTECT, r"s\.json: step: Expected `float`, got `null`", further(step=None)),

@@ -87,6 +87,7 @@ RETIRED = (
     Retired(("run", "embed fit-transform"), "--text-encoder open_clip", "take a folder of hf:NAME"),
     Retired(("federation adder",), "", "type federation aggregator"),
     Retired(("federation window",), "--adders", "type --aggregators"),
+    Retired(("federation start",), "--superlink", "type --operator"),
     Retired(("export",), "--format sklearn", "take onnx, or train_distributed.Release in Python"),
     Retired(("select",), "", "type rehearse; settings are by a public rule, it predicts accuracy"),
     Retired(("run", "audit"), "--method class-sums", "take --method discriminant"),

@@ -8,30 +8,26 @@
     POST /tasks/{id}/aggregate_shares    OPEN
     GET  /healthz                        204, if the database answers
 
-A refusal is JSON as RFC 9457 has it, whose `title` is the name of the error; 503 says: later.
-Bodies are octets, signed and sealed, and bounded before they are read; a header shows who signed,
-so that an enrolled party has room of its own (`aggregator_limits`). Reports that arrive while
-others are written are written together. GET requests ask the database once a second at most. All
-state is in the database; any number of processes may serve the same task where that is PostgreSQL.
+Bodies are octets, signed and sealed; how they are bounded and refused says `door`. Reports that
+arrive while others are written are written together. GET requests ask the database once a second at
+most. All state is in the database; any number of processes may serve the same task where that is
+PostgreSQL.
 """
 
 import asyncio
-import base64
-import binascii
-import json
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from train_distributed.flower.aggregator_limits import Asked, Body, Limits, NoRoom
+from train_distributed.flower.aggregator_limits import OCTETS, Asked
 from train_distributed.flower.aggregator_watch import LOG, Watch
+from train_distributed.flower.door import Door
 from train_distributed.secure_sum.aggregator import (
     Aggregator,
     Helper,
@@ -40,22 +36,10 @@ from train_distributed.secure_sum.aggregator import (
     order_bytes,
     request_bytes,
 )
-from train_distributed.secure_sum.errors import NotYet, OutOfOrder, OversizedMessage, ProtocolError
+from train_distributed.secure_sum.errors import ProtocolError
 
-OCTETS, PROBLEM = "application/octet-stream", "application/problem+json"
-SUMMARY = "message-summary"  # header: base64 of `wire.summary`
-BODY_SECONDS = 20.0  # in which a body must have arrived
 BATCH = 256  # reports that are written together
 LOOK_SECONDS = 1.0  # between looks for reports that wait, and after the helper was gone
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Unread(Exception):
-    """A body that is not read; the status says why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 def application(
@@ -138,11 +122,12 @@ def work(leader: Leader, send: Send, stop: threading.Event, watch: Watch) -> Non
         stop.wait(LOOK_SECONDS)
 
 
-class Service:
+class Service(Door):
     """The requests of one aggregator."""
 
     def __init__(self, aggregator: Aggregator, watch: Watch) -> None:
-        self._aggregator, self._watch, self._limits = aggregator, watch, Limits()
+        super().__init__(watch, aggregator.sender, aggregator.window.servers)
+        self._aggregator = aggregator
         self._largest = request_bytes(aggregator.window, aggregator.number)
         self._order = order_bytes(aggregator.window.window)
         self._waiting: list[tuple[bytes, asyncio.Future[bytes | ProtocolError]]] = []
@@ -151,44 +136,9 @@ class Service:
         if isinstance(aggregator, Leader):
             self._taking = Asked(aggregator.check_open)
 
-    def handler(self, name: str, answer: Handler) -> Handler:
-        """Answers requests; whatever fails has a status, and words."""
-
-        async def handle(request: Request) -> Response:
-            start = time.monotonic()
-            response = await self._answered(request, answer)
-            seconds = self._watch.request_seconds.labels(name, response.status_code)
-            seconds.observe(time.monotonic() - start)
-            return response
-
-        return handle
-
-    async def _answered(self, request: Request, answer: Handler) -> Response:
-        try:
-            return await answer(request)
-        except Unread as error:
-            return _problem(error.status, "Unread", str(error))
-        except NoRoom as error:
-            return _problem(429, "NoRoom", str(error))
-        except (NotYet, OSError) as error:
-            if isinstance(error, OSError):
-                self._watch.database_errors.inc()
-                LOG.error("database fails", extra={"fields": {"why": str(error)[:300]}})
-            return _problem(503, type(error).__name__, str(error))
-        except ProtocolError as error:
-            status = 413 if isinstance(error, OversizedMessage) else 409
-            if not isinstance(error, OutOfOrder | OversizedMessage):
-                status = 400
-            return _problem(status, type(error).__name__, str(error))
-        except ClientDisconnect:
-            return _problem(400, "Unread", "body must come whole")
-        except Exception:
-            LOG.exception("a request fails")
-            return _problem(500, "InternalError", "it is in the log")
-
     async def report(self, request: Request) -> Response:
         """Takes a report, and acknowledges it once it is on the disk."""
-        async with self._body(request, self._largest) as body:
+        async with self.body(request, self._largest) as body:
             future = asyncio.get_running_loop().create_future()
             self._waiting.append((body, future))
             if self._writing is None or self._writing.done():
@@ -219,13 +169,13 @@ class Service:
     async def job(self, request: Request) -> Response:
         """Decides a job."""
         assert isinstance(self._aggregator, Helper)
-        async with self._body(request, self._largest) as body:
+        async with self.body(request, self._largest) as body:
             answer = await asyncio.to_thread(self._aggregator.prepare, body)
         return Response(answer, media_type=OCTETS)
 
     async def order(self, request: Request) -> Response:
         """Does what the operator orders."""
-        async with self._body(request, self._order) as body:
+        async with self.body(request, self._order) as body:
             answer = await asyncio.to_thread(self._aggregator.order, body)
         if isinstance(self._aggregator, Leader):
             self._taking.forget()
@@ -241,47 +191,3 @@ class Service:
         """Asks the database."""
         await self._healthy()
         return Response(status_code=204)
-
-    @asynccontextmanager
-    async def _body(self, request: Request, largest: int) -> AsyncIterator[bytes]:
-        """The body, no longer than this, which has its room until the block ends.
-
-        Raises:
-            Unread: it has no length or too much, or comes too slowly.
-            NoRoom: there are too many.
-        """
-        stated = request.headers.get("content-length", "")
-        if not stated.isascii() or not stated.isdecimal():
-            raise Unread(411, "content-length must be stated")
-        if len(stated) > 20 or int(stated) > largest:
-            raise Unread(413, f"body must be <= {largest} bytes, got {stated[:20]}")
-        try:
-            async with self._place(request, int(stated)) as place:
-                body = bytearray()
-                async for piece in request.stream():  # no more than was stated
-                    body += piece
-                    place.received += len(piece)
-                place.whole()
-                yield bytes(body)
-        except TimeoutError as error:
-            words = f"body must come within {BODY_SECONDS:g} s, and make room"
-            raise Unread(408, words) from error
-
-    def _place(self, request: Request, length: int) -> AbstractAsyncContextManager[Body]:
-        """Room for a body, of whoever has signed it as the header shows."""
-        sender = None
-        with suppress(ProtocolError, binascii.Error, ValueError):
-            shown = base64.b64decode(request.headers.get(SUMMARY, ""), validate=True)
-            sender = self._aggregator.sender(shown)
-        if sender is None:
-            host = request.client.host if request.client else ""
-            return self._limits.stranger(host, length, BODY_SECONDS)
-        if sender in self._aggregator.window.servers:
-            return self._limits.aggregator(sender, length, BODY_SECONDS)
-        return self._limits.user(sender, length, BODY_SECONDS)
-
-
-def _problem(status: int, title: str, detail: str) -> Response:
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail[:400]}
-    headers = {"retry-after": "1"} if status in (429, 503) else None
-    return Response(json.dumps(content), status, headers, PROBLEM)

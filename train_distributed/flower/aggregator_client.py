@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from pretrain.cli.waiting import Waiting
-from train_distributed.flower.aggregator_app import OCTETS, SUMMARY
+from train_distributed.flower.aggregator_limits import OCTETS, SUMMARY
 from train_distributed.flower.documents.document import safe
 from train_distributed.flower.proxies import client
 from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order

@@ -17,8 +17,10 @@ from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-from train_distributed.flower.transport.places import network
+from train_distributed.flower.places import network
 
+OCTETS = "application/octet-stream"
+SUMMARY = "message-summary"  # header: base64 of what shows who has signed the body
 USERS_BYTES, STRANGERS_BYTES = 2**25, 2**23  # of all bodies that are being read
 LEAST_BYTES = 2**15  # that a body counts
 SLOW_SECONDS, SLOW_BYTES = 1.0, 2**14  # a body older than this comes as fast a second, or may end

@@ -9,19 +9,25 @@ import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
-from train_distributed.flower.aggregator_watch import Watch
-from train_distributed.flower.transport.limited_http import Line, accept, http_config
-from train_distributed.flower.transport.places import Places
+from train_distributed.flower.aggregator_watch import LOG, Watch
+from train_distributed.flower.documents.certificates import SERVER, SERVER_KEY
+from train_distributed.flower.documents.document import read_file
+from train_distributed.flower.limited_http import Line, accept, http_config
+from train_distributed.flower.places import Places
 
 MOST_LINES = 4096  # connections at once, if the process may open as many files
+LINES_OF_A_PARTY = 16
 MOST_TLS_LINES = 256  # of which each has a buffer of 256 KiB in asyncio
 OTHER_FILES = 128  # that stay for the state, and for connections that are being accepted
 HEAD_BYTES = 2**14  # of a request's line and headers
@@ -36,6 +42,7 @@ async def serve(
     ready: Callable[[int], None],
     *,
     shared: bool = False,
+    parties: int = 0,
 ) -> None:
     """Serves until it is cancelled.
 
@@ -47,13 +54,15 @@ async def serve(
         tls: its certificate, if it has one.
         ready: is given the port.
         shared: other processes may listen on the same port, and have a part of its connections.
+        parties: number of those that prove their keys, and then have connections of their own.
 
     Raises:
         OSError: the address is taken.
     """
     quiet = {"log_level": "critical"}  # what strangers send is not worth a line
     config = http_config(app, h11_max_incomplete_event_size=HEAD_BYTES, **quiet)
-    state, places = ServerState(), Places(_most(MOST_LINES if tls is None else MOST_TLS_LINES))
+    most = _most(MOST_LINES if tls is None else MOST_TLS_LINES, LINES_OF_A_PARTY * parties)
+    state, places = ServerState(), Places(most, LINES_OF_A_PARTY)
     watch.connections.set_function(lambda: len(places))
     found = await _addresses(host, port)
     with ExitStack() as stack:
@@ -77,6 +86,78 @@ async def serve(
                 for line in places:
                     line.leave("end")
                 await asyncio.gather(*tasks, return_exceptions=True)  # listeners close after them
+
+
+@contextmanager
+def in_thread(
+    app: Starlette,
+    watch: Watch,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
+    *,
+    parties: int = 0,
+    ended: Callable[[str], None] = lambda why: None,
+) -> Iterator[int]:
+    """Serves from a thread of its own until the block ends; yields the port.
+
+    All but `ended` is as `serve` has it.
+
+    Args:
+        app: what answers.
+        watch: counts what happens.
+        host: address to listen on.
+        port: port; 0: any.
+        tls: its certificate, if it has one.
+        parties: number of those that prove their keys.
+        ended: is told why the service has ended by itself.
+    """
+    began: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[None], int]] = Future()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def ready(listening: int) -> None:
+            began.set_result((loop, serving, listening))
+
+        serving = loop.create_task(serve(app, watch, host, port, tls, ready, parties=parties))
+        try:
+            await serving
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            if began.done():
+                LOG.exception("the service ends")
+                ended(f"{type(error).__name__}: {error}")
+            else:
+                began.set_exception(error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    loop, serving, listening = began.result()
+    try:
+        yield listening
+    finally:
+        with suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(serving.cancel)
+        thread.join()
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    """TLS with the certificate in a folder, server.pem, and its key, server.key.
+
+    Raises:
+        ValueError: no such files, or not a pair.
+    """
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = folder / SERVER, folder / SERVER_KEY
+    for path in pair:
+        read_file(path)
+    try:
+        tls.load_cert_chain(*pair)
+    except ssl.SSLError as error:
+        raise ValueError(f"tls must hold a certificate and its key, got {error}") from error
+    return tls
 
 
 async def _addresses(host: str, port: int) -> list[Any]:
@@ -129,6 +210,16 @@ class WatchedLine(Line):
         super().on_response_complete()
 
 
-def _most(wanted: int) -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if files == resource.RLIM_INFINITY else max(1, min(wanted, files - OTHER_FILES))
+def _most(wanted: int, of_parties: int) -> int:
+    """Connections of strangers: as many as wanted, if parties have files for theirs beside them."""
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + of_parties + OTHER_FILES
+    if files != resource.RLIM_INFINITY and files < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    left = files - OTHER_FILES
+    return max(1, min(wanted, max(left - of_parties, left // 4)))

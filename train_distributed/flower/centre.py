@@ -72,7 +72,6 @@ class CentreEndpoint:
         self._now: Endpoint = self._base
         self._centre: bytes | None = None  # of the second sum under way
         self.largest_frame = self._base.largest_frame
-        self.poll_seconds = self._base.poll_seconds
 
     @property
     def over(self) -> bool:

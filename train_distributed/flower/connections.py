@@ -1,13 +1,13 @@
 """Parties that are connected, each proven at its node, and questions to them in windows.
 
 A name is bound to the first node that shows that party's own signature over this operator's order
-to that node (and, where the federation lists it, has the party's node key). Whoever shows the same
-name from another node is named and left out.
+to that node. Whoever shows the same name from another node is named and left out. A node is one end
+of the carrier's line: with the service of `polling`, the party that has signed its polls.
 """
 
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,9 +31,8 @@ from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES
 from train_distributed.secure_sum.wire import OVERHEAD, kind_of
 
-PRESENT_SECONDS = 10.0  # that a node has at least to answer PRESENT
-GOODBYE_SECONDS = 5.0  # to hear END
-LOOK_SECONDS = 0.5  # between looks at who is connected
+LOOK_SECONDS = 0.1  # between looks at who is connected
+LEAST_SECONDS = 1.0  # that a node has to answer PRESENT when the time for it to come ends
 REFUSAL_BYTES = 2**12
 ADVERTISEMENT = len(DONE + join([b""])) + OVERHEAD + ADVERTISE_BYTES  # longest answer to START
 
@@ -41,8 +40,8 @@ ADVERTISEMENT = len(DONE + join([b""])) + OVERHEAD + ADVERTISE_BYTES  # longest 
 class Relay(Protocol):
     """Carries requests to nodes and brings back what they answer in time."""
 
-    def nodes(self) -> dict[int, str]:
-        """Node -> fingerprint of its key, of those that are here now."""
+    def nodes(self) -> Collection[int]:
+        """Nodes that are here now."""
         ...
 
     def ask_each(
@@ -50,6 +49,16 @@ class Relay(Protocol):
     ) -> Iterator[tuple[int, bytes]]:
         """(node, answer), as they come, of those that answer within the time-out."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Seconds that parties have; a slow carrier needs more."""
+
+    gather: float = 0.0  # to come
+    present: float = 10.0  # to answer PRESENT
+    goodbye: float = 5.0  # to hear END
+    end: float = 15.0  # to come once more, if only to hear that it is over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,7 @@ class Operator:
     relay: Relay  # to the nodes
     record: Record  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
-    seconds: float = 0.0  # to wait for parties
+    deadlines: Deadlines = Deadlines()
     preface: bytes | None = None  # what every node is asked first: of a second sum
 
 
@@ -72,6 +81,7 @@ class Connections:
     def __init__(self, operator: Operator, nonce: bytes) -> None:
         self._operator, self._federation, self._nonce = operator, operator.federation, nonce
         self._relay, self._record, self._log = operator.relay, operator.record, operator.log
+        self._deadlines = operator.deadlines
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
@@ -87,22 +97,22 @@ class Connections:
         Raises:
             ConnectionError: the relay is gone.
         """
-        deadline = time.monotonic() + (self._operator.seconds if seconds is None else seconds)
+        deadline = time.monotonic() + (self._deadlines.gather if seconds is None else seconds)
+        patience = self._deadlines.present
         while not wanted <= self._node.keys():
-            nodes = self._relay.nodes()
-            fresh = nodes.keys() - set(self._node.values()) - self._left_out
+            fresh = set(self._relay.nodes()) - set(self._node.values()) - self._left_out
             orders = {node: self._who(node) for node in sorted(fresh)}
-            patience = max(PRESENT_SECONDS, 4 * self._federation.poll_seconds)
             if (preface := self._operator.preface) is not None:
                 for node, answer in self._relay.ask_each(dict.fromkeys(orders, preface), patience):
                     if answer[:1] != DONE:
                         self._log.refuse(f"node {node}", b"refused: " + answer[1:REFUSAL_BYTES])
             for node, answer in self._relay.ask_each(orders, patience):
-                self._bind(node, nodes[node], orders[node], answer)
+                self._bind(node, orders[node], answer)
             missing = map(self._federation.display_name, sorted(wanted - self._node.keys()))
             self._log.present(self._willing, len(wanted), missing)
             if time.monotonic() >= deadline:
                 return
+            patience = min(patience, max(LEAST_SECONDS, deadline - time.monotonic()))
             if not wanted <= self._node.keys():
                 time.sleep(LOOK_SECONDS)
 
@@ -115,8 +125,8 @@ class Connections:
     def end(self, opened: bool) -> None:
         """END to whoever is here; nobody has to answer."""
         order = self._order(Request.END, self._nonce + bytes([opened]))
-        seconds = max(GOODBYE_SECONDS, 4 * self._federation.poll_seconds)
-        for _ in self._relay.ask_each(dict.fromkeys(self._node.values(), order), seconds):
+        asked = dict.fromkeys(self._node.values(), order)
+        for _ in self._relay.ask_each(asked, self._deadlines.goodbye):
             pass
 
     def ask_each(
@@ -193,7 +203,7 @@ class Connections:
     def _order(self, kind: Request, body: bytes) -> bytes:
         return write_order(self._federation, kind, body, self._operator.keys)
 
-    def _bind(self, node: int, key: str, order: bytes, answer: bytes) -> None:
+    def _bind(self, node: int, order: bytes, answer: bytes) -> None:
         """Believes an answer to PRESENT, or leaves its node out."""
         try:
             if answer[:1] != DONE:
@@ -201,8 +211,6 @@ class Connections:
             (shown,) = split(answer[1:])
             body = order[1 : 1 + 2 * NONCE_BYTES + 8]
             party, willing = read_presence(self._federation, body, shown)
-            if self._federation.nodes.get(party, key) != key:
-                raise WrongSender(f"{name_of(party)} must come with its own node key")
             if party in self._node:
                 raise WrongSender(f"{name_of(party)} is at another node already")
         except ValueError as error:

@@ -24,7 +24,6 @@ _STEPS = {
     Kind.REVEAL: "unmask",
     Kind.EXPOSED: "unmask without dealers of false shares",
 }
-END_SECONDS = 15.0  # that parties have to come once more, if only to hear that it is over
 
 
 def coordinate(operator: Operator, exclude: frozenset[int] = frozenset()) -> Opened:
@@ -90,7 +89,7 @@ def _say_goodbye(operator: Operator, connections: Connections, *, opened: bool) 
     """END to whoever is here; a relay that is gone is no reason to lose a sum."""
     try:
         if opened and not connections.here:
-            connections.gather(frozenset(operator.federation.users), END_SECONDS)
+            connections.gather(frozenset(operator.federation.users), operator.deadlines.end)
         connections.end(opened)
     except (OSError, ProtocolError):
         return

@@ -38,6 +38,7 @@ from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.secagg_user import SecAggUser
 
+SIGNED = "signed"  # step of the journal: of the one vector of a federation with one session
 KEPT = 8  # answers of a session, in the longest that one may be: the protocol has no more
 Submission = Callable[[], NDArray[np.uint64]]  # trains, rounds, adds noise: called once a session
 
@@ -53,11 +54,6 @@ class Endpoint(Protocol):
     @property
     def largest_frame(self) -> int:
         """Bytes that a request or an answer may have."""
-        ...
-
-    @property
-    def poll_seconds(self) -> float:
-        """Between looks for a request."""
         ...
 
     def answer(self, request: bytes) -> bytes:
@@ -100,7 +96,6 @@ class UserEndpoint:
         self._forget(None)
         self.over = False  # nothing more will be asked of this party
         self.largest_frame = federation.largest_frame
-        self.poll_seconds = federation.poll_seconds
 
     def answer(self, request: bytes) -> bytes:
         """The answer to one request; a refusal is an answer."""
@@ -141,9 +136,14 @@ class UserEndpoint:
         return [write_presence(self._federation, order, self._party, willing, self._keys)]
 
     @property
+    def _signed(self) -> bool:
+        """Whether a sum of the one vector that was drawn may have been opened."""
+        in_memory = self._user is not None and self._user.agreed
+        return in_memory or self._journal.detail(self._federation.digest, SIGNED) is not None
+
+    @property
     def _can_submit(self) -> bool:
-        unsigned = self._user is None or not self._user.agreed
-        if unsigned and self._drawn is not None:
+        if self._drawn is not None and not self._signed:
             return True
         return free_session(self._journal, self._federation) is not None
 
@@ -163,8 +163,6 @@ class UserEndpoint:
         self._leave()
         if not self._can_submit:
             raise no_session_left(federation)
-        if self._journal.detail(setup.session.digest, "submit") is not None:
-            raise AlreadyOpened("session must be a new one, got one this user has taken part in")
         self._count_start(nonce)
         self._user = SecAggUser(
             setup, self._party, self._keys, lambda: self._vector(nonce), self._journal
@@ -176,7 +174,13 @@ class UserEndpoint:
     def _deliver(self, body: bytes) -> list[bytes]:
         if self._user is None:
             raise OutOfOrder("START must come first")
-        return [self._user.receive(message) for message in split(body)]
+        answers, signed = list[bytes](), self._user.agreed
+        for message in split(body):
+            answers.append(self._user.receive(message))
+            if self._user.agreed and not signed and self._drawn is not None:
+                signed = True  # and its vector: in no other session, whatever memory is put back
+                self._journal.claim(self._federation.digest, SIGNED, self._nonce or b"")
+        return answers
 
     def _end(self, signed: bytes) -> list[bytes]:
         order = read_order(self._federation, Request.END, signed, NONCE_BYTES + 1)
@@ -204,7 +208,7 @@ class UserEndpoint:
         Raises:
             AlreadyOpened: there is none left.
         """
-        if self._drawn is not None:
+        if self._drawn is not None and not self._signed:
             return self._drawn
         federation = self._federation
         spend_session(self._journal, federation, nonce)
@@ -217,11 +221,15 @@ class UserEndpoint:
         """Notes a start, of which the operator may not have so many that it can pick a graph.
 
         Raises:
-            AlreadyOpened: all have been used.
+            AlreadyOpened: all have been used, or this session was started before: by a process that
+                is gone, and whose answers cannot be given again.
         """
         most, digest = STARTS * self._federation.sessions, self._federation.digest
         for place in range(most):
             name = f"start{place}"
-            if self._journal.detail(digest, name) is None:
+            found = self._journal.detail(digest, name)
+            if found == nonce:
+                raise AlreadyOpened("session must be a new one, got one this user has started")
+            if found is None:
                 return self._journal.claim(digest, name, nonce)
         raise AlreadyOpened(f"sessions started must be <= {most}, got one more")

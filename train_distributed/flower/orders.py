@@ -11,10 +11,16 @@ of messages, or the refusal in words. All but DELIVER are orders: they end with 
 signature over request and the federation's digest, so nobody else starts anything, and no order
 means anything in another federation. The answer to PRESENT is signed with the party's own key over
 the whole order, which names the node it was sent to: an answer shown from another node says so.
+
+A party fetches requests by polls. A poll is `party u32 | name 32 | signature 64 | answer`: the name
+is the SHA-256 of the request answered, zeros without one, and the signature is the party's over the
+federation's digest, party, name and the SHA-256 of the answer.
 """
 
+import hashlib
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from train_distributed.flower.documents.federation import Federation
@@ -33,6 +39,12 @@ PRESENT_BYTES = 2 * NONCE_BYTES + 8
 DONE, REFUSED = b"\0", b"\1"
 _ORDER, _HERE = b"federation order, version 1", b"federation presence, version 1"
 _NAME = struct.Struct(">IB")
+POLL_SECONDS = 20.0  # that a poll waits for a request
+QUESTION_BYTES = 32  # of a request's name
+NO_QUESTION = bytes(QUESTION_BYTES)
+_POLL, _PARTY = b"federation relay, version 1", struct.Struct(">I")
+_SIGNED = _PARTY.size + QUESTION_BYTES
+POLL_HEAD_BYTES = _SIGNED + SIGNATURE_BYTES
 
 
 class Request(IntEnum):
@@ -144,3 +156,54 @@ def read_presence(federation: Federation, order: bytes, answer: bytes) -> tuple[
         raise WrongSender(f"presence must be of another party, got {name_of(party)}")
     verify(key, signature, _HERE + federation.digest + order + head)
     return party, bool(willing)
+
+
+@dataclass(frozen=True)
+class Poll:
+    """A party's poll: it is here, and brings the answer to the request of this name."""
+
+    party: int
+    name: bytes
+    answer: bytes
+
+
+def name_of_question(request: bytes) -> bytes:
+    """SHA-256 of a request, by which its answer names it."""
+    return hashlib.sha256(request).digest()
+
+
+def write_poll(federation: Federation, poll: Poll, keys: PrivateKeys) -> tuple[bytes, bytes]:
+    """A poll's body, and what its header shows: the hash of the answer in place of the answer."""
+    signed = _PARTY.pack(poll.party) + poll.name + hashlib.sha256(poll.answer).digest()
+    signature = sign(keys.signing, _POLL + federation.digest + signed)
+    return signed[:_SIGNED] + signature + poll.answer, signed + signature
+
+
+def read_poll(federation: Federation, body: bytes) -> Poll:
+    """A poll that one of the federation's users has signed.
+
+    Raises:
+        MalformedMessage, BadSignature: as `poll_signer`.
+    """
+    head, answer = body[:POLL_HEAD_BYTES], body[POLL_HEAD_BYTES:]
+    hashed = hashlib.sha256(answer).digest()
+    party = poll_signer(federation, head[:_SIGNED] + hashed + head[_SIGNED:])
+    return Poll(party, head[_PARTY.size : _SIGNED], answer)
+
+
+def poll_signer(federation: Federation, shown: bytes) -> int:
+    """The user that has signed a poll, from what its header shows.
+
+    Raises:
+        MalformedMessage: another length.
+        BadSignature: no user of the federation, or not signed by it.
+    """
+    if len(shown) != POLL_HEAD_BYTES + QUESTION_BYTES:
+        raise MalformedMessage(f"poll must be >= {POLL_HEAD_BYTES} bytes, got fewer")
+    (party,) = _PARTY.unpack_from(shown)
+    key = None if party >= FIRST_SERVER else federation.verifying_key(party)
+    if key is None:
+        raise BadSignature(f"poll must be of a user of the federation, got {party}")
+    signed, signature = shown[:-SIGNATURE_BYTES], shown[-SIGNATURE_BYTES:]
+    verify(key, signature, _POLL + federation.digest + signed)
+    return party

@@ -9,9 +9,9 @@ import numpy as np
 from tests.train_distributed.flower import fake_relay as fake
 from train_distributed.flower.centre import CentreEndpoint
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.operation import run_sums
 from train_distributed.flower.orders import REFUSED, Request
 from train_distributed.flower.progress import Log
-from train_distributed.flower.superlink import run_sums
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.opening import Opened
 
@@ -57,8 +57,8 @@ class Endpoints:
         first = lambda: drawn("first", fake.VECTORS[user])  # noqa: E731
         return CentreEndpoint(self.federation, user, keys, journal, first, second)
 
-    def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.endpoints}
+    def nodes(self) -> list[int]:
+        return [*self.endpoints]
 
     def ask_each(self, requests: Any, seconds: float | None = None) -> Any:
         for node, request in requests.items():

@@ -48,8 +48,8 @@ class Field:
     def parties(self) -> list[str]:
         return self.users
 
-    def node(self, party: str, patience: float = 600, keys: str | None = None):
-        arguments = [party, str(self.port), str(patience), *([keys] if keys else [])]
+    def node(self, party: str, patience: float = 600, journals: str = "journals"):
+        arguments = [party, str(self.port), str(patience), journals]
         return self.run("plain_node", arguments, f"{party}.log")
 
     def operator(self, seconds: float = 40) -> subprocess.Popen[bytes]:
@@ -93,14 +93,6 @@ class Field:
         texts = {p.name: p.read_text(errors="replace")[-1500:] for p in self.folder.glob("*.log")}
         return "\n".join(f"== {name}\n{text}" for name, text in texts.items())
 
-    def children(self, parent: int) -> list[int]:
-        """Processes that a process has started."""
-        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        return [int(pid) for pid in text.split()]
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
     def end(self) -> list[str]:
         """Kills what runs; the command lines of our processes that are left."""
         for process in self.running:
@@ -113,8 +105,7 @@ class Field:
         return left
 
     def left(self) -> list[str]:
-        """Processes of this federation: by folder, or children that carry for them."""
-        pids = {process.pid for process in self.running}
+        """Processes of this federation, by its folder."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -122,8 +113,7 @@ class Field:
                 state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
-            ours = str(self.folder) in line or any(line.rstrip().endswith(f" {p}") for p in pids)
-            if ours and state != "Z":
+            if str(self.folder) in line and state != "Z":
                 found.append(line)
         return found
 

@@ -1,4 +1,4 @@
-"""Many users in one process, each with its endpoint and its own connection to the SuperLink.
+"""Many users in one process, each with its endpoint and its own connection to the operator.
 
 python crowd.py FOLDER PORT
 """
@@ -8,11 +8,10 @@ import threading
 import time
 from pathlib import Path
 
+from train_distributed.flower.attendance import Attendance, attend
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.key_files import NODE_KEY
 from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.endpoint import UserEndpoint
-from train_distributed.flower.transport.carrier import carry
 from train_distributed.secure_sum.journal import VolatileJournal
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,18 +32,18 @@ def main() -> None:
 
 
 def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
-    party = folder / f"user{user}"
     vector = plain_vector(user, federation.dimension)
-    keys = read_private(party)
-    endpoint = UserEndpoint(federation, user, keys, lambda: vector, VolatileJournal())
-    config = {
-        "address": f"127.0.0.1:{port}",
-        "ca": (folder / "tls" / "ca.pem").read_text(),
-        "key": (party / NODE_KEY).read_text(),
-        "largest": federation.largest_frame,
-        "poll": federation.poll_seconds,
-    }
-    carry(config, lambda q, _: endpoint.answer(q), lambda _: None, lambda: not endpoint.over)
+    keys = read_private(folder / f"user{user}")
+    attendance = Attendance(
+        endpoint=UserEndpoint(federation, user, keys, lambda: vector, VolatileJournal()),
+        federation=federation,
+        party=user,
+        keys=keys,
+        address=f"127.0.0.1:{port}",
+        ca=folder / "tls" / "ca.pem",
+        say=lambda _: None,
+    )
+    attend(attendance)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from train_distributed.flower.connections import Operator
+from train_distributed.flower.connections import Deadlines, Operator
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.endpoint import Endpoint, UserEndpoint
@@ -57,8 +57,8 @@ class FakeRelay:
 
         return UserEndpoint(self.federation, user, KEYS[user], draw, self.journals(user))
 
-    def nodes(self) -> dict[int, str]:
-        return {node: f"{node:064x}" for node in self.endpoints}
+    def nodes(self) -> list[int]:
+        return [*self.endpoints]
 
     def ask_each(
         self, requests: Mapping[int, bytes], seconds: float | None = None
@@ -92,6 +92,7 @@ def operator(
             relay=relay,
             record=record,
             log=log,
+            deadlines=Deadlines(end=0.0),
         )
 
 

@@ -1,4 +1,4 @@
-"""Strangers that hold connections to a hub, and come back when they lose them. Run as a process.
+"""Strangers that hold connections to an operator, and come back when they lose them.
 
 python idlers.py PORT IDLE SLOW: of IDLE ones half say nothing at all, half nothing after their TLS
 handshake; SLOW ones send a header that never ends, a byte a second. "ready" is printed once all are
@@ -24,7 +24,7 @@ async def stranger(port: int, kind: str, came: asyncio.Event) -> None:
             if kind != "slow":
                 await reader.read()
             else:
-                writer.write(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nx-a: ")
+                writer.write(b"POST /relay/0 HTTP/1.1\r\nx-a: ")
                 while not writer.is_closing():
                     writer.write(b"a")
                     await writer.drain()

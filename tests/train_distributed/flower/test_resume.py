@@ -8,7 +8,6 @@ import pytest
 
 from tests.train_distributed.flower import fake_relay as fake
 from tests.train_distributed.flower.centre_relay import Killed
-from train_distributed.flower import coordinator as coordination
 from train_distributed.flower.orders import Request
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record, settle
@@ -57,10 +56,7 @@ def test_killed_at_every_question_it_opens_the_same_session(tmp_path: Path) -> N
         assert set(relay.drawn.values()) == {1}
 
 
-def test_killed_twice_and_killed_after_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordination, "END_SECONDS", 0.0)
+def test_killed_twice_and_killed_after_the_end(tmp_path: Path) -> None:
     relay = fake.volatile(fake.agreement())
     for count in (9, 14):
         _kill_at(relay, count, answered=True)
@@ -70,7 +66,7 @@ def test_killed_twice_and_killed_after_the_end(
     total = _operate(relay, tmp_path).total
     for node in list(relay.endpoints):  # it was killed before the model was saved: nobody is needed
         del relay.endpoints[node]
-    relay.nodes = lambda: {}
+    relay.nodes = list
     assert np.array_equal(_operate(relay, tmp_path).total, total)
     settle(tmp_path)
     with Record(tmp_path) as record:

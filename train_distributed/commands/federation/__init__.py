@@ -12,7 +12,6 @@ from train_distributed.commands.federation.setup import INVITATION, TLS, Protoco
 from train_distributed.flower.documents import party
 from train_distributed.flower.documents.certificates import CA, renew_certificates
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.key_files import node_key
 from train_distributed.flower.documents.ledger import Limits
 from train_distributed.privacy.promise import Privacy, Unit
 
@@ -55,7 +54,6 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
-            node=node_key(self.folder),
         ).write(out, keys)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out
@@ -220,7 +218,7 @@ class Start:
     ledger: Path | None = None
     """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
     in the operator's folder). `none`: only the journals of the folder count it."""
-    superlink: str | None = None
+    operator: str | None = None
     """Party: HOST:PORT of the operator (default: as in the invitation)."""
     patience: float = 3600.0
     """Party: seconds to wait for an operator that does not answer."""
@@ -239,6 +237,7 @@ class Start:
         Raises:
             ValueError: a setting or file that does not fit; nothing was sent.
         """
+        check.installed("uvicorn", "a session", extra="federation")
         if self.invitation is None:
             from train_distributed.commands.federation.hosting import run_session
 

@@ -108,7 +108,7 @@ class Collect:
             OSError: an aggregator is gone, or the model cannot be written.
         """
         check.within("[0, inf)", patience=self.patience)
-        check.installed("httpx", "to collect", extra="flower")
+        check.installed("httpx", "to collect", extra="federation")
         from train_distributed.flower.aggregator_client import Aggregators
 
         folder = self.folder.resolve()

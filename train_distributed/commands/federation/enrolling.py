@@ -52,7 +52,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Party], list[Party]]:
     if len(set(paths)) != len(paths):
         raise ValueError("parties must be given once each, got a file twice")
     parties = list(parties_of(paths))
-    for what in ("verifying", "sealing", "node", "name"):
+    for what in ("verifying", "sealing", "name"):
         first: dict[str, Path] = {}
         for path, party in parties:
             other = first.setdefault(getattr(party, what), path)

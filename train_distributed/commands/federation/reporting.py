@@ -80,7 +80,7 @@ class Report:
             OSError: an aggregator is gone; the same report can be sent again.
         """
         check.within("[0, inf)", patience=self.patience)
-        check.installed("httpx", "a report", extra="flower")
+        check.installed("httpx", "a report", extra="federation")
         from train_distributed.flower.aggregator_client import Aggregators
 
         tls = authorities(self.ca)
@@ -175,7 +175,7 @@ def invited(
         ConnectionError: the link's server is gone.
     """
     if isinstance(given, str) and ("://" in given or LINKED.search(given)):
-        check.installed("httpx", "a link", extra="flower")
+        check.installed("httpx", "a link", extra="federation")
         from train_distributed.flower.links import fetched
 
         given = fetched(given, folder, keys, tls).folder

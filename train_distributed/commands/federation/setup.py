@@ -5,7 +5,6 @@
 | private.json | the operator's keys |
 | tls/ | the authority, its key, the operator's certificate |
 | federation.json, transform.safetensors or model.safetensors | what was agreed on |
-| nodes/ | `secagg`: keys of the nodes that may connect |
 | roll | `shares`: all users |
 | invitation/ | what every party gets |
 """
@@ -20,7 +19,6 @@ from train_distributed.flower.documents.certificates import CA, write_certificat
 from train_distributed.flower.documents.document import LARGE, read_file
 from train_distributed.flower.documents.federation import Enrolment, Federation
 from train_distributed.flower.documents.invitation import FEDERATION, Invitation
-from train_distributed.flower.documents.key_files import fingerprint
 from train_distributed.flower.documents.party import Party, public_keys, write_party
 from train_distributed.flower.documents.place import PLACES, ROLL, place_path, write_place
 from train_distributed.flower.documents.terms import (
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from train_distributed.flower.sum_task import SumTask
 
 ProtocolName = Literal["secagg", "shares"]
-TLS, INVITATION, NODES = "tls", "invitation", "nodes"
+TLS, INVITATION = "tls", "invitation"
 
 
 def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
@@ -73,7 +71,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     settings.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
     keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
-    nodes = {} if roll else named
     count = len(roll) if roll else len(users)
     federation = Federation(
         protocol=init.protocol,
@@ -87,7 +84,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
         ),
         sessions=init.sessions,
         task=terms.as_task(),
-        nodes={number: fingerprint(party.node) for number, party in nodes.items()},
         names={number: party.name for number, party in named.items()},
         known={} if roll is None else roll,
         **check.present(
@@ -101,9 +97,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     else:
         federation.session(bytes(32))
     federation.save(folder / FEDERATION)
-    (folder / NODES).mkdir()
-    for party in nodes.values():
-        (folder / NODES / f"{party.name}.pub").write_text(party.node + "\n")
     (folder / TLS).mkdir()
     write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]

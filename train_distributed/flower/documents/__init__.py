@@ -2,6 +2,6 @@
 
 A *party* gives out one signed file; the operator makes a *federation* of them, whose `task` holds
 the *terms*, and hands out an *invitation*. `document` is how a stranger's JSON is read, `key_files`
-and `certificates` are what TLS and Flower want; `sessions` are those that a folder took part in,
+and `certificates` are what TLS wants; `sessions` are those that a folder took part in,
 the *ledger* adds up what it has given away, and a run leaves its `run_log`.
 """

@@ -1,4 +1,4 @@
-"""Keys and certificates in the formats that Flower reads; the authority that signs is kept."""
+"""Keys and certificates of the operator's service; the authority that signs is kept."""
 
 import datetime
 import errno
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 def write_certificates(folder: Path, hosts: list[str]) -> None:
-    """`ca.pem` for everyone, its `ca.key`; `server.pem` and `server.key` for the SuperLink.
+    """`ca.pem` for everyone, its `ca.key`; `server.pem` and `server.key` for the operator.
 
     Args:
         folder: where to.
-        hosts: names and addresses under which nodes reach the SuperLink.
+        hosts: names and addresses under which parties reach the operator.
 
     Raises:
         FileExistsError: there is an authority already; see `renew_certificates`.
@@ -46,7 +46,7 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
 
 
 def renew_certificates(folder: Path, hosts: list[str], *, anew: bool = False) -> datetime.datetime:
-    """A new certificate and key for the SuperLink, from the authority that parties know already.
+    """A new certificate and key for the operator, from the authority that parties know already.
 
     Args:
         folder: with `ca.pem` and `ca.key`.
@@ -84,7 +84,7 @@ def read_authority(path: Path) -> x509.Certificate:
 
 
 def check_server(folder: Path) -> None:
-    """Checks what the SuperLink is to show: valid now, signed by ca.pem, with its own key.
+    """Checks what the operator is to show: valid now, signed by ca.pem, with its own key.
 
     Raises:
         ValueError: naming the file that does not fit.

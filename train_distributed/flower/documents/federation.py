@@ -33,8 +33,7 @@ from train_distributed.secure_sum.session import Session
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
 SECOND = "second_dimension"
-OF_SECAGG = ("users", "nodes", "corrupt_fraction", "dropout_fraction")
-_PRINT, _PRINT_RULE = re.compile("[0-9a-f]{64}"), "a fingerprint of 32 bytes in hexadecimal"
+OF_SECAGG = ("users", "corrupt_fraction", "dropout_fraction")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class Federation:
     corrupt_fraction: float = 0.1  # protocol "secagg"
     dropout_fraction: float = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
-    nodes: dict[int, str] = field(default_factory=dict)  # party -> fingerprint of its node's key
     names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
     second_dimension: int = 0  # numbers of a second sum, about the first one's centre; 0: no such
     known: Mapping[int, User] = field(default_factory=dict, compare=False, repr=False)
@@ -97,9 +95,9 @@ class Federation:
         self._check_distinct()
 
     def _check_distinct(self) -> None:
-        """No two parties share a key, a node or a name, and all of them exist."""
+        """No two parties share a key or a name, and all of them exist."""
         keys = self.verifying
-        for what, given in {"key": keys, "node": self.nodes, "name": self.names}.items():
+        for what, given in {"key": keys, "name": self.names}.items():
             owner: dict[str, int] = {}
             for party, value in given.items():
                 if party not in keys:
@@ -194,11 +192,6 @@ class Federation:
         """Bytes that one request or answer may have: a vector, and what names users."""
         return 2**16 + 2**10 * len(self.users) + 16 * max(self.dimension, self.second_dimension)
 
-    @property
-    def poll_seconds(self) -> float:
-        """Between a node's looks for a question: all users together look 50 times a second."""
-        return max(0.2, len(self.users) / 50)
-
     def verifying_key(self, party: int) -> bytes | None:
         """The key that must have signed a party's messages; None for a stranger."""
         key = self.verifying.get(party)
@@ -249,7 +242,6 @@ def _listed(document: Document) -> dict[str, Any]:
     """Fields of protocol `secagg`."""
     return {
         "users": _by_party(document.part("users"), KEY, KEY_RULE),
-        "nodes": _by_party(document.part("nodes"), _PRINT, _PRINT_RULE),
         "corrupt_fraction": document.number("corrupt_fraction", -1.0, 1.0),
         "dropout_fraction": document.number("dropout_fraction", -1.0, 1.0),
     }

@@ -16,7 +16,6 @@ from train_distributed.flower.documents.document import (
     with_signature,
 )
 from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.key_files import NODE_KEY, fingerprint, node_key
 from train_distributed.flower.documents.party import KEY
 from train_distributed.flower.documents.place import PLACES, at_place, place_path
 from train_distributed.flower.documents.terms import agreed_file
@@ -33,7 +32,7 @@ class Invitation:
 
     folder: Path
     federation: Federation
-    superlink: str  # host:port
+    address: str  # host:port of the operator
 
     @property
     def ca(self) -> Path:
@@ -55,7 +54,7 @@ class Invitation:
 
     def sign(self, keys: PrivateKeys) -> None:
         """Signs, as the operator, where it listens and by which authority."""
-        told = {"superlink": self.superlink, "federation": self.federation.digest.hex()}
+        told = {"address": self.address, "federation": self.federation.digest.hex()}
         told |= {"ca": hashlib.sha256(self.ca.read_bytes()).hexdigest()}
         signed = with_signature(told, OPERATOR, keys.signing)
         with new_file(self.folder / OPERATOR) as partial:
@@ -74,7 +73,7 @@ class Invitation:
                 another federation.
         """
         document = read_document(folder / OPERATOR)
-        document.only(["superlink", "federation", "ca", SIGNATURE])
+        document.only(["address", "federation", "ca", SIGNATURE])
         told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
@@ -93,8 +92,8 @@ class Invitation:
         check_signature(document, OPERATOR, operator, "the operator's")
         if document.values["ca"] != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
             raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
-        superlink = document.text("superlink", ADDRESS, "HOST:PORT")
-        return Invitation(folder, federation, superlink)
+        address = document.text("address", ADDRESS, "HOST:PORT")
+        return Invitation(folder, federation, address)
 
     def placed(self, keys: PrivateKeys) -> "Invitation":
         """Invitation whose federation knows the user with these keys, if its place is here.
@@ -112,10 +111,10 @@ class Invitation:
 
         Args:
             keys: the party's own.
-            folder: the party's, with its node key.
+            folder: the party's.
 
         Raises:
-            ValueError: none, or it was registered with another sealing or node key.
+            ValueError: none, or it was registered with another sealing key.
         """
         federation, public = self.federation, keys.public
         party = federation.holder(public.verifying.hex())
@@ -127,13 +126,6 @@ class Invitation:
             )
         if party == FIRST_SERVER:
             raise ValueError(f"{folder} must be a party's, is the operator's: leave out invitation")
-        agreed = federation.nodes.get(party)
-        if agreed not in (None, fingerprint(node_key(folder))):
-            raise ValueError(
-                f"{folder / NODE_KEY} must be the one registered for "
-                f"{federation.display_name(party)}, is "
-                f"another: was it made anew after the party file was given out?"
-            )
         if party > FIRST_SERVER:
             sealing = federation.servers[party - FIRST_SERVER]["sealing"]
             if sealing != public.sealing.hex():

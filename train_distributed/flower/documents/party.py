@@ -12,14 +12,9 @@ from train_distributed.flower.documents.document import (
     Document,
     check_signature,
     read_document,
-    read_file,
     with_signature,
 )
-from train_distributed.flower.documents.key_files import (
-    fingerprint,
-    write_node_key,
-    write_secret,
-)
+from train_distributed.flower.documents.key_files import write_secret
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,
@@ -34,8 +29,6 @@ NAME = re.compile("[a-z0-9][a-z0-9._-]{0,39}")
 NAME_RULE = "1 to 40 of a-z 0-9 . _ -, the first a letter or digit"
 KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 KEY_RULE = f"{KEY_BYTES} bytes in hexadecimal"
-NODE = re.compile("ecdsa-sha2-nistp384 [A-Za-z0-9+/]{100,200}={0,2}")
-NODE_RULE = "an OpenSSH key, ecdsa-sha2-nistp384"
 PARTY_FILE = "party file"
 
 
@@ -48,7 +41,6 @@ class Party:
     rows: int  # training rows of a user, public; 0 for a server
     verifying: str  # Ed25519, hexadecimal
     sealing: str  # X25519, hexadecimal
-    node: str  # the public key of its Flower node, OpenSSH
 
     @staticmethod
     def read(path: Path) -> "Party":
@@ -57,17 +49,11 @@ class Party:
         Raises:
             ValueError: naming file, field, rule and value.
         """
-        document = read_document(path)
-        party = Party.of(document)
-        try:
-            fingerprint(party.node)
-        except ValueError as error:
-            document.refuse("node", NODE_RULE, str(error))
-        return party
+        return Party.of(read_document(path))
 
     @staticmethod
     def of(document: Document) -> "Party":
-        """Reads the fields of a party file, but for what is in its node key, which is one of SSH.
+        """Reads the fields of a party file.
 
         Raises:
             ValueError: naming file, field, rule and value.
@@ -82,7 +68,6 @@ class Party:
             else document.whole("rows", 0, 0),
             verifying=document.text("verifying", KEY, KEY_RULE),
             sealing=document.text("sealing", KEY, KEY_RULE),
-            node=document.text("node", NODE, NODE_RULE),
         )
         try:
             check_order(bytes.fromhex(party.sealing))
@@ -112,7 +97,6 @@ def write_party(folder: Path) -> PrivateKeys:
     keys = PrivateKeys.generate()
     private = {"signing": keys.signing.hex(), "opening": keys.opening.hex()}
     write_secret(folder / PRIVATE, json.dumps(private).encode())
-    write_node_key(folder)
     return keys
 
 
@@ -137,15 +121,3 @@ def _secret(document: Document, name: str) -> bytes:
     if not isinstance(value, str) or not KEY.fullmatch(value):
         document.refuse(name, KEY_RULE, "something else")
     return bytes.fromhex(value)
-
-
-def node_fingerprint(path: Path) -> str:
-    """SHA-256, hexadecimal, of a public node key: of its SubjectPublicKeyInfo.
-
-    Raises:
-        ValueError: no OpenSSH key of a node there.
-    """
-    try:
-        return fingerprint(read_file(path).decode().strip())
-    except ValueError as error:
-        raise ValueError(f"{path} must be {NODE_RULE}, got: {error}") from error

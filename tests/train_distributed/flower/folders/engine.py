@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from train_distributed.commands.federation import hosting, taking_part
+from train_distributed.flower.attendance import Attendance
 from train_distributed.flower.documents.federation import Federation
+from train_distributed.flower.operation import Operation
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import settle
-from train_distributed.flower.superlink import Operation
-from train_distributed.flower.supernode import Node
 from train_distributed.secure_sum.opening import Opened
 
 
@@ -20,14 +20,14 @@ def digest_of(home: Path, operator: str = "fed") -> str:
 
 
 class Engine:
-    """In place of the network: an operator that opens zeros, a node that is used up at once."""
+    """In place of the network: an operator that opens zeros, a party that is used up at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operations: list[Operation] = []
-        self.nodes: list[Node] = []
+        self.parties: list[Attendance] = []
         self.failure: Exception | None = None
         monkeypatch.setattr(hosting, "operate", self.operate)
-        monkeypatch.setattr(taking_part, "serve", self.serve)
+        monkeypatch.setattr(taking_part, "attend", self.attend)
         monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
 
     def operate(self, operation: Operation) -> tuple[list[Opened], Log]:
@@ -40,7 +40,7 @@ class Engine:
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
         return [Opened(np.zeros(operation.federation.dimension, np.uint64), users)], log
 
-    def serve(self, node: Node) -> int:
-        self.nodes.append(node)
-        node.say("connected")
+    def attend(self, attendance: Attendance) -> int:
+        self.parties.append(attendance)
+        attendance.say("connected")
         return 0

@@ -1,6 +1,5 @@
 """A user takes part in what it has accepted, within limits of its own, and in nothing else."""
 
-import importlib.util
 import os
 import pty
 import re
@@ -32,7 +31,7 @@ WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
 def _nothing_given(user: Path) -> bool:
     """Neither a journal nor a run nor a ledger."""
     left = {path.name for path in user.iterdir()}
-    return left == {"embeddings", "node-key", "node-key.pub", "private.json", *_party_files(user)}
+    return left == {"embeddings", "private.json", *_party_files(user)}
 
 
 def _party_files(user: Path) -> set[str]:
@@ -200,7 +199,7 @@ def test_what_was_accepted_in_this_folder_is_not_asked_again(
     shutil.rmtree(home / "user0" / "state")
     with pytest.raises(ValueError, match="accept must be given"):
         asked.run()
-    assert len(engine.nodes) == 2
+    assert len(engine.parties) == 2
 
 
 class Terminal:
@@ -266,7 +265,6 @@ def test_a_user_at_a_terminal_is_asked(federated, listening) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra")
 def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
     home, name = federated(command), command.__name__.lower()
     yes = Terminal(_options(command, home, patience=60.0), name)

@@ -12,8 +12,7 @@ from train_distributed.flower.documents.certificates import check_server, hosts_
 from train_distributed.flower.documents.document import LARGE, read_document
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.key_files import node_key
-from train_distributed.flower.documents.party import Party, node_fingerprint, read_private
+from train_distributed.flower.documents.party import Party, read_private
 from train_distributed.flower.documents.terms import read_transform
 from train_distributed.flower.model_task import ModelTask
 
@@ -58,8 +57,6 @@ def _readers(home: Path) -> dict[Path, Callable[[], object]]:
         invitation / "ca.pem": lambda: read_authority(invitation / "ca.pem"),
         tls / "server.pem": lambda: (check_server(tls), hosts_of(tls / "server.pem")),
         tls / "server.key": lambda: check_server(tls),
-        user / "node-key": lambda: node_key(user),
-        user / "node-key.pub": lambda: node_fingerprint(user / "node-key.pub"),
         transform: lambda: read_transform(transform),
     }
 

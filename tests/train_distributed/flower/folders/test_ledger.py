@@ -255,7 +255,7 @@ def test_a_user_s_sessions_are_counted_beside_its_rows(
     start = Start(user, invitation=invitation, embeddings=user / "embeddings", accept=accept)
     assert start.run() == 0
     federation = Federation.load(home / "fed" / "federation.json")
-    told: Any = engine.nodes[-1].endpoint
+    told: Any = engine.parties[-1].endpoint
     told._journal.claim(federation.digest, "session0", b"n" * 32)
     (record,) = Ledger.open(user / "embeddings.ledger").state().records
     entry = record.entry

@@ -128,7 +128,7 @@ def test_nothing_that_was_changed_on_the_line_is_believed(
             },
             "signature must be the operator's",
         ),
-        ({f"{base}/operator.json": b'{"superlink": "h:1"}'}, "federation must be given"),
+        ({f"{base}/operator.json": b'{"address": "h:1"}'}, "federation must be given"),
         ({own: json.dumps(place | {"rows": 13}).encode()}, "must prove that key"),
         ({f"{base}/{WINDOW}": later}, "signature must be the operator's"),
         ({f"{base}/{WINDOW}": there}, "signature must be the operator's"),
@@ -174,7 +174,7 @@ def test_a_party_of_secagg_starts_by_its_link(
     digest = Federation.load(home / "fed" / "federation.json").digest.hex()
     user = home / "user0"
     Start(user, line.at + base, embeddings=user / "embeddings", accept=digest).run()
-    assert engine.nodes[0].superlink == "127.0.0.1:9092"
+    assert engine.parties[0].address == "127.0.0.1:9092"
 
 
 def test_a_new_authority_is_signed_again(initiated: Callable[..., Path]) -> None:
@@ -187,7 +187,7 @@ def test_an_invitation_that_nobody_has_signed_is_refused(initiated: Callable[...
     folder = initiated() / "fed" / "invitation"
     told = json.loads((folder / "operator.json").read_text())
     (folder / "operator.json").write_text(
-        json.dumps({name: told[name] for name in ("superlink", "federation")})
+        json.dumps({name: told[name] for name in ("address", "federation")})
     )
     with pytest.raises(ValueError, match="ca must be given"):
         Invitation.read(folder)

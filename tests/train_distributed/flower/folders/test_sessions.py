@@ -3,7 +3,6 @@
 Each test takes a minute or two on two busy cores.
 """
 
-import importlib.util
 import json
 import os
 import shutil
@@ -19,10 +18,7 @@ from tests.train_distributed.flower.folders.engine import digest_of
 from train_distributed.commands.federation import Renew
 from train_distributed.ledger.ledger import Ledger
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs the flower extra"),
-]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 SECONDS = 240
 

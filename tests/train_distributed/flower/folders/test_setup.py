@@ -20,7 +20,6 @@ from train_distributed.flower.documents import certificates
 from train_distributed.flower.documents.certificates import check_server, hosts_of, read_authority
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.key_files import fingerprint, node_key
 from train_distributed.flower.documents.party import Party, read_private, write_party
 from train_distributed.one_shot import defaults
 from train_distributed.privacy.promise import Privacy
@@ -38,14 +37,12 @@ def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
     assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
     assert party.verifying == keys.public.verifying.hex()
     assert party.sealing == keys.public.sealing.hex()
-    assert party.node == node_key(tmp_path / "me")
-    for name in ("private.json", "node-key"):
-        assert stat.S_IMODE((tmp_path / "me" / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "me" / "private.json").stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
         write_party(tmp_path / "me")
     Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
     again = Party.read(tmp_path / "me" / "hospital-a.party.json")
-    assert (again.rows, again.verifying, again.node) == (60, party.verifying, party.node)
+    assert (again.rows, again.verifying) == (60, party.verifying)
 
 
 def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
@@ -54,7 +51,7 @@ def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_pa
     assert Party.read(tmp_path / "user0" / "other.party.json").rows == 12
 
 
-@pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing", "node"])
+@pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing"])
 def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> None:
     Join(tmp_path / "me", "me", rows=5).run()
     Join(tmp_path / "you", "you", rows=6).run()
@@ -71,16 +68,12 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     federation = Federation.load(fed / "federation.json")
     invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:16])
     assert invitation.federation == federation
-    assert invitation.superlink == "127.0.0.1:9092"
+    assert invitation.address == "127.0.0.1:9092"
     assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
     assert federation.display_name(1) == "user 1 (hospital-1)"
     assert federation.display_name(FIRST_SERVER) == "operator"
     for number, folder in enumerate(["user0", "user1", "user2"]):
         assert invitation.identify(read_private(home / folder), home / folder) == number
-    keys = {path.stem: path.read_text().strip() for path in (fed / "nodes").iterdir()}
-    assert {federation.names[p]: print_ for p, print_ in federation.nodes.items()} == {
-        name: fingerprint(key) for name, key in keys.items()
-    }
     for secret in ("private.json", "tls/ca.key", "tls/server.key"):
         assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
@@ -93,7 +86,7 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
     home = initiated(users=3, servers=1)
     fed = home / "fed"
     federation = Federation.load(fed / "federation.json")
-    assert (federation.enrolled, federation.users, federation.nodes) == (3, {}, {})
+    assert (federation.enrolled, federation.users) == (3, {})
     assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
     text = (fed / "invitation" / "federation.json").read_text()
     assert "hospital" not in text
@@ -114,7 +107,6 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
     assert told == [
         *("ca.pem", "federation.json", "operator.json", "places", "transform.safetensors")
     ]
-    assert not list((fed / "nodes").iterdir())
 
 
 def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
@@ -255,16 +247,12 @@ def test_servers_must_fit_the_protocol(joined: Callable[..., list[Path]], tmp_pa
 
 def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> None:
     home = initiated()
-    folder, user = home / "fed" / "invitation", home / "user0"
+    folder = home / "fed" / "invitation"
     invitation = Invitation.read(folder)
     Join(home / "stranger", "stranger", rows=12).run()
     stranger = home / "stranger"
     with pytest.raises(ValueError, match=r"keys in .*stranger must be registered in"):
         invitation.identify(read_private(stranger), stranger)
-    for name in ("node-key", "node-key.pub"):
-        (stranger / name).replace(user / name)
-    with pytest.raises(ValueError, match="must be the one registered for user 0"):
-        invitation.identify(read_private(user), user)
     with pytest.raises(ValueError, match="is the operator's: leave out invitation"):
         invitation.identify(read_private(home / "fed"), home / "fed")
     with pytest.raises(ValueError, match="must have the digest that you were told, 00ff"):

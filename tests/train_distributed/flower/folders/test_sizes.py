@@ -27,8 +27,8 @@ from train_distributed.commands.federation import Init, Join, Start, hosting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.embedding import Pictures
 from train_distributed.commands.predict import Predict
+from train_distributed.flower.operation import Operation
 from train_distributed.flower.progress import Log
-from train_distributed.flower.superlink import Operation
 from train_distributed.ledger.ledger import NONE
 from train_distributed.released.export.programs import run_torch
 from train_distributed.secure_sum.opening import Opened
@@ -88,10 +88,10 @@ def test_a_session_takes_sets_of_one_size(engine: Engine, place: Path, tmp_path:
             start(home, place / f"other {name}")
         assert "; 32 x 32 px)" in str(caught.value)
         assert f"; {said(place / f'other {name}')})" in str(caught.value)
-    assert not engine.nodes
+    assert not engine.parties
     for number, name in enumerate(SAME):
         assert start(home, place / f"same {name}") == 0
-        assert len(engine.nodes) == number + 1
+        assert len(engine.parties) == number + 1
 
 
 def test_an_evaluation_takes_sets_of_one_size(engine: Engine, place: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.train_distributed.flower.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.documents.ledger import BudgetedJournal, Limits
+from train_distributed.flower.documents.party import read_private
 from train_distributed.flower.documents.sessions import read_ledger, remember
 from train_distributed.secure_sum.journal import DurableJournal
 
@@ -28,8 +29,7 @@ def test_the_operator_writes_model_report_and_log(
     assert Start(Path("fed")).run() == 0
     (operation,) = engine.operations
     assert operation.port == 9092
-    assert [path.stem for path in operation.nodes] == ["hospital-0", "hospital-1", "hospital-2"]
-    assert all(path.is_absolute() for path in (*operation.nodes, operation.certificates))
+    assert operation.certificates.is_absolute()
     assert operation.state.is_absolute()
     run = _run(home / "fed")
     report = json.loads((run / "model" / "report.json").read_text())
@@ -106,10 +106,11 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     home = initiated(users=3)
     assert _party(home, "user2").run() == 0
     assert "user 2 (hospital-2)" in capsys.readouterr().err
-    (user,) = engine.nodes
+    (user,) = engine.parties
     told: Any = user.endpoint
     assert isinstance(told._journal, BudgetedJournal)
-    assert (user.superlink, user.keys) == ("127.0.0.1:9092", home / "user2")
+    assert (user.address, user.party) == ("127.0.0.1:9092", 2)
+    assert user.keys == read_private(home / "user2")
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "user2") / "status.json").read_text())
     assert status["party"] == "user 2 (hospital-2)"
@@ -133,7 +134,7 @@ def test_a_party_is_told_what_does_not_fit(
         (home / "user0" / "embeddings").rename(home / "elsewhere")
     with pytest.raises(ValueError, match=message):
         replace(start, **change).run()  # pyright: ignore[reportArgumentType]
-    assert not engine.nodes
+    assert not engine.parties
 
 
 def test_the_operator_s_options_are_its_own(initiated: Callable[..., Path]) -> None:

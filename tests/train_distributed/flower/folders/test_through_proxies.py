@@ -138,14 +138,11 @@ def test_this_machine_is_reached_directly_whatever_the_proxies(
     assert home.used(0) == 1
 
 
-def test_a_carrier_of_secagg_gets_no_proxy(initiated, engine, monkeypatch, capsys) -> None:
-    """Its process has no environment of ours, so the question names none."""
-    from train_distributed.flower.transport.processes import _environment
-
+def test_secagg_goes_through_the_proxy_too(initiated, engine, monkeypatch, capsys) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://p:1")
-    assert not [name for name in _environment("h") if "proxy" in name.lower()]
     home: Path = initiated()
     accept = digest_of(home)
-    other = Start(home / "user0", home / "fed" / "invitation", accept=accept, superlink="h:9")
+    other = Start(home / "user0", home / "fed" / "invitation", accept=accept, operator="h:9")
     assert other.run() == 0
-    assert "sent to the operator at h:9\n" in capsys.readouterr().out
+    words = "sent to the operator at h:9 through the proxy http://p:1 of HTTPS_PROXY\n"
+    assert words in capsys.readouterr().out

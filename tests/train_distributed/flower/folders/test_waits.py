@@ -139,7 +139,7 @@ def test_a_used_up_federation_is_an_error_at_once(initiated, engine, capsys) -> 
     journal.claim(federation.digest, "session0", b"n" * 32)
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more: all that were agr"):
         start.run()
-    assert len(engine.nodes) == 1
+    assert len(engine.parties) == 1
 
 
 def test_a_user_of_another_window_that_has_no_session_left_waits_for_nobody(

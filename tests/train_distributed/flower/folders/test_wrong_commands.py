@@ -109,7 +109,7 @@ CASES = table(
     ("federation start --folder nowhere", f"federation.json {NONE}the operator's"),
     ("federation start --folder s/fed --timeout nan", r"timeout must be in \[0, inf\), got nan"),
     ("federation start --folder s/fed --port 70000", r"port must be in \[1, 65535\], got 70000"),
-    (f"{START} --superlink h", "address must be HOST:PORT, got 'h'"),
+    (f"{START} --operator h", "address must be HOST:PORT, got 'h'"),
     (f"{START} --folder s/fed", "s/fed must be a party's, is the operator's: leave out invitation"),
     ("federation invite --folder a/fed --listen 9100", "address must be HOST:PORT, got '9100'"),
     ("federation invite --folder a/user0 --listen h:1", f"operator.json {NONE}"),

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from train_distributed.flower.transport.places import Places
+from train_distributed.flower.places import Places
 
 HANDSHAKE_SECONDS = 10.0  # to the first byte, and again for TLS
 IDLE_SECONDS = 60.0  # between two answers, or two headers of a registered key
@@ -102,7 +102,7 @@ class Line(H11Protocol):
         super().connection_lost(exc)
 
     def _prove(self, key: bytes) -> None:
-        """Notes the registered key that has signed a header; `FleetApi` calls it."""
+        """Notes the registered key that has signed a request, whose handler calls it."""
         self._known, self._seconds = True, IDLE_SECONDS
         self._places.prove(self, key)
         self._stop()

@@ -1,26 +1,28 @@
-"""The operator's process: starts the hub, admits the nodes, runs or resumes one session over it."""
+"""The operator's process: its service listens, and one session is run or resumed over it."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from starlette.routing import Route
+
 from pretrain.cli.waiting import to_terminal
+from train_distributed.flower.aggregator_watch import logged
 from train_distributed.flower.centre import OpenedSums, Publish
-from train_distributed.flower.connections import Operator
+from train_distributed.flower.connections import Deadlines, Operator
 from train_distributed.flower.coordinator import coordinate
 from train_distributed.flower.documents.federation import Federation
 from train_distributed.flower.orders import Request, words, write_order
+from train_distributed.flower.polling import open_relay
 from train_distributed.flower.progress import Log
 from train_distributed.flower.record import CannotResume, Record
-from train_distributed.flower.relay import open_relay
-from train_distributed.flower.transport.sandbox import hide_memory
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
 from train_distributed.secure_sum.opening import Opened
 
-JOURNAL, HUB_LOG = "journal", "hub.log"
+JOURNAL = "journal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +31,14 @@ class Operation:
 
     federation: Federation
     keys: PrivateKeys
-    nodes: tuple[Path, ...]  # node-key.pub of every party
-    certificates: Path  # folder with ca.pem, server.pem, server.key
+    certificates: Path  # folder with server.pem and server.key
     host: str
     port: int
     seconds: float  # to come, and to answer each question
     state: Path  # absolute directory that outlives this process: see `party_state`
-    run: Path  # directory for status.json and the hub's log
-    ready: Callable[[], None] = lambda: None  # called when the nodes may connect
+    run: Path  # directory for status.json and the service's log
+    routes: Iterable[Route] = ()  # more that the service answers
+    ready: Callable[[], None] = lambda: None  # called when the parties may connect
     say: Callable[[str], None] = to_terminal  # a line per stage
     publish: Publish | None = None  # of a federation of two sums: the centre of the second one
 
@@ -53,16 +55,13 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
     Raises:
         ValueError: no sum; the message names who is missing. Nothing is released.
     """
-    hide_memory()
     operation.run.mkdir(parents=True, exist_ok=True)
     log = Log(operation.run, operation.say)
     try:
         journal = DurableJournal(operation.state / JOURNAL)
         journal.check()
-        with Record(operation.state) as record, _relay(operation) as relay:
+        with Record(operation.state) as record, logged(operation.run), _relay(operation) as relay:
             operation.ready()
-            if not relay.confined:
-                operation.say("no Landlock here: the hub could read this user's files")
             operator = Operator(
                 federation=operation.federation,
                 keys=operation.keys,
@@ -70,7 +69,7 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
                 relay=relay,
                 record=record,
                 log=log,
-                seconds=operation.seconds,
+                deadlines=Deadlines(gather=operation.seconds),
             )
             opened = run_sums(operator, operation.state, operation.publish)
     except (ValueError, OSError) as error:
@@ -112,15 +111,14 @@ def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[O
 
 
 def _relay(operation: Operation):
-    folder = operation.certificates
-    config = {
-        "host": operation.host,
-        "port": operation.port,
-        "certificate": str(folder / "server.pem"),
-        "key": str(folder / "server.key"),
-        "largest": operation.federation.largest_frame,
-    }
-    return open_relay(config, operation.nodes, operation.seconds, operation.run / HUB_LOG)
+    return open_relay(
+        operation.federation,
+        operation.certificates,
+        operation.host,
+        operation.port,
+        operation.seconds,
+        operation.routes,
+    )
 
 
 def run_session(operator: Operator) -> Opened:

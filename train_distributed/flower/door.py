@@ -40,12 +40,19 @@ class Door:
         watch: counts what happens.
         sender: the party that has signed a body, from what its header shows; raises ProtocolError.
         servers: parties without a bucket of credit.
+        proves: whether a connection on which a party has signed is that party's, with places of its
+            own (`limited_http`): for parties that stay connected, and are not very many.
     """
 
     def __init__(
-        self, watch: Watch, sender: Callable[[bytes], int | None], servers: Collection[int] = ()
+        self,
+        watch: Watch,
+        sender: Callable[[bytes], int],
+        servers: Collection[int] = (),
+        *,
+        proves: bool = False,
     ) -> None:
-        self._watch, self._sender, self._servers = watch, sender, servers
+        self._watch, self._sender, self._servers, self._proves = watch, sender, servers, proves
         self._limits = Limits()
 
     def handler(self, name: str, answer: Handler) -> Handler:
@@ -127,6 +134,8 @@ class Door:
         if sender is None:
             host = request.client.host if request.client else ""
             return self._limits.stranger(host, length, seconds)
+        if self._proves and (prove := request.scope.get("state", {}).get("prove")):
+            prove(b"party %d" % sender)
         if sender in self._servers:
             return self._limits.aggregator(sender, length, seconds)
         return self._limits.user(sender, length, seconds)

@@ -66,7 +66,7 @@ class Polls(Door):
     """
 
     def __init__(self, federation: Federation, watch: Watch, seconds: float) -> None:
-        super().__init__(watch, partial(poll_signer, federation))
+        super().__init__(watch, partial(poll_signer, federation), proves=True)
         self._federation, self._seconds = federation, seconds
         self._largest = federation.largest_frame
         self._changed = threading.Condition()
@@ -179,9 +179,6 @@ class Polls(Door):
         """Takes an answer, if one is brought, and gives out the party's next question."""
         async with self.body(request, POLL_HEAD_BYTES + self._largest, BODY_SECONDS) as body:
             poll = self._read(body)
-        prove = request.scope.get("state", {}).get("prove")
-        if prove is not None:  # a line of ours
-            prove(b"party %d" % poll.party)
         self._loop = asyncio.get_running_loop()
         self._take(poll)
         asked = await self._question(poll.party)

@@ -92,14 +92,25 @@ def test_a_poll_brings_an_answer_and_fetches_the_next_question(
     assert service.poll(2, name, b"answer", shown=shown).status_code == 204
     thread.join(SECONDS)
     assert found == [(2, b"answer")]
-    service.poll(2, name, b"another", shown=shown)  # it counted once
-    thread, found = service.asked({2: b"second"})
-    second = service.poll(2).content
-    assert second == hashlib.sha256(b"second").digest() + b"second"
-    service.poll(2, name, b"of the first", shown=shown)
-    service.poll(2, second[:32], b"", shown=shown)
+
+
+def test_an_answer_counts_for_the_question_that_it_names(service: Service) -> None:
+    """Once: neither early nor late, nor again."""
+    first, second = name_of_question(b"first"), hashlib.sha256(b"second").digest()
+    service.poll(2, first, b"early")
+    thread, found = service.asked({2: b"first"})
+    while service.poll(2).status_code != 200:
+        pass
+    service.poll(2, second, b"of another")
+    service.poll(2, first, b"answer")
     thread.join(SECONDS)
-    assert found == [(2, b"")]
+    service.poll(2, first, b"again")
+    thread, more = service.asked({2: b"second"})
+    assert service.poll(2).content == second + b"second"
+    service.poll(2, first, b"late")
+    service.poll(2, second, b"")
+    thread.join(SECONDS)
+    assert (found, more) == ([(2, b"answer")], [(2, b"")])
 
 
 def test_whoever_polls_is_proven(service: Service) -> None:

@@ -4,10 +4,12 @@ import datetime
 import errno
 import ipaddress
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
@@ -18,14 +20,27 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from train_distributed.flower.documents.document import read_file
-from train_distributed.flower.documents.key_files import parsed, replace_secret
+from train_distributed.flower.documents.document import read_file, replace_secret, shown
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 VALID = datetime.timedelta(days=365)  # the server's certificate
 AUTHORITY_VALID = 10 * VALID
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*\.?")
+_UNREADABLE = (  # what the library may raise for a file that is not what it should be
+    ValueError,
+    TypeError,
+    AssertionError,
+    LookupError,
+    ArithmeticError,
+    NotImplementedError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.UnsupportedGeneralNameType,
+)
 T = TypeVar("T")
 
 
@@ -118,6 +133,19 @@ def valid_until(path: Path) -> datetime.datetime:
     """
     certificate = _certificate(path)
     return parsed(path, "a certificate with dates", lambda: certificate.not_valid_after_utc)
+
+
+def parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
+    """Parses a file; what the library cannot read is refused by name.
+
+    Raises:
+        ValueError: naming file and rule.
+    """
+    try:
+        return parse()
+    except _UNREADABLE as error:
+        words = shown(" ".join(str(error).split()))[:200] or type(error).__name__
+        raise ValueError(f"{path} must be {rule}, got: {words}") from error
 
 
 def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -1,11 +1,13 @@
 """JSON that somebody else wrote: every field is looked at, every refusal names file, field, value.
 
 Stricter than JSON: UTF-8 only, no name twice, no NaN or infinity, no number of hundreds of digits,
-no unknown fields. What is read is bounded before it is parsed.
+no unknown fields. What is read is bounded before it is parsed. Secrets are written for their owner
+alone.
 """
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -168,6 +170,25 @@ def load_file(path: Path, load: Callable[[Path], T], what: str) -> T:
     except (TypeError, ArithmeticError, RuntimeError, ValueError) as error:
         words = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} must be {what}, got: {shown(words)}") from error
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """A new file that only its owner can read.
+
+    Raises:
+        FileExistsError: a secret is never overwritten.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def replace_secret(path: Path, content: bytes) -> None:
+    """Writes a file that only its owner can read, whole or not at all, over an older one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    write_secret(partial, content)
+    partial.replace(path)
 
 
 def with_signature(values: Mapping[str, Any], what: str, signing: bytes) -> dict[str, Any]:

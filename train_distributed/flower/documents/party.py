@@ -13,8 +13,8 @@ from train_distributed.flower.documents.document import (
     check_signature,
     read_document,
     with_signature,
+    write_secret,
 )
-from train_distributed.flower.documents.key_files import write_secret
 from train_distributed.secure_sum.errors import BadSeal
 from train_distributed.secure_sum.keys import (
     KEY_BYTES,

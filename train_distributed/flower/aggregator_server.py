@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
@@ -73,7 +72,7 @@ async def serve(
         async with app.router.lifespan_context(app):
             tasks = [
                 asyncio.create_task(
-                    accept(each, places, lambda: WatchedLine(config, state, places, watch), tls)
+                    accept(each, places, lambda: Line(config, state, places, watch), tls)
                 )
                 for each in listeners
             ]
@@ -183,31 +182,6 @@ def _listener(address: tuple[Any, ...], family: int, shared: bool) -> socket.soc
         why = os.strerror(error.errno or 0)
         words = f"listen must be a free port of this machine, got {at}: {why}"
         raise OSError(words) from error
-
-
-class WatchedLine(Line):
-    """A connection whose bytes and answers are counted."""
-
-    def __init__(
-        self, config: uvicorn.Config, state: ServerState, places: Places, watch: Watch
-    ) -> None:
-        super().__init__(config, state, places)
-        self._watch = watch
-
-    def leave(self, why: str) -> None:
-        """See `Line.leave`."""
-        self._watch.closed.labels(why).inc()
-        super().leave(why)
-
-    def data_received(self, data: bytes) -> None:
-        """See `Line.data_received`."""
-        self._watch.received.inc(len(data))
-        super().data_received(data)
-
-    def on_response_complete(self) -> None:
-        """See `Line.on_response_complete`."""
-        self._watch.responses.inc()
-        super().on_response_complete()
 
 
 def _most(wanted: int, of_parties: int) -> int:

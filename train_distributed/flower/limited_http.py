@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from train_distributed.flower.aggregator_watch import Watch
 from train_distributed.flower.places import Places
 
 HANDSHAKE_SECONDS = 10.0  # to the first byte, and again for TLS
@@ -32,18 +33,14 @@ class Line(H11Protocol):
         config: of the server.
         state: of the server.
         places: where this line has entered.
-        seconds: until something is answered, or a registered key is proven.
+        watch: counts bytes and answers.
     """
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        state: ServerState,
-        places: Places,
-        seconds: float = IDLE_SECONDS,
+        self, config: uvicorn.Config, state: ServerState, places: Places, watch: Watch
     ) -> None:
         super().__init__(config, state, {"prove": self._prove})
-        self._places, self._seconds, self._known = places, seconds, False
+        self._places, self._watch, self._known = places, watch, False
         self._waiting: asyncio.TimerHandle | None = None
 
     def begin(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
@@ -69,6 +66,7 @@ class Line(H11Protocol):
 
     def leave(self, why: str) -> None:
         """Ends the connection at once."""
+        self._watch.closed.labels(why).inc()
         if self.transport is None:
             self._beginning.cancel()
         else:
@@ -83,6 +81,7 @@ class Line(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what arrives; the clock stops once a header of a registered key is complete."""
+        self._watch.received.inc(len(data))
         super().data_received(data)
         if self._known and self.cycle is not None and not self.cycle.response_complete:
             self._stop()
@@ -91,6 +90,7 @@ class Line(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Starts the clock for the next header: this is not an idle connection."""
+        self._watch.responses.inc()
         self._places.used(self)
         super().on_response_complete()
         self._wait()
@@ -103,13 +103,13 @@ class Line(H11Protocol):
 
     def _prove(self, key: bytes) -> None:
         """Notes the registered key that has signed a request, whose handler calls it."""
-        self._known, self._seconds = True, IDLE_SECONDS
+        self._known = True
         self._places.prove(self, key)
         self._stop()
 
     def _wait(self) -> None:
         self._stop()
-        self._waiting = self.loop.call_later(self._seconds, self.leave, "idle")
+        self._waiting = self.loop.call_later(IDLE_SECONDS, self.leave, "idle")
 
     def _stop(self) -> None:
         if self._waiting is not None:

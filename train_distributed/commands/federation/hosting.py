@@ -69,7 +69,7 @@ def run_session(start: "Start") -> int:
     from train_distributed.flower.model_task import ModelTask
     from train_distributed.flower.sum_task import Facts
 
-    agreed = folder / agreed_file(federation.task)
+    agreed, shown = folder / agreed_file(federation.task), folder / INVITATION
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
@@ -83,7 +83,7 @@ def run_session(start: "Start") -> int:
         seconds=start.timeout,
         state=party_state(federation.digest, "operator", folder / STATE),
         run=log.directory,
-        routes=invitation_routes(Invitation.read(folder / INVITATION), None, None),
+        routes=invitation_routes(Invitation.read(shown), None, None) if shown.exists() else (),
         ready=lambda: log.say("parties may connect"),
         say=log.say,
         publish=task.publish if isinstance(task, ModelTask) else None,

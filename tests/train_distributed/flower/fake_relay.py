@@ -1,5 +1,6 @@
 """Endpoints at numbered nodes, without processes, for tests of connections, record, endpoint."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,6 +78,15 @@ class FakeRelay:
 def volatile(federation: Federation) -> FakeRelay:
     journals: dict[int, Journal] = {}
     return FakeRelay(federation, lambda party: journals.setdefault(party, VolatileJournal()))
+
+
+def snapshot(endpoint: UserEndpoint) -> UserEndpoint:
+    """The endpoint as its memory is now; its journal goes on."""
+    made = copy.copy(endpoint)
+    made._user, made._given = copy.copy(endpoint._user), dict(endpoint._given)
+    if made._user is not None:
+        made._user._survivor_check = copy.copy(made._user._survivor_check)
+    return made
 
 
 @contextmanager

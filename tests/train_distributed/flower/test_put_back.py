@@ -1,6 +1,5 @@
 """A party that was put back to an earlier state, memory or disk, signs nothing a second time."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,6 @@ def _kind(request: bytes) -> str:
     return kind_of(split(request[1:])[0])
 
 
-def _snapshot(endpoint: UserEndpoint) -> UserEndpoint:
-    """The endpoint as its memory is now; its journal goes on."""
-    made = copy.copy(endpoint)
-    made._user, made._given = copy.copy(endpoint._user), dict(endpoint._given)
-    assert made._user is not None
-    made._user._survivor_check = copy.copy(made._user._survivor_check)
-    return made
-
-
 class Session:
     """A session of five, with a copy of user 2's memory from before it signs the survivors."""
 
@@ -56,7 +46,7 @@ class Session:
             self.asked[_kind(request)] = request
             if _kind(request) == "survivors":
                 endpoint: Any = self.relay.endpoints[NODE]
-                self.copies = [_snapshot(endpoint) for _ in range(3)]
+                self.copies = [fake.snapshot(endpoint) for _ in range(3)]
 
     def after(self, node: int, request: bytes, answer: bytes) -> None:
         if node == NODE:

@@ -82,9 +82,8 @@ def _session(field: Any, crowd: str, there: bool) -> float:
         if strangers is not None:
             assert strangers.stdout is not None
             assert strangers.stdout.readline() == "ready\n"
-        nodes = [field.node(party) for party in users]
-        field.wait_for(lambda: len(field.status().get("present", [])) == len(users))
         start, peak = time.monotonic(), 0
+        nodes = [field.node(party) for party in users]
         while operator.poll() is None:
             peak = max(peak, _memory(operator.pid))
             time.sleep(0.05)

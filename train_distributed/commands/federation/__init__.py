@@ -237,11 +237,12 @@ class Start:
         Raises:
             ValueError: a setting or file that does not fit; nothing was sent.
         """
-        check.installed("uvicorn", "a session", extra="federation")
         if self.invitation is None:
+            check.installed("uvicorn", "a session", extra="federation")
             from train_distributed.commands.federation.hosting import run_session
 
             return run_session(self)
+        check.installed("httpx", "to take part", extra="federation")
         from train_distributed.commands.federation.taking_part import take_part
 
         return take_part(self)

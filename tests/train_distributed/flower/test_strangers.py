@@ -62,7 +62,7 @@ def _status(field: Any, path: str) -> int:
 
 @pytest.mark.parametrize("crowd", ["idlers", "flood"])
 def test_a_crowd_costs_no_user_and_little_time(crowd: str, make_field: Callable[..., Any]) -> None:
-    """The whole session of the users, by the clock, with the crowd there from before it."""
+    """The session by the clock, once the users are there, with the crowd there from before it."""
     quiet, crowded = (_session(make_field(minimum=4), crowd, there) for there in (False, True))
     print(f"{quiet:.1f} s alone, {crowded:.1f} s with {crowd}")
     assert crowded <= quiet + 2
@@ -82,8 +82,9 @@ def _session(field: Any, crowd: str, there: bool) -> float:
         if strangers is not None:
             assert strangers.stdout is not None
             assert strangers.stdout.readline() == "ready\n"
-        start, peak = time.monotonic(), 0
         nodes = [field.node(party) for party in users]
+        field.wait_for(lambda: field.status().get("stage", "gather") != "gather")
+        start, peak = time.monotonic(), 0
         while operator.poll() is None:
             peak = max(peak, _memory(operator.pid))
             time.sleep(0.05)

@@ -83,9 +83,8 @@ def test_from_join_to_model(initiated: Callable[..., Path], commands: Commands) 
     assert report["protocol"] == "secagg"
     assert report["bytes_per_user"] > 8 * 21
     assert report["suitable_for_release"]
-    commands.party("user0", "--patience", "30")
-    said = _ended(commands.operator("--timeout", "15"), 2)
-    assert "; user 0 (hospital-0): refused: budget, all agreed sessions are used up" in said
+    said = _ended(commands.party("user0", "--patience", "30"), 2)
+    assert "sessions must be <= 1, got one more: all that were agreed are used up" in said
 
 
 def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: Commands) -> None:

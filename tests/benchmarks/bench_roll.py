@@ -30,9 +30,9 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.party import Party, read_private
-from train_distributed.flower.documents.place import place_path, with_roll, write_place
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.place import place_path, with_roll, write_place
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train_distributed.flower import fake_relay as fake
-from tests.train_distributed.flower.centre_relay import Killed
-from train_distributed.flower.endpoint import UserEndpoint
-from train_distributed.flower.operation import run_session
-from train_distributed.flower.orders import DONE, Request, split
-from train_distributed.flower.progress import Log
+from tests.train_distributed.federation import fake_relay as fake
+from tests.train_distributed.federation.centre_relay import Killed
+from train_distributed.federation.endpoint import UserEndpoint
+from train_distributed.federation.operation import run_session
+from train_distributed.federation.orders import DONE, Request, split
+from train_distributed.federation.progress import Log
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.wire import kind_of
 

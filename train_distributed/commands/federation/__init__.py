@@ -9,10 +9,10 @@ from pretrain.cli.output import new_directory
 from train_distributed.commands.configuration import RunConfig
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
-from train_distributed.flower.documents import party
-from train_distributed.flower.documents.certificates import CA, renew_certificates
-from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import Limits
+from train_distributed.federation.documents import party
+from train_distributed.federation.documents.certificates import CA, renew_certificates
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.ledger import Limits
 from train_distributed.privacy.promise import Privacy, Unit
 
 

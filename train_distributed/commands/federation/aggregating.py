@@ -10,12 +10,12 @@ from pathlib import Path
 from pretrain import check
 from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
-from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.place import with_roll
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import party_state
-from train_distributed.flower.documents.window_file import (
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import party_state
+from train_distributed.federation.documents.window_file import (
     WINDOW,
     Address,
     WindowFile,
@@ -62,11 +62,11 @@ class Aggregate:
             OSError: the state or the port is used by another process, or cannot be reached.
         """
         check.installed("uvicorn", "an aggregator", extra="federation")
-        from train_distributed.flower.aggregator_app import application
-        from train_distributed.flower.aggregator_client import Aggregators
-        from train_distributed.flower.aggregator_server import serve, server_context
-        from train_distributed.flower.aggregator_watch import Watch, logged
-        from train_distributed.flower.links import invitation_routes
+        from train_distributed.federation.aggregator_app import application
+        from train_distributed.federation.aggregator_client import Aggregators
+        from train_distributed.federation.aggregator_server import serve, server_context
+        from train_distributed.federation.aggregator_watch import Watch, logged
+        from train_distributed.federation.links import invitation_routes
 
         _check_service(self)
         folder = self.folder.resolve()
@@ -125,9 +125,9 @@ class Invite:
         check.installed("uvicorn", "to invite", extra="federation")
         from starlette.applications import Starlette
 
-        from train_distributed.flower.aggregator_server import serve
-        from train_distributed.flower.aggregator_watch import Watch
-        from train_distributed.flower.links import invitation_routes
+        from train_distributed.federation.aggregator_server import serve
+        from train_distributed.federation.aggregator_watch import Watch
+        from train_distributed.federation.links import invitation_routes
 
         invitation = Invitation.read(self.folder / INVITATION)
         known = with_roll(invitation.federation, self.folder).known

@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Any
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, TLS
-from train_distributed.flower.centre import forget
-from train_distributed.flower.documents.certificates import check_server
-from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import (
+from train_distributed.federation.centre import forget
+from train_distributed.federation.documents.certificates import check_server
+from train_distributed.federation.documents.document import read_document
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import (
     ADDRESS,
     FEDERATION,
     OPERATOR,
     Invitation,
 )
-from train_distributed.flower.documents.ledger import Limits
-from train_distributed.flower.documents.party import public_keys, read_private
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import STATE, party_state
-from train_distributed.flower.documents.terms import agreed_file
-from train_distributed.flower.links import invitation_routes
-from train_distributed.flower.operation import Operation, operate
-from train_distributed.flower.record import settle
+from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.party import public_keys, read_private
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import STATE, party_state
+from train_distributed.federation.documents.terms import agreed_file
+from train_distributed.federation.links import invitation_routes
+from train_distributed.federation.operation import Operation, operate
+from train_distributed.federation.record import settle
 from train_distributed.ledger.entry import Entry, gaussian_fields
 from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
-    from train_distributed.flower.evaluation_task import EvaluationTask
-    from train_distributed.flower.model_task import ModelTask
+    from train_distributed.federation.evaluation_task import EvaluationTask
+    from train_distributed.federation.model_task import ModelTask
 
 SPARE = 1 << 20  # bytes of a model's directory beside its numbers
 MODEL = "model"
@@ -65,9 +65,9 @@ def run_session(start: "Start") -> int:
     check.within("[0, inf)", timeout=start.timeout)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
-    from train_distributed.flower.evaluation_task import task_of
-    from train_distributed.flower.model_task import ModelTask
-    from train_distributed.flower.sum_task import Facts
+    from train_distributed.federation.evaluation_task import task_of
+    from train_distributed.federation.model_task import ModelTask
+    from train_distributed.federation.sum_task import Facts
 
     agreed, shown = folder / agreed_file(federation.task), folder / INVITATION
     task = task_of(federation, agreed)

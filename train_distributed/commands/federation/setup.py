@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
-from train_distributed.flower.documents.certificates import CA, write_certificates
-from train_distributed.flower.documents.document import LARGE, read_file
-from train_distributed.flower.documents.federation import Enrolment, Federation
-from train_distributed.flower.documents.invitation import FEDERATION, Invitation
-from train_distributed.flower.documents.party import Party, public_keys, write_party
-from train_distributed.flower.documents.place import PLACES, ROLL, place_path, write_place
-from train_distributed.flower.documents.terms import (
+from train_distributed.federation.documents.certificates import CA, write_certificates
+from train_distributed.federation.documents.document import LARGE, read_file
+from train_distributed.federation.documents.federation import Enrolment, Federation
+from train_distributed.federation.documents.invitation import FEDERATION, Invitation
+from train_distributed.federation.documents.party import Party, public_keys, write_party
+from train_distributed.federation.documents.place import PLACES, ROLL, place_path, write_place
+from train_distributed.federation.documents.terms import (
     MODEL,
     TRANSFORM,
     EvaluationTerms,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from embed import PublicTransform
     from train_distributed.commands.configuration import RunConfig
     from train_distributed.commands.federation import Init
-    from train_distributed.flower.sum_task import SumTask
+    from train_distributed.federation.sum_task import SumTask
 
 ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION = "tls", "invitation"
@@ -57,7 +57,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
-    from train_distributed.flower.evaluation_task import task_of
+    from train_distributed.federation.evaluation_task import task_of
 
     roll, users = None, list[Party]()
     if init.protocol == "shares":
@@ -152,7 +152,7 @@ def _agreed(
 def _evaluation(
     folder: Path, init: "Init", privacy: Privacy, sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
-    from train_distributed.flower.evaluation_task import read_model
+    from train_distributed.federation.evaluation_task import read_model
     from train_distributed.released.evaluation import Evaluation
 
     privacy.validate()
@@ -183,7 +183,7 @@ def _terms(
     import torch
 
     from embed.encoding import refuse_other
-    from train_distributed.flower.sum_task import repeated
+    from train_distributed.federation.sum_task import repeated
     from train_distributed.one_shot.class_prior import with_shares
     from train_distributed.one_shot.defaults import PublicFacts
     from train_distributed.one_shot.registry import METHODS, clips

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from pretrain import check
 from train_distributed.commands.federation.reporting import Participant
-from train_distributed.flower.attendance import Attendance, alone, attend
-from train_distributed.flower.centre import CentreEndpoint
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import BudgetedJournal
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import (
+from train_distributed.federation.attendance import Attendance, alone, attend
+from train_distributed.federation.centre import CentreEndpoint
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.ledger import BudgetedJournal
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import (
     check_session_left,
     remember,
     sessions_used,
 )
-from train_distributed.flower.documents.window_file import split_address
-from train_distributed.flower.endpoint import Endpoint, UserEndpoint
-from train_distributed.flower.proxies import proxy_for
+from train_distributed.federation.documents.window_file import split_address
+from train_distributed.federation.endpoint import Endpoint, UserEndpoint
+from train_distributed.federation.proxies import proxy_for
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _endpoint(user: Participant, journal: Journal) -> Endpoint:
     federation, party, task = user.invitation.federation, user.party, user.task
     first = partial(task.noised, task.encoded(party, user.rows))
     if federation.second_dimension:
-        from train_distributed.flower.model_task import ModelTask
+        from train_distributed.federation.model_task import ModelTask
 
         if not isinstance(task, ModelTask):
             raise ValueError("second_dimension must be 0 in an evaluation, is not")

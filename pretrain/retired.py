@@ -78,6 +78,7 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
     },
     ("federation adder",): {"": "type federation aggregator"},
     ("federation window",): {"--adders": "type --aggregators"},
+    ("federation start",): {"--superlink": "type --operator"},
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
     ("run", "audit"): {

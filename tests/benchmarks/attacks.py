@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from train_distributed.flower.aggregator_app import SUMMARY
+from train_distributed.federation.aggregator_limits import SUMMARY
 
 LINES, FLOODS = 1100, 4
 Address = tuple[str, int]

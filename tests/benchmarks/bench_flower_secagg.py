@@ -4,7 +4,7 @@
 
 Its workflow and its client mod run unchanged; messages are handed over in memory. Its vectors are
 32-bit integers of clipped and weighted floats, ours 64-bit integers, so half of our bytes.
-Needs the extra `flower`.
+Needs `pip install flwr==1.41.0`.
 """
 
 # pyright: reportMissingImports=false

@@ -35,9 +35,9 @@ from postgresql import Server, running
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from train_distributed.flower.aggregator_client import Aggregators
-from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.window_file import WINDOW, WindowFile
+from train_distributed.federation.aggregator_client import Aggregators
+from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.reports import make_report, report_bytes

@@ -2,8 +2,8 @@
 
     python tests/benchmarks/bench_roll.py --users 1000000
 
-Users' party files (made here, signed by keys of their own; node keys, which `shares` never uses,
-are one) go as a table to `federation init --parties server.party.json -`, through standard input.
+Users' party files (made here, signed by keys of their own) go as a table to `federation init
+--parties server.party.json -`, through standard input.
 Then one user, in the middle of the roll, starts `federation report`: the time is from the start of
 the process until the terms are shown, before the window's aggregator is asked, and likewise of the
 processor, which is what counts where other programs run. Both aggregators check the whole roll when
@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.key_files import node_key
-from train_distributed.flower.documents.party import Party, read_private, write_party
-from train_distributed.flower.documents.place import place_path, with_roll, write_place
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.place import place_path, with_roll, write_place
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
@@ -48,15 +46,13 @@ def rows_of(number: int) -> int:
     return ROWS[number % len(ROWS)]
 
 
-def lines(node: str, start: int, stop: int) -> list[dict[str, Any]]:
+def lines(start: int, stop: int) -> list[dict[str, Any]]:
     """Party files of some users, as lines of a table."""
     found = []
     for number in range(start, stop):
         keys = PrivateKeys.generate()
         public, name = keys.public, f"phone-{number:09d}"
-        party = Party(
-            name, "user", rows_of(number), public.verifying.hex(), public.sealing.hex(), node
-        )
+        party = Party(name, "user", rows_of(number), public.verifying.hex(), public.sealing.hex())
         found.append(party.signed(keys))
     return found
 
@@ -112,10 +108,9 @@ def init(home: Path, users: int, own: dict[str, Any]) -> dict[str, float]:
     table = csv.DictWriter(process.stdin, COLUMNS)
     table.writeheader()
     starts = range(0, users, BATCH)
-    make = partial(lines, own["node"])
     with ProcessPoolExecutor(1) as pool:
         stops = [min(users, first + BATCH) for first in starts]
-        for first, batch in zip(starts, pool.map(make, starts, stops), strict=True):
+        for first, batch in zip(starts, pool.map(lines, starts, stops), strict=True):
             if 0 <= users // 2 - first < len(batch):
                 batch[users // 2 - first] = own
             table.writerows(batch)
@@ -167,9 +162,8 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     keys, number = read_private(home / "user"), users // 2
     rows = rows_of(number)
     embeddings(1, rows).save(home / "user" / "embeddings")
-    write_party(home / "nobody")
-    public, node = keys.public, node_key(home / "nobody")
-    own = Party("me", "user", rows, public.verifying.hex(), public.sealing.hex(), node)
+    public = keys.public
+    own = Party("me", "user", rows, public.verifying.hex(), public.sealing.hex())
     found: dict[str, Any] = {"users": users}
     found["init"] = init(home, users, own.signed(keys))
     fed = home / "fed"

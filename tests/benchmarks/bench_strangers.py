@@ -31,8 +31,8 @@ from aggregators import FOLDERS, commands, make_window
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
-from train_distributed.flower.aggregator_client import Aggregators, Refused
-from train_distributed.flower.documents.window_file import WindowFile
+from train_distributed.federation.aggregator_client import Aggregators, Refused
+from train_distributed.federation.documents.window_file import WindowFile
 from train_distributed.secure_sum.aggregator import STATUS, write_order
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, make_report

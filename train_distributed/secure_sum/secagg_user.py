@@ -44,6 +44,7 @@ from train_distributed.secure_sum.wire import (
     write,
 )
 
+SUBMIT, AGREE = "submit", "agree"  # steps of the journal, each taken once a session
 _ORDER = (Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK)
 Vector = NDArray[np.uint64] | Callable[[], NDArray[np.uint64]]
 
@@ -53,6 +54,9 @@ class SecAggUser:
 
     The vector is (d,) uint64, or a function that makes it. Nothing about it leaves before MASKED:
     only then is the function called, after the session has been claimed in the journal.
+
+    One set of survivors is signed a session, also where this machine was put back to an earlier
+    state: before AGREED leaves, the journal has claimed it.
 
     Raises:
         ValueError: a vector that is not (d,) uint64.
@@ -101,7 +105,8 @@ class SecAggUser:
 
         Raises:
             ProtocolError: the message is refused; nothing was revealed, nothing has changed.
-            AlreadyOpened: likewise; this user has sent a vector in this session before.
+            AlreadyOpened: likewise; this user has sent a vector in this session before, or signed
+                its survivors.
         """
         envelope = read(self._session, message, self._user, self._largest)
         kind, payload = envelope.kind, envelope.payload
@@ -199,7 +204,7 @@ class SecAggUser:
             )
             for p in partners
         }
-        self._journal.claim(self._session.digest, "submit", b"")
+        self._journal.claim(self._session.digest, SUBMIT, b"")
         vector = self._vector() if callable(self._vector) else self._vector
         check_vector(vector, self._session.dimension)
         masked = vector.copy()
@@ -241,11 +246,17 @@ class SecAggUser:
         survivors = self._session.users_of(payload)
         self._check_set(survivors, "survived")
         statement = self._listed.survive(survivors)
+        digest = self._session.digest
+        if self._journal.detail(digest, SUBMIT) is None:
+            raise errors.OutOfOrder(f"journal must hold {SUBMIT} of this session: it was put back")
+        self._journal.claim(digest, AGREE, hashlib.sha256(statement).digest())
         self._agreed = True
         return self._write(Kind.AGREED, statement, EVERYONE)
 
     def _reveal(self, payload: bytes) -> bytes:
         alive = self._listed.check(payload)
+        if self._journal.detail(self._session.digest, AGREE) is None:
+            raise errors.OutOfOrder(f"journal must hold {AGREE} of this session: it was put back")
         revealed = {
             owner: both[SEED] if owner in alive else both[KEY]
             for owner, both in self._shares.items()

@@ -77,7 +77,7 @@ def program():
         if not names & core:
             modules.add(module)
             hidden |= names
-    assert {"dp_accounting", "opacus", "flwr", "datasets"} <= modules
+    assert {"dp_accounting", "opacus", "starlette", "datasets"} <= modules
     assert "torch" not in modules
 
     def run(folder: Path, *arguments: object) -> str:

@@ -18,7 +18,7 @@ from train_distributed.commands.federation.collecting import MakeWindow
 ROOT = Path(__file__).parents[3]
 HEAVY = [
     *("torch", "torchvision", "timm", "safetensors", "matplotlib", "PIL", "sklearn", "scipy"),
-    *("pandas", "mlxtend", "networkx", "dp_accounting", "flwr", "opacus", "skimage"),
+    *("pandas", "mlxtend", "networkx", "dp_accounting", "opacus", "skimage"),
 ]
 
 SOLVE = ("train_distributed", "account", "--epsilon", "1", "--delta", "1e-5")

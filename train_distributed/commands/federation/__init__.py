@@ -10,11 +10,10 @@ from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.commands.options import RunConfig
-from train_distributed.flower.documents import party
-from train_distributed.flower.documents.certificates import CA, renew_certificates
-from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.key_files import node_key
-from train_distributed.flower.documents.ledger import Limits
+from train_distributed.federation.documents import party
+from train_distributed.federation.documents.certificates import CA, renew_certificates
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.ledger import Limits
 from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
@@ -57,7 +56,6 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
-            node=node_key(self.folder),
         ).write(out, keys)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out
@@ -228,7 +226,7 @@ class Start:
     ledger: Path | None = None
     """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
     in the operator's folder). `none`: only the journals of the folder count it."""
-    superlink: str | None = None
+    operator: str | None = None
     """Party: HOST:PORT of the operator (default: as in the invitation)."""
     patience: float = 3600.0
     """Party: seconds to wait for an operator that does not answer."""
@@ -248,9 +246,11 @@ class Start:
             ValueError: a setting or file that does not fit; nothing was sent.
         """
         if self.invitation is None:
+            check.installed("uvicorn", "a session", extra="federation")
             from train_distributed.commands.federation.hosting import run_session
 
             return run_session(self)
+        check.installed("httpx", "to take part", extra="federation")
         from train_distributed.commands.federation.taking_part import take_part
 
         return take_part(self)

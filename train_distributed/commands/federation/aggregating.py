@@ -1,7 +1,6 @@
 """`federation aggregator` and `federation invite`: files are checked, then a service listens."""
 
 import asyncio
-import ssl
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +11,12 @@ from pretrain import check
 from pretrain.public import function
 from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
-from train_distributed.flower.documents.certificates import SERVER, SERVER_KEY
-from train_distributed.flower.documents.document import read_file
-from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.place import with_roll
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import party_state
-from train_distributed.flower.documents.window_file import (
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import party_state
+from train_distributed.federation.documents.window_file import (
     WINDOW,
     Address,
     WindowFile,
@@ -65,12 +62,12 @@ class Aggregate:
             ValueError: keys, a roll or a state that do not fit.
             OSError: the state or the port is used by another process, or cannot be reached.
         """
-        check.installed("uvicorn", "an aggregator", extra="flower")
-        from train_distributed.flower.aggregator_app import application
-        from train_distributed.flower.aggregator_client import Aggregators
-        from train_distributed.flower.aggregator_server import serve
-        from train_distributed.flower.aggregator_watch import Watch, logged
-        from train_distributed.flower.links import invitation_routes
+        check.installed("uvicorn", "an aggregator", extra="federation")
+        from train_distributed.federation.aggregator_app import application
+        from train_distributed.federation.aggregator_client import Aggregators
+        from train_distributed.federation.aggregator_server import serve, server_context
+        from train_distributed.federation.aggregator_watch import Watch, logged
+        from train_distributed.federation.links import invitation_routes
 
         _check_service(self)
         folder = self.folder.resolve()
@@ -82,16 +79,7 @@ class Aggregate:
                 f"keys in {folder} must be those of an aggregator of the window, are not"
             )
         enrolled = file.enrolled(self.window)
-        tls = None
-        if self.tls is not None:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            pair = self.tls / SERVER, self.tls / SERVER_KEY
-            for path in pair:
-                read_file(path)
-            try:
-                tls.load_cert_chain(pair[0], pair[1])
-            except ssl.SSLError as error:
-                raise ValueError(f"tls must hold a certificate and its key, got {error}") from error
+        tls = None if self.tls is None else server_context(self.tls)
         called = f"aggregator{number - LEADER}"
         state = party_state(window.digest, called, folder / "state")
         listen = file.addresses[number][1] if self.listen is None else self.listen
@@ -138,12 +126,12 @@ class Invite:
             ValueError: no operator's folder.
             OSError: the port is used by another process.
         """
-        check.installed("uvicorn", "to invite", extra="flower")
+        check.installed("uvicorn", "to invite", extra="federation")
         from starlette.applications import Starlette
 
-        from train_distributed.flower.aggregator_server import serve
-        from train_distributed.flower.aggregator_watch import Watch
-        from train_distributed.flower.links import invitation_routes
+        from train_distributed.federation.aggregator_server import serve
+        from train_distributed.federation.aggregator_watch import Watch
+        from train_distributed.federation.links import invitation_routes
 
         invitation = Invitation.read(self.folder / INVITATION)
         known = with_roll(invitation.federation, self.folder).known

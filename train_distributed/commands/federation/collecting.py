@@ -13,11 +13,11 @@ from pretrain.cli.waiting import Waiting
 from pretrain.public import function
 from train_distributed.commands.federation.hosting import NextSum, own_keys
 from train_distributed.commands.federation.reporting import agreed, authorities
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import FEDERATION
-from train_distributed.flower.documents.place import ROLL, with_roll
-from train_distributed.flower.documents.terms import agreed_file
-from train_distributed.flower.documents.window_file import (
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import FEDERATION
+from train_distributed.federation.documents.place import ROLL, with_roll
+from train_distributed.federation.documents.terms import agreed_file
+from train_distributed.federation.documents.window_file import (
     WINDOW,
     WindowFile,
     keep_opened,
@@ -29,7 +29,7 @@ from train_distributed.secure_sum.reports import report_bytes
 from train_distributed.secure_sum.window import Window
 
 if TYPE_CHECKING:
-    from train_distributed.flower.aggregator_client import Aggregators
+    from train_distributed.federation.aggregator_client import Aggregators
 
 LOOK_SECONDS = 1.0  # between looks for reports
 
@@ -53,7 +53,7 @@ class MakeWindow:
         Raises:
             ValueError: no operator's folder, or a setting that does not fit.
         """
-        from train_distributed.flower.evaluation_task import task_of
+        from train_distributed.federation.evaluation_task import task_of
 
         federation = with_roll(Federation.load(self.folder / FEDERATION), self.folder)
         keys = own_keys(self.folder, federation)
@@ -112,14 +112,14 @@ class Collect:
             OSError: an aggregator is gone, or the model cannot be written.
         """
         check.within("[0, inf)", patience=self.patience)
-        check.installed("httpx", "to collect", extra="flower")
-        from train_distributed.flower.aggregator_client import Aggregators
+        check.installed("httpx", "to collect", extra="federation")
+        from train_distributed.federation.aggregator_client import Aggregators
 
         folder = self.folder.resolve()
         federation = with_roll(Federation.load(folder / FEDERATION), folder)
         keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
-        from train_distributed.flower.evaluation_task import task_of
-        from train_distributed.flower.sum_task import Facts
+        from train_distributed.federation.evaluation_task import task_of
+        from train_distributed.federation.sum_task import Facts
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)

@@ -45,7 +45,7 @@ class Pictures:
                 of pictures of another size.
         """
         from embed.encoding import refuse_other
-        from train_distributed.flower.documents.terms import read_transform
+        from train_distributed.federation.documents.terms import read_transform
 
         declared = own.declared_classes
         if self.class_names and declared not in ((), self.class_names):
@@ -84,7 +84,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from embed.extract import extract, summary
     from embed.options import ExtractOptions, ImageOptions
     from pretrain.encoder import build_encoder, origin, without_directory
-    from train_distributed.flower.documents.terms import read_transform
+    from train_distributed.federation.documents.terms import read_transform
     from train_distributed.released.pictures import named_encoder
 
     out, size = folder / EMBEDDINGS, given.resize

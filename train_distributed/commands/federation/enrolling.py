@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.cli.waiting import Waiting
-from train_distributed.flower.documents.document import DIGITS, SIGNATURE, Document
-from train_distributed.flower.documents.federation import SERVERS
-from train_distributed.flower.documents.party import SUFFIX, Party
+from train_distributed.federation.documents.document import DIGITS, SIGNATURE, Document
+from train_distributed.federation.documents.federation import SERVERS
+from train_distributed.federation.documents.party import SUFFIX, Party
 from train_distributed.secure_sum.roll import Roll, User
 
 STANDARD_INPUT, TABLE = Path("-"), ".csv"
@@ -52,7 +52,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Party], list[Party]]:
     if len(set(paths)) != len(paths):
         raise ValueError("parties must be given once each, got a file twice")
     parties = list(parties_of(paths))
-    for what in ("verifying", "sealing", "node", "name"):
+    for what in ("verifying", "sealing", "name"):
         first: dict[str, Path] = {}
         for path, party in parties:
             other = first.setdefault(getattr(party, what), path)

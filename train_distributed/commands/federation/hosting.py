@@ -6,27 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
-from train_distributed.commands.federation.setup import INVITATION, NODES, TLS
-from train_distributed.flower.centre import forget
-from train_distributed.flower.documents.certificates import check_server
-from train_distributed.flower.documents.document import read_document
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import ADDRESS, FEDERATION, OPERATOR
-from train_distributed.flower.documents.ledger import Limits
-from train_distributed.flower.documents.party import public_keys, read_private
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import STATE, party_state
-from train_distributed.flower.documents.terms import agreed_file
-from train_distributed.flower.record import settle
-from train_distributed.flower.superlink import Operation, operate
+from train_distributed.commands.federation.setup import INVITATION, TLS
+from train_distributed.federation.centre import forget
+from train_distributed.federation.documents.certificates import check_server
+from train_distributed.federation.documents.document import read_document
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import (
+    ADDRESS,
+    FEDERATION,
+    OPERATOR,
+    Invitation,
+)
+from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.party import public_keys, read_private
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import STATE, party_state
+from train_distributed.federation.documents.terms import agreed_file
+from train_distributed.federation.links import invitation_routes
+from train_distributed.federation.operation import Operation, operate
+from train_distributed.federation.record import settle
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
 from train_distributed.secure_sum.keys import PrivateKeys
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
-    from train_distributed.flower.evaluation_task import EvaluationTask
-    from train_distributed.flower.model_task import ModelTask
+    from train_distributed.federation.evaluation_task import EvaluationTask
+    from train_distributed.federation.model_task import ModelTask
 
 SPARE = 1 << 20  # bytes of a model's directory beside its numbers
 MODEL = "model"
@@ -45,7 +51,7 @@ def run_session(start: "Start") -> int:
         ValueError: a file or setting that does not fit, or a session without a sum.
     """
     folder = start.folder.resolve()
-    party = {name: getattr(start, name) for name in ("embeddings", "accept", "superlink")}
+    party = {name: getattr(start, name) for name in ("embeddings", "accept", "operator")}
     limits = None if start.limits == Limits() else start.limits
     check.not_set("without an invitation", **party, limits=limits)
     federation = Federation.load(folder / FEDERATION)
@@ -54,31 +60,30 @@ def run_session(start: "Start") -> int:
     port = start.port
     if port is None:
         stated = read_document(folder / INVITATION / OPERATOR)
-        port = int(stated.text("superlink", ADDRESS, "HOST:PORT").rpartition(":")[2])
+        port = int(stated.text("address", ADDRESS, "HOST:PORT").rpartition(":")[2])
     check.within("[1, 65535]", port=port)
     check.within("[0, inf)", timeout=start.timeout)
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
-    from train_distributed.flower.evaluation_task import task_of
-    from train_distributed.flower.model_task import ModelTask
-    from train_distributed.flower.sum_task import Facts
+    from train_distributed.federation.evaluation_task import task_of
+    from train_distributed.federation.model_task import ModelTask
+    from train_distributed.federation.sum_task import Facts
 
-    agreed = folder / agreed_file(federation.task)
+    agreed, shown = folder / agreed_file(federation.task), folder / INVITATION
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
     size = 8 * federation.dimension + agreed.stat().st_size + SPARE
-    names = [federation.names[party] for party in sorted(federation.nodes)]
     operation = Operation(
         federation=federation,
         keys=keys,
-        nodes=tuple(folder / NODES / f"{name}.pub" for name in names),
         certificates=folder / TLS,
         host=start.host,
         port=port,
         seconds=start.timeout,
         state=party_state(federation.digest, "operator", folder / STATE),
         run=log.directory,
+        routes=invitation_routes(Invitation.read(shown), None, None) if shown.exists() else (),
         ready=lambda: log.say("parties may connect"),
         say=log.say,
         publish=task.publish if isinstance(task, ModelTask) else None,

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from train_distributed.commands.federation.setup import TLS
-from train_distributed.flower.documents.certificates import SERVER, valid_until
-from train_distributed.flower.documents.document import Document, read_document, shown
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.invitation import FEDERATION
-from train_distributed.flower.documents.run_log import LOG, RUNS, STATUS
-from train_distributed.flower.documents.sessions import read_ledger
-from train_distributed.flower.documents.window_file import kept_windows
+from train_distributed.federation.documents.certificates import SERVER, valid_until
+from train_distributed.federation.documents.document import Document, read_document, shown
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import FEDERATION
+from train_distributed.federation.documents.run_log import LOG, RUNS, STATUS
+from train_distributed.federation.documents.sessions import read_ledger
+from train_distributed.federation.documents.window_file import kept_windows
 
 LAST_LINES = 5
 

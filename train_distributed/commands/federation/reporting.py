@@ -18,17 +18,17 @@ import numpy as np
 from pretrain import check
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import own_set
-from train_distributed.flower.documents.invitation import Invitation
-from train_distributed.flower.documents.ledger import Account, BudgetedJournal, Limits
-from train_distributed.flower.documents.party import read_private
-from train_distributed.flower.documents.sessions import (
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.sessions import (
     accepted,
     check_session_left,
     remember,
     spend_session,
     state_of,
 )
-from train_distributed.flower.documents.window_file import WINDOW, WindowFile
+from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, row_fields
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
@@ -39,9 +39,9 @@ from train_distributed.secure_sum.window import Window
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
-    from train_distributed.flower.evaluation_task import EvaluationTask
-    from train_distributed.flower.model_task import ModelTask
-    from train_distributed.flower.sum_task import SumTask
+    from train_distributed.federation.evaluation_task import EvaluationTask
+    from train_distributed.federation.model_task import ModelTask
+    from train_distributed.federation.sum_task import SumTask
 
 LINKED = re.compile("/invitations/[0-9a-f]{64}")  # in what is meant as a link
 MOST_CLASSES = 20  # that are shown
@@ -81,8 +81,8 @@ class Report:
             OSError: an aggregator is gone; the same report can be sent again.
         """
         check.within("[0, inf)", patience=self.patience)
-        check.installed("httpx", "a report", extra="flower")
-        from train_distributed.flower.aggregator_client import Aggregators
+        check.installed("httpx", "a report", extra="federation")
+        from train_distributed.federation.aggregator_client import Aggregators
 
         tls = authorities(self.ca)
         file = None if self.window is None else _window(self.window)
@@ -179,8 +179,8 @@ def invited(
         ConnectionError: the link's server is gone.
     """
     if isinstance(given, str) and ("://" in given or LINKED.search(given)):
-        check.installed("httpx", "a link", extra="flower")
-        from train_distributed.flower.links import fetched
+        check.installed("httpx", "a link", extra="federation")
+        from train_distributed.federation.links import fetched
 
         given = fetched(given, folder, keys, tls).folder
     return Invitation.read(Path(given), accept).placed(keys)
@@ -228,7 +228,7 @@ class Participant:
             raise ValueError(f"embeddings must be an existing directory, got {embeddings}")
         from embed import EmbeddingSet
         from embed.encoding import refuse_other
-        from train_distributed.flower.evaluation_task import task_of
+        from train_distributed.federation.evaluation_task import task_of
 
         task, rows = task_of(federation, found.agreed), EmbeddingSet.open(embeddings)
         refuse_other(task.encoding, rows.encoding, ("federation", "embeddings"))
@@ -293,9 +293,9 @@ class Participant:
 
     def terms(self, at: str) -> Iterator[str]:
         """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
-        from train_distributed.flower.documents.terms import file_hash
-        from train_distributed.flower.model_task import ModelTask
-        from train_distributed.flower.sum_task import SUMS
+        from train_distributed.federation.documents.terms import file_hash
+        from train_distributed.federation.model_task import ModelTask
+        from train_distributed.federation.sum_task import SUMS
         from train_distributed.one_shot.class_prior import class_names
         from train_distributed.released.numbers import rounded_up
 

@@ -5,7 +5,6 @@
 | private.json | the operator's keys |
 | tls/ | the authority, its key, the operator's certificate |
 | federation.json, transform.safetensors or model.safetensors | what was agreed on |
-| nodes/ | `secagg`: keys of the nodes that may connect |
 | roll | `shares`: all users |
 | invitation/ | what every party gets |
 """
@@ -16,14 +15,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
-from train_distributed.flower.documents.certificates import CA, write_certificates
-from train_distributed.flower.documents.document import LARGE, read_file
-from train_distributed.flower.documents.federation import Enrolment, Federation
-from train_distributed.flower.documents.invitation import FEDERATION, Invitation
-from train_distributed.flower.documents.key_files import fingerprint
-from train_distributed.flower.documents.party import Party, public_keys, write_party
-from train_distributed.flower.documents.place import PLACES, ROLL, place_path, write_place
-from train_distributed.flower.documents.terms import (
+from train_distributed.federation.documents.certificates import CA, write_certificates
+from train_distributed.federation.documents.document import LARGE, read_file
+from train_distributed.federation.documents.federation import Enrolment, Federation
+from train_distributed.federation.documents.invitation import FEDERATION, Invitation
+from train_distributed.federation.documents.party import Party, public_keys, write_party
+from train_distributed.federation.documents.place import PLACES, ROLL, place_path, write_place
+from train_distributed.federation.documents.terms import (
     MODEL,
     TRANSFORM,
     EvaluationTerms,
@@ -39,10 +37,10 @@ if TYPE_CHECKING:
     from embed import PublicTransform
     from train_distributed.commands.federation import Init
     from train_distributed.commands.options import RunConfig
-    from train_distributed.flower.sum_task import SumTask
+    from train_distributed.federation.sum_task import SumTask
 
 ProtocolName = Literal["secagg", "shares"]
-TLS, INVITATION, NODES = "tls", "invitation", "nodes"
+TLS, INVITATION = "tls", "invitation"
 
 
 def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
@@ -59,7 +57,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     Raises:
         ValueError: a party file that is bad or given twice, or a setting out of range.
     """
-    from train_distributed.flower.evaluation_task import task_of
+    from train_distributed.federation.evaluation_task import task_of
 
     roll, users = None, list[Party]()
     if init.protocol == "shares":
@@ -73,7 +71,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     settings.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
     keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
-    nodes = {} if roll else named
     count = len(roll) if roll else len(users)
     federation = Federation(
         protocol=init.protocol,
@@ -87,7 +84,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
         ),
         sessions=init.sessions,
         task=terms.as_task(),
-        nodes={number: fingerprint(party.node) for number, party in nodes.items()},
         names={number: party.name for number, party in named.items()},
         known={} if roll is None else roll,
         **check.drop_none(
@@ -101,9 +97,6 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     else:
         federation.session(bytes(32))
     federation.save(folder / FEDERATION)
-    (folder / NODES).mkdir()
-    for party in nodes.values():
-        (folder / NODES / f"{party.name}.pub").write_text(party.node + "\n")
     (folder / TLS).mkdir()
     write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
@@ -159,7 +152,7 @@ def _agreed(
 def _evaluation(
     folder: Path, init: "Init", privacy: Privacy, sizes: dict[int, int], model: Path
 ) -> tuple[EvaluationTerms, int]:
-    from train_distributed.flower.evaluation_task import read_model
+    from train_distributed.federation.evaluation_task import read_model
     from train_distributed.released.evaluation import Evaluation
 
     privacy.validate()
@@ -190,7 +183,7 @@ def _terms(
     import torch
 
     from embed.encoding import refuse_other
-    from train_distributed.flower.sum_task import repeated
+    from train_distributed.federation.sum_task import repeated
     from train_distributed.one_shot.registry import METHODS
     from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 

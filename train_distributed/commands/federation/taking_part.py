@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING
 
 from pretrain import check
 from train_distributed.commands.federation.reporting import Participant
-from train_distributed.flower.centre import CentreEndpoint
-from train_distributed.flower.documents.federation import Federation
-from train_distributed.flower.documents.ledger import BudgetedJournal
-from train_distributed.flower.documents.run_log import RunLog
-from train_distributed.flower.documents.sessions import (
+from train_distributed.federation.attendance import Attendance, alone, attend
+from train_distributed.federation.centre import CentreEndpoint
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.ledger import BudgetedJournal
+from train_distributed.federation.documents.run_log import RunLog
+from train_distributed.federation.documents.sessions import (
     check_session_left,
     remember,
     sessions_used,
 )
-from train_distributed.flower.documents.window_file import split_address
-from train_distributed.flower.endpoint import Endpoint, UserEndpoint
-from train_distributed.flower.supernode import Node, serve
+from train_distributed.federation.documents.window_file import split_address
+from train_distributed.federation.endpoint import Endpoint, UserEndpoint
+from train_distributed.federation.proxies import proxy_for
 from train_distributed.secure_sum.journal import DurableJournal, Journal
-
-CARRIER_LOG = "carrier.log"
 
 if TYPE_CHECKING:
     from train_distributed.commands.federation import Start
@@ -38,27 +37,37 @@ def take_part(start: "Start") -> int:
     assert start.invitation is not None
     check.not_set("with an invitation", out=start.out, port=start.port)
     check.within("(0, inf]", patience=start.patience)
-    if start.superlink is not None:
-        split_address(start.superlink)
+    if start.operator is not None:
+        split_address(start.operator)
     user = Participant.of(start, start.invitation)
     invitation, party = user.invitation, user.party
     federation = invitation.federation
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
-    address = start.superlink or invitation.superlink
-    user.consent(start.accept, f"the operator at {address}")
+    address = start.operator or invitation.address
+    proxy = proxy_for("https", split_address(address)[0])
+    through = f" through {proxy}" if proxy else ""
+    user.consent(start.accept, f"the operator at {address}{through}")
     state = remember(start.folder, federation, party)
     journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()
     check_session_left(journal, federation)
     log = RunLog.begin(start.folder, "start")
-    with log.told():
+    with log.told(), alone(state):
         endpoint = _endpoint(user, journal)
         log.say(f"{federation.display_name(party)} of federation {federation.digest.hex()[:16]}")
         log.status(**_status(federation, party, state, "running"))
-        carrier, patience = log.directory / CARRIER_LOG, start.patience
-        node = Node(endpoint, address, invitation.ca, start.folder, patience, carrier, log.say)
-        code = serve(node)
+        attendance = Attendance(
+            endpoint=endpoint,
+            federation=federation,
+            party=party,
+            keys=user.keys,
+            address=address,
+            ca=invitation.ca,
+            patience=start.patience,
+            say=log.say,
+        )
+        code = attend(attendance)
     state_of = "over" if code == 0 else "the operator is gone"
     status = _status(federation, party, state, state_of)
     log.status(**status)
@@ -70,7 +79,7 @@ def _endpoint(user: Participant, journal: Journal) -> Endpoint:
     federation, party, task = user.invitation.federation, user.party, user.task
     first = partial(task.noised, task.encoded(party, user.rows))
     if federation.second_dimension:
-        from train_distributed.flower.model_task import ModelTask
+        from train_distributed.federation.model_task import ModelTask
 
         if not isinstance(task, ModelTask):
             raise ValueError("second_dimension must be 0 in an evaluation, is not")

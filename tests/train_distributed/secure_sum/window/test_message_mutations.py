@@ -21,8 +21,8 @@ from starlette.applications import Starlette
 
 from tests.changed_bytes import changed
 from tests.train_distributed.secure_sum.window.conftest import Service
-from train_distributed.flower.aggregator_app import application
-from train_distributed.flower.aggregator_limits import Credit
+from train_distributed.federation.aggregator_app import application
+from train_distributed.federation.aggregator_limits import Credit
 from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.keys import EVERYONE

@@ -1,0 +1,133 @@
+"""A federation of plain processes on loopback: quick to start, easy to kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ports import free_port
+from tests.train_distributed.federation.plain_node import plain_vector
+from train_distributed.federation.documents.certificates import write_certificates
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.party import public_keys, write_party
+
+HERE = Path(__file__).parent
+
+
+class Field:
+    """Keys, certificates and the agreement of a federation, and its running processes."""
+
+    def __init__(self, folder: Path, users: int, **changes: Any) -> None:
+        self.folder, self.port = folder, free_port()
+        self.users = [f"user{i}" for i in range(users)]
+        self.servers = ["server0"]
+        (folder / "tls").mkdir()
+        write_certificates(folder / "tls", ["127.0.0.1"])
+        parties = (*self.users, *self.servers)
+        public = {party: public_keys(write_party(folder / party).public) for party in parties}
+        fields: dict[str, Any] = {
+            "protocol": "secagg",
+            "dimension": 50,
+            "minimum": users - 1,
+            "users": {i: public[u]["verifying"] for i, u in enumerate(self.users)},
+            "servers": tuple(public[server] for server in self.servers),
+        }
+        self.federation = Federation(**(fields | changes))
+        self.federation.save(folder / "federation.json")
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def parties(self) -> list[str]:
+        return self.users
+
+    def node(self, party: str, patience: float = 600, journals: str = "journals"):
+        arguments = [party, str(self.port), str(patience), journals]
+        return self.run("plain_node", arguments, f"{party}.log")
+
+    def operator(self, seconds: float = 40) -> subprocess.Popen[bytes]:
+        return self.run("plain_operator", [str(self.port), str(seconds)], "operator.log")
+
+    def run(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
+        root = str(HERE.parents[2])
+        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), str(self.folder)]
+        with (self.folder / log).open("ab") as output:
+            process = subprocess.Popen(
+                [*command, *arguments], env=environment, stdout=output, stderr=output
+            )
+        self.running.append(process)
+        return process
+
+    def expected(self, users: list[int]) -> np.ndarray:
+        vectors = [plain_vector(user, self.federation.dimension) for user in users]
+        return np.stack(vectors).sum(0, dtype=np.uint64)
+
+    def opened(self) -> list[int]:
+        """The users in the sum, which must be exact."""
+        found = np.load(self.folder / "opened.npz")
+        users = [int(user) for user in found["users"]]
+        assert np.array_equal(found["total"], self.expected(users))
+        return users
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "run" / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def wait_for(self, true: Callable[[], bool], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.01)
+
+    def logs(self) -> str:
+        texts = {p.name: p.read_text(errors="replace")[-1500:] for p in self.folder.glob("*.log")}
+        return "\n".join(f"== {name}\n{text}" for name, text in texts.items())
+
+    def end(self) -> list[str]:
+        """Kills what runs; the command lines of our processes that are left."""
+        for process in self.running:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        deadline = time.monotonic() + 20
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def left(self) -> list[str]:
+        """Processes of this federation, by its folder."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if str(self.folder) in line and state != "Z":
+                found.append(line)
+        return found
+
+
+@pytest.fixture
+def make_field(tmp_path: Path) -> Iterator[Callable[..., Field]]:
+    fields: list[Field] = []
+
+    def make(users: int = 5, **changes: Any) -> Field:
+        folder = tmp_path / f"field{len(fields)}"
+        folder.mkdir()
+        fields.append(Field(folder, users, **changes))
+        return fields[-1]
+
+    yield make
+    left = [line for field in fields for line in field.end()]
+    assert not left

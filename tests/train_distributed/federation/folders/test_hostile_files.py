@@ -1,0 +1,228 @@
+"""Whatever a file holds, its reader returns or refuses it by a ValueError that names the file."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train_distributed.federation.documents.certificates import (
+    check_server,
+    hosts_of,
+    read_authority,
+)
+from train_distributed.federation.documents.document import LARGE, read_document
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.terms import read_transform
+from train_distributed.federation.model_task import ModelTask
+
+CASES = 1_200  # of all readers together
+VALUES = [
+    *(None, True, False, 0, -1, 1, 2**31, 2**64, 1.5, -0.0, 1e300, 5e-324),
+    *("", "0", "a" * 300, "\x1b[2J", "\x00", "\ud800", "é", "../../x", "0" * 64, "f" * 128),
+    *([], {}, [[]], [1, "a", None], {"a": {"b": [1]}}, {"0": 1, "01": 2}, {"-1": "x"}),
+]
+RAW = [
+    *(
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "9" * 5000,
+        "-" + "9" * 400,
+        "00",
+        "'a'",
+        '"\\ud800"',
+    ),
+    *("[" * 200_000, '{"a":' * 100_000, '{"a":1,"a":2}', '"\\u0000"', "1.0", "1e2", "[1,]", ""),
+]
+
+
+def _readers(home: Path) -> dict[Path, Callable[[], object]]:
+    fed, user = home / "fed", home / "user0"
+    invitation, tls = fed / "invitation", fed / "tls"
+    transform = fed / "transform.safetensors"
+
+    def federation() -> None:
+        found = Federation.load(fed / "federation.json")
+        found.session(bytes(32))
+        ModelTask.of(found, transform)
+
+    return {
+        user / "hospital-0.party.json": lambda: Party.read(user / "hospital-0.party.json"),
+        fed / "federation.json": federation,
+        user / "private.json": lambda: read_private(user),
+        invitation / "operator.json": lambda: Invitation.read(invitation),
+        invitation / "federation.json": lambda: Invitation.read(invitation),
+        invitation / "ca.pem": lambda: read_authority(invitation / "ca.pem"),
+        tls / "server.pem": lambda: (check_server(tls), hosts_of(tls / "server.pem")),
+        tls / "server.key": lambda: check_server(tls),
+        transform: lambda: read_transform(transform),
+    }
+
+
+def _mutated(content: bytes, name: str, draw: random.Random) -> bytes:
+    if name.endswith(".json") and draw.random() < 0.8:
+        return _mutated_json(json.loads(content), draw)
+    changed = bytearray(content)
+    for _ in range(draw.choice([1, 1, 2, 5])):
+        at, kind = draw.randrange(len(changed) + 1), draw.randrange(5)
+        if kind == 0:
+            del changed[at:]
+        elif kind == 1:
+            changed[at:at] = draw.randbytes(draw.choice([1, 3, 100]))
+        elif kind == 2:
+            del changed[at : at + draw.choice([1, 8, 64])]
+        elif kind == 3:
+            changed[at:at] = changed[: draw.choice([1, 8, 64])]
+        elif at < len(changed):
+            changed[at] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def _mutated_json(document: Any, draw: random.Random) -> bytes:
+    marker = "replace me 61f1"
+    holder, key = _somewhere(document, draw)
+    kind = draw.randrange(4)
+    if kind == 0 and isinstance(holder, dict):
+        del holder[key]
+    elif kind == 1 and isinstance(holder, dict):
+        holder[draw.choice(["", "x", "01", "-1", "4294967296", "1e3", "\x1b[1m"])] = holder[key]
+    elif kind == 2:
+        holder[key] = draw.choice(VALUES)
+    else:
+        holder[key] = marker
+    text = json.dumps(document).replace(json.dumps(marker), draw.choice(RAW))
+    if draw.random() < 0.05:  # a field twice
+        text = text[:-1] + ", " + text[1:]
+    return text.encode("utf-16" if draw.random() < 0.02 else "utf-8")
+
+
+def _somewhere(document: Any, draw: random.Random) -> tuple[Any, Any]:
+    holder, key = document, draw.choice(list(document))
+    while isinstance(holder[key], dict | list) and holder[key] and draw.random() < 0.75:
+        holder = holder[key]
+        key = draw.choice(list(holder)) if isinstance(holder, dict) else draw.randrange(len(holder))
+    return holder, key
+
+
+def _attack(home: Path, cases: int, seed: int) -> tuple[int, int]:
+    """(accepted, refused) of so many mutated files; anything but a named refusal fails."""
+    draw = random.Random(seed)
+    readers = _readers(home)
+    counts = [0, 0]
+    for number in range(cases):
+        path = list(readers)[number % len(readers)]
+        content = path.read_bytes()
+        path.write_bytes(_mutated(content, path.name, draw))
+        try:
+            readers[path]()
+            counts[0] += 1
+        except ValueError as error:
+            counts[1] += 1
+            _check_named(path, str(error))
+        finally:
+            path.write_bytes(content)
+    return counts[0], counts[1]
+
+
+def _check_named(path: Path, message: str) -> None:
+    assert path.name in message or "task" in message or "federation" in message, message
+    assert message.isprintable(), message
+    assert len(message) < 1000, message
+
+
+def test_mutated_files_are_refused_by_name(initiated: Callable[..., Path]) -> None:
+    home = initiated()
+    for read in _readers(home).values():
+        read()  # all are read as they are
+    accepted, refused = _attack(home, CASES, seed=1)
+    assert refused > 0.5 * CASES
+    assert accepted + refused == CASES
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_files_are_refused_by_name(initiated: Callable[..., Path]) -> None:
+    assert sum(_attack(initiated(), 10_000, seed=2)) == 10_000
+
+
+def test_what_is_no_file_is_refused_by_name(initiated: Callable[..., Path]) -> None:
+    for path, read in _readers(initiated()).items():
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(ValueError, match=path.name):
+            read()
+        path.mkdir()
+        with pytest.raises(ValueError, match=path.name):
+            read()
+        path.rmdir()
+        path.write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ValueError, match=path.name):
+            read()
+        path.write_bytes(content)
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be a file, got something else"):
+        read_document(Path("/dev/zero"))
+    with (tmp_path / "long.json").open("wb") as file:
+        file.truncate(LARGE + 1)
+    with pytest.raises(ValueError, match=f"must be at most {LARGE} bytes, got more"):
+        read_document(tmp_path / "long.json", LARGE)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sessions", True, "sessions must be a whole number from 1 to"),
+        ("minimum", 10**25, "a whole number of 26 digits"),
+        ("dimension", 2**40, "dimension must be a whole number"),
+        ("protocol", "plain", "protocol must be one of"),
+        ("users", {"0": "x"}, "users.0 must be 32 bytes in hexadecimal, got x"),
+        ("users", {"1_0": "x"}, "users.1_0 must be the number of a party"),
+        ("servers", [], "servers must be"),
+        ("servers", [{"verifying": "0" * 64}], "servers.0.sealing must be given"),
+        ("names", {"0": "A b"}, "names.0 must be 1 to 40 of a-z"),
+        ("names", {"9": "hospital-9"}, "names must be of parties of the federation, got 9"),
+        ("extra", 1, "extra must be left out"),
+    ],
+)
+def test_a_bad_field_is_named(
+    field: str, value: object, message: str, initiated: Callable[..., Path]
+) -> None:
+    path = initiated() / "fed" / "federation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=message) as caught:
+        Federation.load(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": {"0": 9, "1": 9, "2": 0}}, "task.sizes.2 must be a whole number from 1"),
+        ({"sizes": {"0": 9, "1": 9, "2": 9.5}}, "task.sizes.2 must be a whole number"),
+        ({"sizes": {"0": 9, "1": 9}}, "task.sizes must be of the federation's users"),
+        ({"epsilon": "1"}, "task.epsilon must be a number between 0 and inf, got 1"),
+        ({"epsilon": 0}, "task.epsilon must be a number between 0 and inf, got 0"),
+        ({"options": 5}, "task.options must be an object, got 5"),
+        ({"options": {"edges": "/etc/passwd"}}, "task.options.edges must be left out"),
+        ({"options": {"solver": "guess"}}, "task.options.solver must be one of exact, sgd"),
+        ({"unit": "people"}, "task.unit must be one of record, user, got people"),
+        ({"method": "admm"}, "task.method must be one of discriminant"),
+        ({"class_names": ["a", "a", "b"]}, "task.class_names must be 3 distinct names"),
+        ({"num_classes": 10**9}, "task.num_classes must be a whole number"),
+    ],
+)
+def test_a_task_that_was_tampered_with_is_refused(
+    change: dict[str, Any], message: str, initiated: Callable[..., Path]
+) -> None:
+    path = initiated() / "fed" / "federation.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"task": fields["task"] | change}))
+    with pytest.raises(ValueError, match=message):
+        ModelTask.of(Federation.load(path), path.with_name("transform.safetensors"))

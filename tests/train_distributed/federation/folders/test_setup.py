@@ -1,0 +1,330 @@
+"""From keys to invitation: what the commands write, what they refuse, and what they load."""
+
+import datetime
+import json
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from cryptography import x509
+
+from embed import PublicTransform
+from tests.train_distributed.federation.folders.conftest import ROWS
+from train_distributed.commands.federation import Init, Join, Renew
+from train_distributed.commands.options import RunConfig
+from train_distributed.federation.documents import certificates
+from train_distributed.federation.documents.certificates import (
+    check_server,
+    hosts_of,
+    read_authority,
+)
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.party import Party, read_private, write_party
+from train_distributed.privacy.promise import Privacy
+from train_distributed.secure_sum.keys import FIRST_SERVER
+
+ROOT = Path(__file__).parents[4]
+FILLED_IN = {"sums", "rounds", "class_noise", "components"}  # by a public rule
+FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more
+
+
+def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
+    Join(tmp_path / "me", "hospital-a", rows=50).run()
+    party = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    keys = read_private(tmp_path / "me")
+    assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
+    assert party.verifying == keys.public.verifying.hex()
+    assert party.sealing == keys.public.sealing.hex()
+    assert stat.S_IMODE((tmp_path / "me" / "private.json").stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        write_party(tmp_path / "me")
+    Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
+    again = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    assert (again.rows, again.verifying) == (60, party.verifying)
+
+
+def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    joined(1)
+    Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
+    assert Party.read(tmp_path / "user0" / "other.party.json").rows == 12
+
+
+@pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing"])
+def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> None:
+    Join(tmp_path / "me", "me", rows=5).run()
+    Join(tmp_path / "you", "you", rows=6).run()
+    mine, path = tmp_path / "me" / "me.party.json", tmp_path / "you" / "you.party.json"
+    changed = json.loads(path.read_text()) | {field: json.loads(mine.read_text())[field]}
+    path.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="signature must be the party's own"):
+        Party.read(path)
+
+
+def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> None:
+    home = initiated()
+    fed = home / "fed"
+    federation = Federation.load(fed / "federation.json")
+    invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:16])
+    assert invitation.federation == federation
+    assert invitation.address == "127.0.0.1:9092"
+    assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
+    assert federation.display_name(1) == "user 1 (hospital-1)"
+    assert federation.display_name(FIRST_SERVER) == "operator"
+    for number, folder in enumerate(["user0", "user1", "user2"]):
+        assert invitation.identify(read_private(home / folder), home / folder) == number
+    for secret in ("private.json", "tls/ca.key", "tls/server.key"):
+        assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
+    assert stat.S_IMODE(fed.stat().st_mode) == 0o700
+    told = sorted(path.name for path in (fed / "invitation").iterdir())
+    assert told == ["ca.pem", "federation.json", "operator.json", "transform.safetensors"]
+
+
+def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]) -> None:
+    """No user is named in what all get."""
+    home = initiated(users=3, servers=1)
+    fed = home / "fed"
+    federation = Federation.load(fed / "federation.json")
+    assert (federation.enrolled, federation.users) == (3, {})
+    assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
+    text = (fed / "invitation" / "federation.json").read_text()
+    assert "hospital" not in text
+    invitation = Invitation.read(fed / "invitation")
+    for number in range(3):
+        folder = home / f"user{number}"
+        keys = read_private(folder)
+        assert keys.public.verifying.hex() not in text
+        own = invitation.placed(keys)
+        assert own.identify(keys, folder) == number
+        assert own.federation.digest == federation.digest
+        assert own.federation.display_name(number) == f"user {number} (hospital-{number})"
+    server = home / "server1"
+    assert invitation.placed(read_private(server)).identify(read_private(server), server) == (
+        FIRST_SERVER + 1
+    )
+    told = sorted(path.name for path in (fed / "invitation").iterdir())
+    assert told == [
+        *("ca.pem", "federation.json", "operator.json", "places", "transform.safetensors")
+    ]
+
+
+def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
+    options = {"prior": {"b": 0.2, "a": 0.7, "c": 0.1}}
+    fed = initiated(options=options, method="softmax")
+    terms = Federation.load(fed / "fed" / "federation.json").task
+    assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
+    assert terms["options"]["l2_reg"] > 0  # of the public rule, so that all users train alike
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_a_rehearsal_says_what_is_agreed_on(
+    joined: Callable[..., list[Path]], tmp_path: Path, unit: Literal["record", "user"]
+) -> None:
+    """Its promise needs no typing; two clips are of the two sums that it has played."""
+    parties, transform = tuple(joined(3)), tmp_path / "public.safetensors"
+    fitted = PublicTransform.load(transform)
+    options = {} if unit == "record" else {"user_clip": (1.5, 2.5)}
+    promise = Privacy(3.0, 1e-6, unit=unit)
+    chosen = RunConfig("discriminant", options, promise, fitted.fitted_on, fitted.encoding)
+    (tmp_path / "configuration.json").write_text(chosen.text())
+    init = Init(
+        tmp_path / "fed",
+        parties,
+        transform,
+        ("localhost",),
+        num_classes=3,
+        config=tmp_path / "configuration.json",
+    )
+    for typed in ({"epsilon": 2.0}, {"unit": "user" if unit == "record" else "record"}):
+        with pytest.raises(ValueError, match="as config says, or be left out, got"):
+            replace(init, **typed).run()
+    replace(init, epsilon=3.0, honest_fraction=0.75).run()
+    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    assert (task["epsilon"], task["delta"], task["unit"]) == (3.0, 1e-6, unit)
+    assert task["honest_fraction"] == 0.75
+    assert task["options"]["sums"] == (1 if unit == "record" else 2)
+    assert task["options"].get("user_clip") == (None if unit == "record" else [1.5, 2.5])
+
+
+def test_the_file_of_the_documentation_is_taken(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "c.json").write_text(block)
+    Init(
+        tmp_path / "fed",
+        tuple(joined(3)),
+        tmp_path / "public.safetensors",
+        ("localhost",),
+        class_names=("dog", "cat"),
+        config=tmp_path / "c.json",
+    ).run()
+    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    assert (task["method"], task["options"]["l2_reg"]) == ("softmax", 0.1)
+    assert task["options"]["prior"] == [0.3, 0.7]
+
+
+def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    files = tuple(joined(2))
+    init = Init(tmp_path / "fed", files, tmp_path / "public.safetensors", ("sum.example.org",))
+    with pytest.raises(ValueError, match="exactly one of class_names and num_classes"):
+        init.run()
+    with pytest.raises(ValueError, match="hosts must be names or addresses"):
+        Init(init.folder, files, init.transform, ("Müller",), num_classes=3).run()
+    with pytest.raises(ValueError, match=r"missing.safetensors must be a file"):
+        Init(init.folder, files, tmp_path / "missing.safetensors", ("a",), num_classes=3).run()
+    assert not init.folder.exists()
+
+
+def test_a_transform_that_every_user_would_refuse_is_refused_at_once(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    parties = joined(3)
+    fitted = PublicTransform.load(tmp_path / "public.safetensors")
+    replace(fitted, seen=None).save(tmp_path / "old.safetensors")
+    init = Init(
+        tmp_path / "fed",
+        tuple(parties),
+        tmp_path / "old.safetensors",
+        hosts=("127.0.0.1",),
+        num_classes=3,
+    )
+    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
+        init.run()
+    assert not (tmp_path / "fed").exists()
+
+
+def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
+    joined: Callable[..., list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("train_distributed.one_shot.request.MANY_USERS", 3)
+    parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
+
+    def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:
+        given: dict[str, Any] = {"num_classes": 3, "epsilon": 5.0} | settings
+        Init(tmp_path / folder, parties, transform, ("localhost",), **given).run()
+        return Federation.load(tmp_path / folder / "federation.json").task["options"]
+
+    clip = round(PublicTransform.load(transform).clip_norm * ROWS**0.5, 1)
+    assert options_of("many", parties, protocol="shares")["user_clip"] == clip
+    assert f"vectors are clipped to {clip}," in capsys.readouterr().out
+    assert options_of("trusted", parties, protocol="shares", trust_users=True).keys() == FILLED_IN
+    assert options_of("one-server", parties[:3]).keys() == FILLED_IN
+    assert "are clipped" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="trust_users must be left out with protocol secagg"):
+        options_of("flag", parties[:3], trust_users=True)
+
+
+def test_duplicates_are_named_by_their_files(
+    joined: Callable[..., list[Path]], tmp_path: Path
+) -> None:
+    first, second = joined(2)
+    Join(tmp_path / "user0", "again", rows=5).run()
+    again = tmp_path / "user0" / "again.party.json"
+    transform = tmp_path / "public.safetensors"
+    for files, words in {
+        (first, second, again): f"verifying key of its own, {first} and {again} share one",
+        (first, first): "a file twice",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            Init(tmp_path / "fed", files, transform, ("localhost",), num_classes=3).run()
+
+
+def test_servers_must_fit_the_protocol(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    *users, server = joined(2, 1)
+    transform = tmp_path / "public.safetensors"
+    init = Init(tmp_path / "fed", (*users, server), transform, ("localhost",), num_classes=3)
+    with pytest.raises(ValueError, match="of secagg, must be 0, got 1"):
+        init.run()
+    with pytest.raises(ValueError, match="of shares, must be 1, got 0"):
+        Init(init.folder, tuple(users), transform, ("a",), num_classes=3, protocol="shares").run()
+
+
+def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> None:
+    home = initiated()
+    folder = home / "fed" / "invitation"
+    invitation = Invitation.read(folder)
+    Join(home / "stranger", "stranger", rows=12).run()
+    stranger = home / "stranger"
+    with pytest.raises(ValueError, match=r"keys in .*stranger must be registered in"):
+        invitation.identify(read_private(stranger), stranger)
+    with pytest.raises(ValueError, match="is the operator's: leave out invitation"):
+        invitation.identify(read_private(home / "fed"), home / "fed")
+    with pytest.raises(ValueError, match="must have the digest that you were told, 00ff"):
+        Invitation.read(folder, 4 * "00ff")
+    changed = json.loads((folder / "federation.json").read_text()) | {"minimum": 2}
+    (folder / "federation.json").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"digest that operator.json says"):
+        Invitation.read(folder)
+
+
+def test_a_certificate_is_renewed_by_the_same_authority(initiated: Callable[..., Path]) -> None:
+    fed = initiated() / "fed"
+    before, digest = _server(fed), Federation.load(fed / "federation.json").digest
+    ca = (fed / "tls" / "ca.pem").read_bytes()
+    Renew(fed).run()
+    after = _server(fed)
+    assert after.serial_number != before.serial_number
+    assert hosts_of(fed / "tls" / "server.pem") == ["127.0.0.1"]
+    check_server(fed / "tls")
+    assert (fed / "tls" / "ca.pem").read_bytes() == ca
+    assert Federation.load(fed / "federation.json").digest == digest
+    Renew(fed, hosts=("sum.example.org", "10.0.0.7"), authority=True).run()
+    assert hosts_of(fed / "tls" / "server.pem") == ["sum.example.org", "10.0.0.7"]
+    told = (fed / "invitation" / "ca.pem").read_bytes()
+    assert told == (fed / "tls" / "ca.pem").read_bytes() != ca
+    check_server(fed / "tls")
+
+
+def _server(fed: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((fed / "tls" / "server.pem").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("days", "server", "authority"),
+    [
+        (400, "expired on .*: run `federation renew`", None),
+        (4000, "expired on .*: ask the operator", "expired on .*: ask the operator"),
+        (-1, "this machine's clock says .*: set the clock", "set the clock"),
+    ],
+)
+def test_dates_are_named(
+    days: int,
+    server: str,
+    authority: str | None,
+    initiated: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed = initiated() / "fed"
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    monkeypatch.setattr(certificates, "_now", lambda: then)
+    with pytest.raises(ValueError, match=server):
+        check_server(fed / "tls")
+    if authority is None:
+        read_authority(fed / "tls" / "ca.pem")
+    else:
+        with pytest.raises(ValueError, match=authority):
+            read_authority(fed / "tls" / "ca.pem")
+
+
+def test_files_of_another_authority_are_named(initiated: Callable[..., Path]) -> None:
+    tls = initiated() / "fed" / "tls"
+    server, key = (tls / "server.pem").read_bytes(), (tls / "server.key").read_bytes()
+    Renew(tls.parent).run()
+    (tls / "server.key").write_bytes(key)
+    with pytest.raises(ValueError, match=r"server.key must be the key of server.pem"):
+        check_server(tls)
+    Renew(tls.parent, authority=True).run()
+    (tls / "server.pem").write_bytes(server)
+    with pytest.raises(ValueError, match=r"server.pem must be signed by ca.pem"):
+        check_server(tls)
+    with pytest.raises(ValueError, match=r"server.pem must be an authority's certificate"):
+        read_authority(tls / "server.pem")

@@ -1,0 +1,192 @@
+"""What newcomers type wrong: one line with argument, rule, value and remedy; nothing is changed."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embed import PublicTransform
+from tests.command_lines import typed
+from tests.train_distributed.commands.bad_inputs.case import Case, as_folder, put, state, table
+from tests.train_distributed.federation.folders.conftest import CLASSES, embeddings
+from train_distributed.__main__ import main
+from train_distributed.commands.federation import Init, Join
+from train_distributed.commands.federation.collecting import MakeWindow
+from train_distributed.federation.documents.federation import Federation
+
+REPORT = "federation report --folder a/user0 --invitation a/fed/invitation --patience 0 --accept D"
+HERE = f"{REPORT} --window a/window"
+JOIN = "federation join --folder new --name me"
+INIT = "federation init --folder new --transform public.safetensors --num-classes 3 --hosts h"
+WINDOW = "federation window --folder a/fed --out new --aggregators"
+SERVE = "federation aggregator --folder a/fed --window a/window"
+COLLECT = "federation collect --folder a/fed --window a/window --out new --patience 0"
+START = "federation start --folder s/user0 --invitation s/fed/invitation --accept S"
+NONE = "must be a file, got nothing there; "
+
+CASES = table(
+    # report
+    (f"{HERE} --accept abcdabcdabcdabcd", "must have the digest that you were told, abcd"),
+    (REPORT, "window must be given where a/fed/invitation holds none, got none"),
+    (f"{REPORT} --window nowhere", f"^error: nowhere {NONE}".removesuffix("; ")),
+    (f"{REPORT} --window b/window", "window must be of federation [0-9a-f]{64}, is not"),
+    (f"{REPORT} --window a/fed", f"a/fed/window.json {NONE}the operator's `federation window`"),
+    (f"{HERE} --folder b/user0", "keys in b/user0 must be registered in .*: ask the operator"),
+    (f"{HERE} --folder a/fed", "a/fed must be a party's, is the operator's"),
+    (f"{HERE} --folder a/server1", "folder must be a user's, is of computation server 1"),
+    (f"{HERE} --folder nowhere", f"nowhere/private.json {NONE}a party's `federation join`"),
+    (f"{HERE} --folder a/user0", "private.json must", put("a/user0/private.json", "{")),
+    (f"{HERE} --invitation nowhere", f"operator.json {NONE}the operator's `federation init`, in"),
+    (f"{HERE} --invitation a/fed", f"a/fed/operator.json {NONE}.* the folder `invitation` of its"),
+    (f"{HERE} --invitation s/fed/invitation", "must have the digest that you were told"),
+    (f"{HERE} --invitation ftp://h:1/invitations/D", "link must be http://HOST:PORT/.* got 'ftp"),
+    (f"{HERE} --invitation h:1/invitations/D", "link must be http://HOST:PORT/.* got 'h:1/inv"),
+    (f"{HERE} --invitation http://h:1", "link must be http://HOST:PORT/invitations/DIGEST, got"),
+    (f"{HERE} --invitation http://no.such.invalid/invitations/D", "no host has this name"),
+    (f"{HERE} --invitation http://127.0.0.1:9/invitations/D", r"127\.0\.0\.1:9.* Connection ref"),
+    (f"{HERE} --embeddings nowhere", "embeddings must be an existing directory, got nowhere"),
+    (f"{HERE} --embeddings a/window", "meta.json"),
+    (f"{HERE} --ca nowhere", "ca must be a file of certificates in PEM, got nowhere: No such file"),
+    (f"{HERE} --ca a/fed", "ca must be a file of certificates in PEM, got a/fed: Is a directory"),
+    (f"{HERE} --ca a/window/window.json", "ca must be a file of certificates in PEM, got a/win"),
+    (f"{HERE} --patience nan", r"patience must be in \[0, inf\), got nan"),
+    (f"{HERE} --ledger no/x.ledger", "ledger must be in a folder that exists, got no/x.ledger"),
+    (f"{HERE} --ledger a/fed", "ledger must be a file, got a/fed"),
+    (f"{HERE} --most-epsilon 1", "most_epsilon must be >= 5, got 1: all sums together"),
+    (f"{HERE} --least-users 9", "least_users must be <= 2, .* got 9"),
+    # join
+    (f"{JOIN} --rows 3 --class-names a b", r"class_names must be left out with rows, got \('a'"),
+    (
+        f"{JOIN} --embeddings a/user0/embeddings --class-names c b a",
+        r"class_names must be .* in their order, \('a', 'b', 'c'\), got \('c', 'b', 'a'\)",
+    ),
+    (f"{JOIN} --embeddings a/user0/embeddings --resize 9", "resize must be left out without pict"),
+    (f"{JOIN} --server --class-names a b", "class_names must be left out for a server"),
+    # init
+    (f"{INIT} --parties nowhere", "nowhere must be a file, got nothing there"),
+    (f"{INIT} --parties a/user0 a/user1 --hosts h:1", "hosts must be names .* without a port, got"),
+    (f"{INIT} --parties a/user0 a/user1 --hosts 'h h'", "hosts must be names .*, got 'h h'"),
+    (f"{INIT} --parties a/user0 a/server1", "servers .* of secagg, must be 0, got 1"),
+    (f"{INIT} --parties a/user0 --transform nowhere", "nowhere must be a file, got nothing"),
+    (f"{INIT} --parties a/user0 --folder a/fed", "directory must not exist, got a/fed"),
+    # window
+    (f"{WINDOW} h:1", "aggregators must be 2, got 1"),
+    (f"{WINDOW} h:1 h", "address must be HOST:PORT, got 'h'"),
+    (f"{WINDOW} h:1 h:2 --hours nan", r"hours must be in \(0, 100000\), got nan"),
+    (f"{WINDOW} h:1 h:2 --folder s/fed", "must be of protocol shares, got secagg"),
+    (f"{WINDOW} h:1 h:2 --folder a/user0", f"federation.json {NONE}the operator's `federation in"),
+    (f"{WINDOW} h:1 h:2 --out a/window", "directory must not exist, got a/window"),
+    # aggregator
+    (f"{SERVE} --window nowhere", f"nowhere/window.json {NONE}the operator's `federation window`"),
+    (f"{SERVE} --folder a/user0", "keys in .*user0 must be those of an aggregator of the window"),
+    (f"{SERVE} --folder b/fed", "keys in .*b/fed must be those of an aggregator of the window"),
+    (f"{SERVE} --listen 9100", "address must be HOST:PORT, got '9100'"),
+    (f"{SERVE} --metrics 9200", "address must be HOST:PORT, got '9200'"),
+    (f"{SERVE} --proxies mine", "proxies must be addresses or networks: 'mine'"),
+    (f"{SERVE} --store mysql://me:hush@h/x", "store must begin with postgresql://, got 'mysql'$"),
+    (f"{SERVE} --tls nowhere", f"nowhere/server.pem {NONE}.*in the folder `tls`"),
+    (
+        f"{SERVE} --tls t",
+        "tls must hold a certificate and its key, got",
+        lambda folder: [put("t/server.pem", "x")(folder), put("t/server.key", "x")(folder)],
+    ),
+    (f"{SERVE} --ca nowhere", "ca must be a file of certificates in PEM, got nowhere"),
+    # collect
+    (f"{COLLECT} --folder a/user0", f"federation.json {NONE}the operator's `federation init`"),
+    (f"{COLLECT} --folder s/fed", "must be of protocol shares, got secagg"),
+    (f"{COLLECT} --folder b/fed", "window must be of federation [0-9a-f]{64}, is not"),
+    (f"{COLLECT} --window nowhere", f"nowhere/window.json {NONE}the operator's"),
+    (f"{COLLECT} --out a/window", "output directory must not exist, got a/window"),
+    (f"{COLLECT} --patience -1", r"patience must be in \[0, inf\), got -1"),
+    (f"{COLLECT} --ledger no/x.ledger", "ledger must be in a folder that exists, got no/x.ledger"),
+    (f"{COLLECT} --ledger l", "ledger must be a file, got l", as_folder("l")),
+    (COLLECT, r"aggregator 0 at 127\.0\.0\.1:9 must answer: \[Errno 111\] Connection refused"),
+    # start, invite, status, renew
+    ("federation start --folder a/fed", "of protocol secagg; of shares, make a window and collect"),
+    ("federation start --folder nowhere", f"federation.json {NONE}the operator's"),
+    ("federation start --folder s/fed --timeout nan", r"timeout must be in \[0, inf\), got nan"),
+    ("federation start --folder s/fed --port 70000", r"port must be in \[1, 65535\], got 70000"),
+    (f"{START} --operator h", "address must be HOST:PORT, got 'h'"),
+    (f"{START} --folder s/fed", "s/fed must be a party's, is the operator's: leave out invitation"),
+    ("federation invite --folder a/fed --listen 9100", "address must be HOST:PORT, got '9100'"),
+    ("federation invite --folder a/user0 --listen h:1", f"operator.json {NONE}"),
+    ("federation status --folder nowhere", f"nowhere/private.json {NONE}a party's `federation jo"),
+    ("federation renew --folder a/user0", f"server.pem {NONE}the operator's `federation init`"),
+    ("federation renew --folder a/fed --hosts h:1", "hosts must be names .*, got 'h:1'"),
+    # ledger
+    ("ledger show --embeddings a/user0/embeddings", "ledger must exist, got .*embeddings.ledger"),
+    (
+        "ledger limit --embeddings nowhere --epsilon 1 --delta 1e-5",
+        "embeddings must be an embedding set, or have been one with a ledger, got nowhere",
+    ),
+    ("ledger limit --embeddings a/window --epsilon 1 --delta 1e-5", "be an embedding set.*a/wind"),
+    ("ledger merge --ledger l --other l", "other must be another ledger that exists, got l"),
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two federations with a window each, and one of sessions."""
+    root = tmp_path_factory.mktemp("federations")
+    PublicTransform.fit(embeddings(99, 50)).save(root / "public.safetensors")
+    for name, seed in (("a", 0), ("b", 10), ("s", 20)):
+        files, home = list[Path](), root / name
+        for user in range(3):
+            embeddings(seed + user).save(home / f"user{user}" / "embeddings")
+            Join(home / f"user{user}", f"hospital-{user}", rows=12).run()
+            files.append(home / f"user{user}" / f"hospital-{user}.party.json")
+        fixed: dict[str, Any] = {"transform": root / "public.safetensors", "minimum": 2}
+        fixed |= {"hosts": ("127.0.0.1",), "class_names": CLASSES, "epsilon": 5.0}
+        if name != "s":
+            Join(home / "server1", "adder-1", server=True).run()
+            files.append(home / "server1" / "adder-1.party.json")
+            fixed |= {"protocol": "shares"}
+        Init(home / "fed", tuple(files), **fixed).run()
+        if name != "s":
+            MakeWindow(home / "fed", ("127.0.0.1:9", "127.0.0.1:10"), home / "window").run()
+    return root
+
+
+@pytest.fixture
+def say(monkeypatch, capsys) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    with typed("blind-averaging", main, monkeypatch, capsys) as run:
+        yield run
+
+
+def digest(home: Path) -> str:
+    return Federation.load(home / "fed" / "federation.json").digest.hex()
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.typed for case in CASES])
+def test_a_wrong_command_is_one_line_and_changes_nothing(
+    say, world: Path, tmp_path: Path, monkeypatch, case: Case
+) -> None:
+    folder = world
+    if case.spoil is not None:
+        folder = shutil.copytree(world, tmp_path / "copy")
+        case.spoil(folder)
+    before, told = state(folder), {"a": digest(world / "a"), "s": digest(world / "s")}
+    monkeypatch.chdir(folder)
+    words = [re.sub(r"(?<=/)D$|^D$", told["a"], word) for word in case.arguments]
+    code, _, error = say(*(told["s"] if word == "S" else word for word in words))
+    assert code == 2, error
+    assert re.fullmatch(r"error: [^\n]+\n", error), error
+    assert re.search(case.says, error), error
+    assert "Traceback" not in error
+    after = state(folder)
+    for path in ("runs", "state"):  # logs of what was begun, and what was agreed to, are kept
+        after = {name: kept for name, kept in after.items() if f"/{path}" not in f"/{name}"}
+        before = {name: kept for name, kept in before.items() if f"/{path}" not in f"/{name}"}
+    assert {name for name in after if after[name] != before.get(name)} <= _touched(case)
+
+
+def _touched(case: Case) -> set[str]:
+    """A user's folder for what a link names is made before it is asked for."""
+    return {"a/user0/invitations"} if "http" in case.typed else set()
+
+
+def test_there_are_many() -> None:
+    assert len({(case.typed, case.says) for case in CASES}) == len(CASES) > 75

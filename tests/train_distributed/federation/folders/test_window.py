@@ -20,6 +20,7 @@ from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger
+from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.secure_sum.journal import FILE
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -104,7 +105,14 @@ def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monk
     np.testing.assert_array_equal(found.weights, expected.weights)
 
 
-def test_either_aggregator_adds_all_the_noise_that_was_promised(opened) -> None:
+def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypatch) -> None:
+    drawn: list[tuple[float, np.ndarray]] = []
+
+    def recorded(std: float, size: int) -> np.ndarray:
+        drawn.append((std, discrete_gaussian(std, size)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(aggregating, "discrete_gaussian", recorded)
     home = opened()
     window = WindowFile.load(home.window / WINDOW)
     for user in range(3):
@@ -112,9 +120,9 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened) -> None:
     with Aggregators(window.window, window.addresses) as aggregators:
         opened_sum = aggregators.open(read_private(home.home / "fed"))
     noise = opened_sum.total.view(np.int64) - plain_sum(home, (0, 1, 2))
-    spread = noise / (2**0.5 * window.window.noise_std)
-    assert 0.7 < spread.std() < 1.3
+    assert [std for std, _ in drawn] == 2 * [home.task().mechanism.stds_in_steps]
     assert window.window.noise_std == home.task().mechanism.stds_in_steps
+    assert np.array_equal(noise, drawn[0][1] + drawn[1][1])
 
 
 def test_reports_over_tls(opened) -> None:

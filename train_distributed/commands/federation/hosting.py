@@ -22,8 +22,6 @@ from train_distributed.federation.documents.party import public_keys, read_priva
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import STATE, party_state
 from train_distributed.federation.documents.terms import agreed_file
-from train_distributed.federation.links import invitation_routes
-from train_distributed.federation.operation import Operation, operate
 from train_distributed.federation.record import settle
 from train_distributed.ledger.entry import Entry
 from train_distributed.ledger.ledger import NONE, SUFFIX, Ledger
@@ -66,7 +64,9 @@ def run_session(start: "Start") -> int:
     keys = own_keys(folder, federation)
     check_server(folder / TLS)
     from train_distributed.federation.evaluation_task import task_of
+    from train_distributed.federation.links import invitation_routes
     from train_distributed.federation.model_task import ModelTask
+    from train_distributed.federation.operation import Operation, operate
     from train_distributed.federation.sum_task import Facts
 
     agreed, shown = folder / agreed_file(federation.task), folder / INVITATION

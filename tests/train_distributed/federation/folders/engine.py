@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from train_distributed.commands.federation import hosting, taking_part
+from train_distributed.federation import operation
 from train_distributed.federation.attendance import Attendance
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.operation import Operation
@@ -26,7 +27,7 @@ class Engine:
         self.operations: list[Operation] = []
         self.parties: list[Attendance] = []
         self.failure: Exception | None = None
-        monkeypatch.setattr(hosting, "operate", self.operate)
+        monkeypatch.setattr(operation, "operate", self.operate)
         monkeypatch.setattr(taking_part, "attend", self.attend)
         monkeypatch.setattr(hosting, "settle", lambda state: settle(state))
 

@@ -26,6 +26,7 @@ from train_distributed.commands.federation import Init, Join, Start, hosting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.embedding import Pictures
 from train_distributed.commands.using import Evaluate, Predict
+from train_distributed.federation import operation
 from train_distributed.federation.operation import Operation
 from train_distributed.federation.progress import Log
 from train_distributed.ledger.ledger import NONE
@@ -164,7 +165,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[Path]], Pat
             log.session, log.bytes_of = "ab" * 32, dict.fromkeys(range(USERS), 1)
             return [Opened(np.asarray(np.sum(sent, 0, np.uint64)), frozenset(range(USERS)))], log
 
-        monkeypatch.setattr(hosting, "operate", operate)
+        monkeypatch.setattr(operation, "operate", operate)
         monkeypatch.setattr(hosting, "settle", lambda state: None)
         assert Start(home / "fed", out=home / "model").run() == 0
         return home / "model"

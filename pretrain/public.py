@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
-from inspect import cleandoc, get_annotations, getsource, signature
+from inspect import Parameter, Signature, cleandoc, get_annotations, getsource, signature
 from pathlib import Path
 from textwrap import dedent
 from types import UnionType
@@ -106,7 +106,7 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
         TypeError: from the function, in one line: an option that is missing or unknown.
         ValueError: as well: none of the words that an option may be.
     """
-    shown = signature(command)
+    shown = _by_keyword(signature(command))
 
     def run(*arguments: P.args, **options: P.kwargs) -> R_co:
         given = _grouped(command, dict(options))
@@ -123,6 +123,14 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
     returned = signature(getattr(command, "run")).return_annotation  # noqa: B009
     made.__signature__ = shown.replace(return_annotation=returned)
     return made
+
+
+def _by_keyword(shown: Signature) -> Signature:
+    """The first argument may be given by its place, all others by their names alone."""
+    first, *others = shown.parameters.values()
+    return shown.replace(
+        parameters=[first, *(each.replace(kind=Parameter.KEYWORD_ONLY) for each in others)]
+    )
 
 
 def _arguments(command: type) -> Iterator[str]:

@@ -182,7 +182,7 @@ def test_functions_return_what_the_next_one_takes(tmp_path: Path, monkeypatch, c
     assert (evaluated / "evaluation.json").exists()
     assert td.card(model, evaluation=evaluated) == model
     assert (td.predict(model=model, embeddings=held) / "predictions.csv").exists()
-    assert td.account(1.0, 1e-5)["noise_multiplier"] == pytest.approx(3.73, abs=0.01)
+    assert td.account(epsilon=1.0, delta=1e-5)["noise_multiplier"] == pytest.approx(3.73, abs=0.01)
     assert "written" in capsys.readouterr().out
 
 

@@ -155,7 +155,7 @@ def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
     torch.testing.assert_close(after.fitted().weights, by_hand.weights, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.15, 0.5, 2.0])
+@pytest.mark.parametrize("noise", [0.05, 0.15, 0.3, 0.5, 2.0])
 @pytest.mark.parametrize("length", [0.0, 0.5, 1.0])
 def test_no_centre_makes_more_directions_than_were_planned(noise: float, length: float) -> None:
     """Far from the public rows more of them pay, as public classes say less."""
@@ -167,6 +167,15 @@ def test_no_centre_makes_more_directions_than_were_planned(noise: float, length:
     rows = torch.stack([longest(torch.Generator().manual_seed(0))] * 3)
     assert state.mapped(rows).shape == (3, state.planned.dim)
     assert state.statistic.dimension == state.planned.statistic.dimension
+
+
+def test_rows_beyond_a_users_count_are_in_neither_part_of_the_first_sum() -> None:
+    first = FeatureSum(transform=fitted())
+    draw = torch.Generator().manual_seed(3)
+    x, y = torch.stack([longest(draw) for _ in range(4)])[None], torch.zeros(1, 4).long()
+    user, count = torch.zeros(1).long(), torch.tensor([3])
+    alone = first.submit(Chunk(user, x[:, :3], y[:, :3], count))
+    assert torch.equal(first.submit(Chunk(user, x, y, count)), alone)
 
 
 def test_what_the_first_sum_finds_is_of_means_and_of_their_noise() -> None:

@@ -27,7 +27,7 @@ from pretrain.datasets import TEST, TRAIN, ImageSet, count_of_tests
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionPlan:
-    """What an extraction computes, and how."""
+    """Settings and inputs that determine the rows of an extraction, fixed before it starts."""
 
     pictures: dict[str, Any]  # number, classes, shape and hash, as in meta.json
     encoding: Encoding
@@ -85,7 +85,7 @@ class ResumeKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionResult:
-    """What meta.json says of the rows once all are computed."""
+    """Counts and hash of the rows of a finished extraction, as meta.json states them."""
 
     rows: int
     unreadable: int  # images that were skipped

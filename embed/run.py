@@ -118,7 +118,7 @@ embed_images = function("embed_images", Run)
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What is fitted to what; a base of its own, so that the help names it first."""
+    """The public rows that a transform is fitted to; a base class, so that help lists it first."""
 
     public: Path
     """Public embedding set."""

@@ -281,7 +281,7 @@ class PublicTransform:
 
     @property
     def guesses(self) -> tuple[ClassGuess, ...]:
-        """What is known of the classes, in the features of the rows; () where nothing is."""
+        """Public guesses of the class means, in the coordinates of the rows; () without any."""
         found = () if self.known is None else self.known.guesses
         if self.directions is None or self.centre is None:
             return found

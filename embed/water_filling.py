@@ -1,4 +1,4 @@
-"""What a noised sum shows best: directions and lengths of its features, and where rows lie.
+"""Directions and lengths of features of which a noised sum shows most, and the rows' centre.
 
 A user sends sums of rows z = Aᵀ(y − m), |z| <= 1, and noise is added to them. Which A shows most of
 the class means? A linear code under a bound of length and additive noise has an optimal spectrum.

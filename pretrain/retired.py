@@ -27,7 +27,7 @@ class Retired:
         return not name or name in words
 
     def line(self, command: str) -> str:
-        """What is said when it is typed."""
+        """Error message for a retired command or option: its name, and what to type instead."""
         return f"{f'{command} {self.option}'.strip()} has been retired: {self.instead}"
 
 

@@ -1,4 +1,4 @@
-"""What other libraries find: no telemetry, a folder for caches, torchvision with any torch.
+"""Environment of other libraries: no telemetry, a folder for caches, torchvision with any torch.
 
 `pretrain` sets it before any of them is imported; processes that this one starts inherit the first
 two.

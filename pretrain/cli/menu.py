@@ -170,7 +170,7 @@ class Menu:
         raise SystemExit(USAGE_ERROR)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What is typed, and the first line of its help, of every command."""
+        """Yields (name, first line of the help) of each command."""
         for name, home in self.commands.items():
             yield name, (load(home).__doc__ or "").splitlines()[0]
 

@@ -140,7 +140,7 @@ class Part(NamedTuple):
         return cls(plain, size, None, crop, "invert" in given)
 
     def prepared(self, own: Preprocess) -> Preprocess:
-        """What is done to pictures: as its authors state, unless size or crop is given."""
+        """Preprocessing of pictures: `own`, the encoder authors', with size or crop where given."""
         if self.image_size is None and self.crop is None:
             return replace(own, invert=self.invert)
         crop = 1.0 if self.crop is None else self.crop

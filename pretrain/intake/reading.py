@@ -1,4 +1,4 @@
-"""What every intake obeys: options of reading, and one spelling for what is one name.
+"""Options for reading pictures from any source, and one spelling for names that are one.
 
 Two spellings of one word (`ü` as one character or as two, a blank at the end) are the same name.
 Two classes whose names differ in case only are refused: nobody can tell whether they are one.

@@ -1,4 +1,4 @@
-"""What a release is compared with: `rival` methods, and experiments by `sweep` and `plot`."""
+"""Commands for comparisons: `rival` runs another method, `sweep` and `plot` experiments."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ class Directions:
 
 @dataclass(frozen=True, kw_only=True)
 class Rival(Directions, Simulating):
-    """What the commands of all rivals have in common."""
+    """Base of the commands `rival NAME`: options and steps that all of them share."""
 
     rival: ClassVar[str]  # its name
 

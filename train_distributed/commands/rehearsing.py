@@ -1,4 +1,4 @@
-"""What to expect of a release: `rehearse`, `sweep` with `plot`, `demo`."""
+"""Commands that predict or demonstrate accuracy: `rehearse` and `demo`."""
 
 import math
 import time

@@ -80,7 +80,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """What counts the epsilon, and what it may be."""
+    """The ledger that counts epsilon, and whether a large delta is allowed."""
 
     allow_delta: bool = False
     """Accept a delta >= 1/rows, which protects no row."""
@@ -119,7 +119,7 @@ class MethodChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Releasing(Output, Counting, Promise, PublicSide, Data):
-    """What `run`, `simulate` and `rival` have in common."""
+    """Base of the commands `run`, `simulate` and `rival`."""
 
     command: ClassVar[str]  # its name
 
@@ -281,7 +281,7 @@ class Releasing(Output, Counting, Promise, PublicSide, Data):
         return with_seconds(release_of(request), started)
 
     def _panel(self) -> Any:
-        """What the figure shows of the promise; None: how it is composed."""
+        """Function that draws the figure's privacy panel; None: the usual one."""
         return None
 
     def _write(self, released: "Release", partial: Path) -> None:
@@ -345,7 +345,7 @@ run = function("run", Run)
 
 @dataclass(frozen=True, kw_only=True)
 class Simulating(SimulatedUsers, Releasing):
-    """What `simulate` and `rival` have in common: users may be simulated, and noise be float."""
+    """Base of `simulate` and `rival`, where users may be made up and noise be floating-point."""
 
     @classmethod
     def groups(cls, typed: Sequence[str]) -> Mapping[str, tuple[type, ...]]:

@@ -197,7 +197,7 @@ class Polls(Door):
                 self._changed.notify_all()
 
     async def _question(self, party: int) -> _Asked | None:
-        """What a party is asked; None: nothing within the time of a poll."""
+        """The question that waits for a party; None: none came within the time of a poll."""
         polls, event = self._polling.setdefault(party, set()), asyncio.Event()
         if len(polls) >= MOST_POLLS:
             raise NoRoom(f"polls of one party must be <= {MOST_POLLS} at a time")

@@ -100,7 +100,7 @@ class SumTask(ABC, Generic[AnyTerms]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What the first sum is to keep."""
+        """Guarantee of the first sum: its share of the promise, and its sensitivity."""
         return self.plan.sums[0].guarantee
 
     @property

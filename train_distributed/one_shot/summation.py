@@ -169,7 +169,7 @@ class Plan:
         }
 
     def report_sent(self) -> dict[str, Any]:
-        """What users would send, where one process has added it."""
+        """Bytes that users would send, for reports of runs where one process adds all vectors."""
         sent = [each.bytes_per_user(self.sizes) for each in self.sums]
         report: dict[str, Any] = {"secure_sum": NO_PROTOCOL} if self.integers else {}
         report |= {"bytes_per_user": sum(sent)}
@@ -177,7 +177,7 @@ class Plan:
 
 
 def _stages(method: Method | Submission) -> Sequence[tuple[Submission, float, int]]:
-    """What is submitted, share of the promise, and how many times, in order."""
+    """Stages of a release in order: (submission, share of μ², number of sums)."""
     if isinstance(method, Submission):
         return [(method, 1.0, 1)]
     rounds, statistic = method.rounds, method.statistic

@@ -115,7 +115,7 @@ class Predictions:
 
     @property
     def beside(self) -> Kind:
-        """What private rows are compared with."""
+        """Kind of baseline that private rows are compared with."""
         known = any(cell.kind == "public alone" for cell in self.cells)
         return "public alone" if known else "largest class"
 

@@ -244,7 +244,7 @@ class Rehearsal:
         users: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> ReleaseRequest:
-        """What `run` would be asked for; made once for all seeds."""
+        """Request that `run` would make; built once for all seeds."""
         users, options = users or self.sizes.users, self.options if options is None else options
         key = epsilon, users, str(options)
         if key not in stage.requests:
@@ -278,7 +278,7 @@ class Rehearsal:
             yield Played(number, seed, "public alone", None, users, *right)
 
     def public_alone(self, stage: "Stage") -> ReleaseState:
-        """What a release comes to whose sum says nothing: zero private rows."""
+        """State of a release whose sum holds no private row: public knowledge alone."""
         method = self.request(stage, 1.0, options={"sums": 1, "class_noise": 0.0}).built
         nothing = torch.zeros(method.statistic.dimension, dtype=torch.float64)
         return ReleaseState(method).advance(nothing, self.sizes.rows, NOTHING)

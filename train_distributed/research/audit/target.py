@@ -100,7 +100,7 @@ class Target:
         seed: torch.Generator | None = None,
         **more: Any,
     ) -> ReleaseRequest:
-        """What a release of a data set is asked for; `more` are further fields of it."""
+        """Request for a release of a data set; `more` are further fields of `ReleaseRequest`."""
         # Λ is the same whatever the noise, and with none
         fixed = {"l2_reg": 1.0} if rule_of(self.method).l2_reg else {}
         return ReleaseRequest(

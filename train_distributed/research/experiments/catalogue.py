@@ -196,7 +196,7 @@ def by_rival(
 
 
 class Experiment(Protocol):
-    """What is played, and how the content of results.json becomes a table and a figure."""
+    """An experiment: its trials, and how results.json becomes a table and a figure."""
 
     def work(self, conditions: Conditions, private: Any, public: Any) -> Work:
         """The trials, on embedding sets or on None."""

@@ -82,7 +82,7 @@ def make_window(
         closes=int(time.time()) + 10**6,
     )
     addresses = {number: ("127.0.0.1", free_port()) for number in FOLDERS}
-    file = WindowFile(window=window, addresses=addresses)
+    file = WindowFile.of(window, addresses)
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll.lines.tobytes())
     return file

@@ -31,8 +31,8 @@ from pretrain.cli.provenance import provenance
 from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import Party, read_private
-from train_distributed.federation.documents.place import place_path, with_roll, write_place
+from train_distributed.federation.documents.party import Keys, Party, read_private
+from train_distributed.federation.documents.place import Place, place_path, with_roll
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
@@ -51,9 +51,9 @@ def lines(start: int, stop: int) -> list[dict[str, Any]]:
     found = []
     for number in range(start, stop):
         keys = PrivateKeys.generate()
-        public, name = keys.public, f"phone-{number:09d}"
-        party = Party(name, "user", rows_of(number), public.verifying.hex(), public.sealing.hex())
-        found.append(party.signed(keys))
+        own, name = Keys.of(keys.public).fields, f"phone-{number:09d}"
+        party = Party(name=name, role="user", rows=rows_of(number), **own)
+        found.append(party.signed(keys).fields)
     return found
 
 
@@ -162,16 +162,15 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     keys, number = read_private(home / "user"), users // 2
     rows = rows_of(number)
     embeddings(1, rows).save(home / "user" / "embeddings")
-    public = keys.public
-    own = Party("me", "user", rows, public.verifying.hex(), public.sealing.hex())
+    own = Party(name="me", role="user", rows=rows, **Keys.of(keys.public).fields)
     found: dict[str, Any] = {"users": users}
-    found["init"] = init(home, users, own.signed(keys))
+    found["init"] = init(home, users, own.signed(keys).fields)
     fed = home / "fed"
     federation = with_roll(Federation.load(fed / "federation.json"), fed)
     assert isinstance(federation.known, Roll)
     (fed / "invitation" / "places").mkdir()
     place = place_path(fed / "invitation" / "places", keys.public.verifying)
-    write_place(place, number, federation.known.placed(number))
+    Place.of(number, federation.known.placed(number)).save(place)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     words = ("--folder", "fed", "--aggregators", *addresses, "--out", "window")
     made = start("window", *words, cwd=home)

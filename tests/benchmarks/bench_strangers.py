@@ -141,7 +141,7 @@ class Scene:
         addresses = dict.fromkeys(self.file.addresses, ("127.0.0.1", server.server_port))
         try:
             self.tls = None
-            self.report(WindowFile(window=self.file.window, addresses=addresses))
+            self.report(WindowFile.of(self.file.window, addresses))
         except Refused:
             believed = False
         finally:

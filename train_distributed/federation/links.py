@@ -25,11 +25,10 @@ from starlette.routing import Route
 from pretrain.cli.waiting import Waiting
 from train_distributed.federation.aggregator_client import SECONDS, reason, remedy
 from train_distributed.federation.documents.certificates import CA
-from train_distributed.federation.documents.document import LARGE, SMALL
+from train_distributed.federation.documents.document import KEY, LARGE, SMALL
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION, OPERATOR, Invitation
-from train_distributed.federation.documents.party import KEY
-from train_distributed.federation.documents.place import PLACES, place_path, place_text
+from train_distributed.federation.documents.place import PLACES, Place, place_path
 from train_distributed.federation.documents.terms import agreed_file
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.proxies import client
@@ -63,7 +62,7 @@ def invitation_routes(
         number = roll.find(bytes.fromhex(key)) if roll and KEY.fullmatch(key) else None
         if number is None or roll is None:
             return Response(status_code=404)
-        return Response(place_text(number, roll.placed(number)), media_type="application/json")
+        return Response(Place.of(number, roll.placed(number)).text, media_type="application/json")
 
     return [Route(f"{base}/places/{{key}}", place), Route(f"{base}/{{name}}", file)]
 

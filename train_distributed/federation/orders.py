@@ -120,7 +120,7 @@ def read_order(federation: Federation, kind: int, signed: bytes, size: int) -> b
     if len(signed) != size + SIGNATURE_BYTES:
         raise MalformedMessage(f"order must be {size + SIGNATURE_BYTES} bytes, got {len(signed)}")
     body, signature = signed[:size], signed[size:]
-    operator = bytes.fromhex(federation.servers[0]["verifying"])
+    operator = bytes.fromhex(federation.servers[0].verifying)
     try:
         verify(operator, signature, _ORDER + federation.digest + bytes([kind]) + body)
     except BadSignature as error:

@@ -9,15 +9,22 @@ Entries of the store are named session, asked/CALL, answer/CALL/PARTY and comple
 """
 
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+from msgspec import Meta
 
 from pretrain.cli.output import new_file, sync_directory
-from train_distributed.federation.documents.document import read_document, safe
+from train_distributed.federation.documents.document import (
+    SMALL,
+    Document,
+    PartyNumber,
+    read_as,
+    safe,
+)
 from train_distributed.store.store import NotADatabase, Store, make_durable
 
 LONGEST_FAULT = 200  # characters
@@ -149,8 +156,8 @@ class Record:
             culprits: user -> what it did, in words.
         """
         self.left_out |= {user: safe(what, LONGEST_FAULT) for user, what in culprits.items()}
-        with new_file(self._directory / LEFT_OUT) as partial, partial.open("w") as file:
-            json.dump({"left_out": self.left_out}, file)
+        with new_file(self._directory / LEFT_OUT) as partial, partial.open("wb") as file:
+            file.write(_LeftOut(self.left_out).text)
             file.flush()
             os.fsync(file.fileno())
         sync_directory(self._directory)
@@ -187,10 +194,9 @@ def settle(state: Path) -> None:
         record.pardon()
 
 
+class _LeftOut(Document, frozen=True):
+    left_out: dict[PartyNumber, Annotated[str, Meta(pattern=r"\A[ -~]{1,200}\Z")]]
+
+
 def _left_out(path: Path) -> dict[int, str]:
-    if not path.exists():
-        return {}
-    document = read_document(path)
-    document.only(["left_out"])
-    users = document.part("left_out")
-    return {user: users.text(name) for user, name in users.identities()}
+    return read_as(path, _LeftOut, SMALL).left_out if path.exists() else {}

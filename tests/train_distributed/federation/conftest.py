@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.train_distributed.federation.plain_node import plain_vector
 from train_distributed.federation.documents.certificates import write_certificates
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import public_keys, write_party
+from train_distributed.federation.documents.party import Keys, write_party
 
 HERE = Path(__file__).parent
 
@@ -32,12 +32,13 @@ class Field:
         (folder / "tls").mkdir()
         write_certificates(folder / "tls", ["127.0.0.1"])
         parties = (*self.users, *self.servers)
-        public = {party: public_keys(write_party(folder / party).public) for party in parties}
+        public = {party: Keys.of(write_party(folder / party).public) for party in parties}
         fields: dict[str, Any] = {
+            "version": 3,
             "protocol": "secagg",
             "dimension": 50,
             "minimum": users - 1,
-            "users": {i: public[u]["verifying"] for i, u in enumerate(self.users)},
+            "users": {i: public[u].verifying for i, u in enumerate(self.users)},
             "servers": tuple(public[server] for server in self.servers),
         }
         self.federation = Federation(**(fields | changes))

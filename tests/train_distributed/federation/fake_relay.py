@@ -13,6 +13,7 @@ import numpy as np
 from train_distributed.federation.connections import Deadlines, Operator
 from train_distributed.federation.coordinator import coordinate
 from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.endpoint import Endpoint, UserEndpoint
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import Record
@@ -29,11 +30,12 @@ VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
 def agreement(**changes: Any) -> Federation:
     """A federation of five users."""
     fields: dict[str, Any] = {
+        "version": 3,
         "protocol": "secagg",
         "dimension": D,
         "minimum": 3,
         "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
-        "servers": ({"verifying": OPERATOR.verifying.hex(), "sealing": OPERATOR.sealing.hex()},),
+        "servers": (Keys.of(OPERATOR),),
     }
     return Federation(**(fields | changes))
 

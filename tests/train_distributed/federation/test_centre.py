@@ -243,14 +243,6 @@ def test_a_user_that_comes_late_spends_its_session_before_it_draws() -> None:
     assert drawn == [1]
 
 
-def test_a_federation_of_one_sum_says_nothing_of_a_second(tmp_path: Path) -> None:
-    path = tmp_path / "federation.json"
-    for agreed in (fake.agreement(), fake.agreement(second_dimension=D)):
-        agreed.save(path)
-        assert ("second_dimension" in path.read_text()) == (agreed.second_dimension > 0)
-        assert Federation.load(path).digest == agreed.digest
-
-
 def test_a_federation_of_rounds_is_refused(tmp_path: Path) -> None:
     """As former versions wrote them."""
     path = tmp_path / "federation.json"

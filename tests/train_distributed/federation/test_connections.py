@@ -2,12 +2,12 @@
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
 from train_distributed.federation.documents.federation import Federation
@@ -26,7 +26,7 @@ def _order(federation: Federation, kind: Request, body: bytes, signer: int):
 
 def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
     federation = fake.agreement()
-    other = replace(federation, minimum=4)
+    other = structs.replace(federation, minimum=4)
     everyone = federation.session(bytes(32)).bitmap(range(fake.W))
     start, present = bytes(32) + everyone, bytes(72)
     journal = DurableJournal(tmp_path / "journal")

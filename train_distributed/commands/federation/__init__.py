@@ -10,7 +10,7 @@ from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
 from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
 from train_distributed.commands.options import RunConfig
-from train_distributed.federation.documents import party
+from train_distributed.federation.documents import document, party
 from train_distributed.federation.documents.certificates import CA, renew_certificates
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import Limits
@@ -43,8 +43,8 @@ class Join:
         Raises:
             ValueError: a setting out of range, or keys that cannot be read.
         """
-        if not party.NAME.fullmatch(self.name):
-            raise ValueError(f"name must be {party.NAME_RULE}, got {self.name!r}")
+        if not document.NAME.fullmatch(self.name):
+            raise ValueError(f"name must be {document.NAME_RULE}, got {self.name!r}")
         rows = self._rows()
         made = (self.folder / party.PRIVATE).exists()
         keys = party.read_private(self.folder) if made else party.write_party(self.folder)
@@ -56,7 +56,7 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
-        ).write(out, keys)
+        ).signed(keys).save(out)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out
 
@@ -90,7 +90,7 @@ class Join:
             if own.declared_classes:
                 print(f"classes in this order: {', '.join(own.declared_classes)}")
             rows = int((own.split == (EVALUATION if self.held_out else TRAIN)).sum())
-        check.within(f"[1, {party.MOST_ROWS}]", rows=rows)
+        check.within(f"[1, {document.MOST_ROWS}]", rows=rows)
         return rows
 
 

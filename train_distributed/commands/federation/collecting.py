@@ -65,8 +65,8 @@ class MakeWindow:
         check.equal(len(window.servers), aggregators=len(self.aggregators))
         addresses = dict(enumerate(map(split_address, self.aggregators), FIRST_SERVER))
         with new_directory(self.out) as partial:
-            made = WindowFile(window=window, addresses=addresses)
-            made.save(partial / WINDOW, keys)
+            made = WindowFile.of(window, addresses)
+            made.signed(keys).save(partial / WINDOW)
             shutil.copyfile(self.folder / ROLL, partial / ROLL)
             keep_window(self.folder, made)
         longest = report_bytes(window.dimension, max(task.norm_bounds.values()))

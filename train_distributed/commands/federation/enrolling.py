@@ -10,13 +10,12 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.cli.waiting import Waiting
-from train_distributed.federation.documents.document import DIGITS, SIGNATURE, Document
 from train_distributed.federation.documents.federation import SERVERS
 from train_distributed.federation.documents.party import SUFFIX, Party
 from train_distributed.secure_sum.roll import Roll, User
 
 STANDARD_INPUT, TABLE = Path("-"), ".csv"
-COLUMNS = (*Party.__dataclass_fields__, SIGNATURE)  # of a table, in any order
+COLUMNS = Party.__struct_fields__  # of a table, in any order
 
 
 def parties_of(paths: Sequence[Path]) -> Iterator[tuple[Path, Party]]:
@@ -32,7 +31,7 @@ def parties_of(paths: Sequence[Path]) -> Iterator[tuple[Path, Party]]:
     for path in paths:
         if path.is_dir():
             for each in sorted(path.glob(f"*{SUFFIX}")):
-                yield each, Party.read(each)
+                yield each, Party.load(each)
         elif path == STANDARD_INPUT:
             with Waiting("a table of parties on standard input", "its end has not come"):
                 yield from _of_table(sys.stdin, Path("standard input"))
@@ -40,7 +39,7 @@ def parties_of(paths: Sequence[Path]) -> Iterator[tuple[Path, Party]]:
             with path.open(newline="", encoding="utf-8") as lines:
                 yield from _of_table(lines, path)
         else:
-            yield path, Party.read(path)
+            yield path, Party.load(path)
 
 
 def listed(paths: Sequence[Path]) -> tuple[list[Party], list[Party]]:
@@ -106,9 +105,7 @@ def _of_table(lines: Iterable[str], name: Path) -> Iterator[tuple[Path, Party]]:
         if sorted(table.fieldnames or ()) != sorted(COLUMNS):
             raise ValueError(f"{name} must have columns {', '.join(COLUMNS)}")
         for values in table:
-            rows, source = values["rows"] or "", Path(f"{name}:{table.line_num}")
-            if rows.isascii() and rows.isdecimal() and len(rows) <= DIGITS:
-                values |= {"rows": int(rows)}
-            yield source, Party.of(Document(source, values))
+            source = Path(f"{name}:{table.line_num}")
+            yield source, Party.of_line(values, source)
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{name}:{table.line_num} must be CSV in UTF-8, got: {error}") from error

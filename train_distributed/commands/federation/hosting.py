@@ -9,16 +9,15 @@ from pretrain.cli.output import new_directory, reserved
 from train_distributed.commands.federation.setup import INVITATION, TLS
 from train_distributed.federation.centre import forget
 from train_distributed.federation.documents.certificates import check_server
-from train_distributed.federation.documents.document import read_document
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import (
-    ADDRESS,
     FEDERATION,
     OPERATOR,
     Invitation,
+    Operator,
 )
 from train_distributed.federation.documents.ledger import Limits
-from train_distributed.federation.documents.party import public_keys, read_private
+from train_distributed.federation.documents.party import Keys, read_private
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import STATE, party_state
 from train_distributed.federation.documents.terms import agreed_file
@@ -57,8 +56,7 @@ def run_session(start: "Start") -> int:
         raise ValueError("start must be of protocol secagg; of shares, make a window and collect")
     port = start.port
     if port is None:
-        stated = read_document(folder / INVITATION / OPERATOR)
-        port = int(stated.text("address", ADDRESS, "HOST:PORT").rpartition(":")[2])
+        port = int(Operator.load(folder / INVITATION / OPERATOR).address.rpartition(":")[2])
     check.within("[1, 65535]", port=port)
     check.within("[0, inf)", timeout=start.timeout)
     keys = own_keys(folder, federation)
@@ -176,6 +174,6 @@ def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
         ValueError: others than the federation says.
     """
     keys = read_private(folder)
-    if public_keys(keys.public) != federation.servers[0]:
+    if Keys.of(keys.public) != federation.servers[0]:
         raise ValueError(f"keys in {folder} must be the operator's in {FEDERATION}, are others")
     return keys

@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from train_distributed.commands.federation.setup import TLS
 from train_distributed.federation.documents.certificates import SERVER, valid_until
-from train_distributed.federation.documents.document import Document, read_document, shown
+from train_distributed.federation.documents.document import read_as, shown
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION
 from train_distributed.federation.documents.run_log import LOG, RUNS, STATUS
@@ -33,7 +34,7 @@ def lines_of(folder: Path) -> Iterator[str]:
         return
     yield f"last run: {runs[-1]}"
     if (runs[-1] / STATUS).exists():
-        yield from _flat(read_document(runs[-1] / STATUS))
+        yield from _flat(read_as(runs[-1] / STATUS, dict[str, Any]))
     if (runs[-1] / LOG).exists():
         last = (runs[-1] / LOG).read_text("utf-8", "backslashreplace").splitlines()[-LAST_LINES:]
         yield from (f"log: {shown(line)}" for line in last)
@@ -65,8 +66,8 @@ def _of_party(folder: Path) -> Iterator[str]:
     yield f"epsilon of all federations of this folder: {spent:g}"
 
 
-def _flat(document: Document) -> Iterator[str]:
-    for name, value in document.values.items():
+def _flat(status: dict[str, Any]) -> Iterator[str]:
+    for name, value in status.items():
         if isinstance(value, dict):
             yield from (f"{shown(name)}: {shown(k)}: {shown(str(v))}" for k, v in value.items())
         elif isinstance(value, list):

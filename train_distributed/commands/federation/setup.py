@@ -17,10 +17,10 @@ from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
 from train_distributed.federation.documents.certificates import CA, write_certificates
 from train_distributed.federation.documents.document import LARGE, read_file
-from train_distributed.federation.documents.federation import Enrolment, Federation
+from train_distributed.federation.documents.federation import VERSION, Enrolment, Federation
 from train_distributed.federation.documents.invitation import FEDERATION, Invitation
-from train_distributed.federation.documents.party import Party, public_keys, write_party
-from train_distributed.federation.documents.place import PLACES, ROLL, place_path, write_place
+from train_distributed.federation.documents.party import Keys, Party, write_party
+from train_distributed.federation.documents.place import PLACES, ROLL, Place, place_path
 from train_distributed.federation.documents.terms import (
     MODEL,
     TRANSFORM,
@@ -28,6 +28,7 @@ from train_distributed.federation.documents.terms import (
     Terms,
     agreed_file,
     file_hash,
+    promise_fields,
     read_transform,
 )
 from train_distributed.privacy.promise import Privacy
@@ -72,25 +73,26 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     keys = write_party(folder)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     count = len(roll) if roll else len(users)
-    federation = Federation(
+    made = Federation(
+        version=VERSION,
         protocol=init.protocol,
         dimension=dimension,
         minimum=-(-4 * count // 5) if init.minimum is None else init.minimum,
         users={i: party.verifying for i, party in enumerate(users)},
-        roll=Enrolment(roll.root.hex(), roll.sizes) if roll else None,
+        roll=Enrolment(root=roll.root.hex(), sizes=roll.sizes) if roll else None,
         servers=(
-            public_keys(keys.public),
-            *({"verifying": party.verifying, "sealing": party.sealing} for party in servers),
+            Keys.of(keys.public),
+            *(Keys(verifying=each.verifying, sealing=each.sealing) for each in servers),
         ),
         sessions=init.sessions,
-        task=terms.as_task(),
+        task=terms.fields,
         names={number: party.name for number, party in named.items()},
-        known={} if roll is None else roll,
         **check.drop_none(
             corrupt_fraction=init.corrupt_fraction, dropout_fraction=init.dropout_fraction
         ),
         second_dimension=second,
     )
+    federation = made.checked().knowing(roll or {})
     task = task_of(federation, folder / agreed_file(federation.task))  # what every party will check
     if roll:
         task.window(bytes(32), 0, 1)
@@ -106,7 +108,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
         (invitation.folder / PLACES).mkdir()
         for number in roll:
             user = roll.placed(number)
-            write_place(place_path(invitation.folder / PLACES, user.key), number, user)
+            Place.of(number, user).save(place_path(invitation.folder / PLACES, user.key))
     return task
 
 
@@ -164,12 +166,12 @@ def _evaluation(
     terms = EvaluationTerms(
         model=file_hash(place),
         bins=init.bins,
+        num_classes=len(names),
         class_names=names,
         sizes=sizes,
-        privacy=privacy,
+        **promise_fields(privacy, len(sizes)),
     )
-    read = EvaluationTerms.read(terms.as_task(), set(terms.sizes), Path("federation"))
-    return read, method.dimension
+    return EvaluationTerms.read(terms.fields, set(sizes), Path("federation")), method.dimension
 
 
 def _terms(
@@ -221,8 +223,8 @@ def _terms(
         options=options,
         num_classes=classes,
         sizes=sizes,
-        privacy=privacy,
         transform=file_hash(folder / TRANSFORM),
         class_names=init.class_names,
+        **promise_fields(privacy, len(sizes)),
     )
-    return Terms.read(terms.as_task(), set(terms.sizes), Path("federation"))
+    return Terms.read(terms.fields, set(sizes), Path("federation"))

@@ -1,31 +1,80 @@
-"""JSON that somebody else wrote: every field is looked at, every refusal names file, field, value.
+"""JSON that somebody else wrote: every field has a type, every refusal names file, field, value.
 
-Stricter than JSON: UTF-8 only, no name twice, no NaN or infinity, no number of hundreds of digits,
-no unknown fields. What is read is bounded before it is parsed. Secrets are written for their owner
-alone.
+A document is a `msgspec.Struct`: unknown fields, other types and numbers out of range are refused.
+What is read is bounded before it is parsed. Of a name that is there twice the last value counts, so
+digests and signatures are over the values as they are written again, never over the bytes received.
+Secrets are written for their owner alone.
 """
 
-import json
-import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NoReturn,
+    Self,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
-from pretrain.cli.json_text import parsed
+import msgspec
+
+from pretrain.cli.output import new_file
 from train_distributed.secure_sum.errors import BadSignature
-from train_distributed.secure_sum.keys import SIGNATURE_BYTES, sign, verify
+from train_distributed.secure_sum.keys import (
+    FIRST_SERVER,
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    PrivateKeys,
+    sign,
+    verify,
+)
 
 SMALL, LARGE = 1 << 20, 1 << 28  # bytes of one party's files; of a federation of 100,000 users
-DIGITS = 20  # of a whole number
 SHOWN = 60  # characters of a refused value
 LONGEST = 300  # characters from the network that are shown
-ANY_TEXT = re.compile(r".{1,200}")
-T = TypeVar("T")
-SIGNATURE = "signature"  # of files of one party that others carry
-_SIGNATURE = re.compile(f"[0-9a-f]{{{2 * SIGNATURE_BYTES}}}")
+MOST_ROWS = 2**40
+NAME = re.compile("[a-z0-9][a-z0-9._-]{0,39}")
+NAME_RULE = "1 to 40 of a-z 0-9 . _ -, the first a letter or digit"
+KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
+ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
+_SIGNATURE = re.compile(f"([0-9a-f]{{{2 * SIGNATURE_BYTES}}})?")
+_BYTES = re.compile("([0-9a-f]{2}){0,1024}")
+_RULES = {
+    KEY: f"{KEY_BYTES} bytes in hexadecimal",
+    NAME: NAME_RULE,
+    ADDRESS: "HOST:PORT",
+    _SIGNATURE: f"{SIGNATURE_BYTES} bytes in hexadecimal",
+    _BYTES: "bytes in hexadecimal",
+}
+
+
+def _whole(pattern: re.Pattern[str]) -> msgspec.Meta:
+    return msgspec.Meta(pattern=rf"\A(?:{pattern.pattern})\Z")
+
+
+Key = Annotated[str, _whole(KEY)]  # or a SHA-256
+Name = Annotated[str, _whole(NAME)]
+HostPort = Annotated[str, _whole(ADDRESS)]
+Signature = Annotated[str, _whole(_SIGNATURE)]  # empty: not signed
+Bytes = Annotated[str, _whole(_BYTES)]
+Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=FIRST_SERVER)]
+UserNumber = Annotated[int, msgspec.Meta(ge=0, lt=FIRST_SERVER)]
+PartyNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+_WORDS = {  # of the library -> ours
+    **{f"`str` matching regex {_whole(each).pattern!r}": rule for each, rule in _RULES.items()},
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "text",
+    "`object`": "an object",
+    "`array`": "a list",
+}
 MADE_BY = {  # file of a folder that may be the wrong one -> what makes the right one
     "private.json": "a party's `federation join`, or the operator's `federation init`,",
     "federation.json": "the operator's `federation init`",
@@ -34,107 +83,169 @@ MADE_BY = {  # file of a folder that may be the wrong one -> what makes the righ
     "server.pem": "the operator's `federation init`, in the folder `tls` of its own,",
     "roll": "the operator's `federation window`, beside window.json,",
 }
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Document:
-    """A JSON object of a file, or a part of one."""
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A JSON file, or a part of one. Only what is read is checked, not what is constructed."""
 
-    path: Path
-    values: dict[str, Any]
-    inside: str = ""  # where in the file, "task."
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the file; raises ValueError naming file, field, rule and value."""
+        return read_as(path, cls)
 
-    def only(self, required: Collection[str], optional: Collection[str] = ()) -> None:
-        """Raises ValueError for a field that is missing or unknown."""
-        for name in required:
-            if name not in self.values:
-                self.refuse(name, "given", "nothing")
-        for name in self.values:
-            if name not in required and name not in optional:
-                self.refuse(
-                    name, f"left out: fields are {sorted({*required, *optional})}", "a value"
-                )
+    def save(self, path: Path) -> None:
+        """Writes the file, whole or not at all."""
+        with new_file(path) as partial:
+            partial.write_bytes(self.text)
 
-    def text(self, name: str, pattern: re.Pattern[str] = ANY_TEXT, rule: str = "") -> str:
-        """A string that can be printed and matches the pattern from end to end."""
-        value = self._of(name)
-        if not isinstance(value, str) or not value.isprintable() or not pattern.fullmatch(value):
-            self.refuse(name, rule or "a line of text", value)
-        return value
+    def checked(self) -> Self:
+        """The same, read again; raises ValueError for values that no file may have."""
+        return converted(self.fields, type(self), Path("federation"))
 
-    def whole(self, name: str, least: int, most: int) -> int:
-        """A whole number, no truth value, in a closed range."""
-        value = self._of(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            self.refuse(name, f"a whole number from {least} to {most}", value)
-        return value
+    @property
+    def fields(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return msgspec.to_builtins(self, str_keys=True)
 
-    def number(self, name: str, above: float, below: float) -> float:
-        """A number in an open range."""
-        value = self._of(name)
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not above < value < below:
-            self.refuse(name, f"a number between {above:g} and {below:g}", value)
-        return float(value)
+    @property
+    def text(self) -> bytes:
+        """What the file holds."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
-    def part(self, name: str) -> "Document":
-        """An object within."""
-        value = self._of(name)
-        if not isinstance(value, dict):
-            self.refuse(name, "an object", value)
-        return Document(self.path, value, f"{self.inside}{name}.")
-
-    def list(self, name: str, most: int) -> "Document":
-        """A list within, as a part whose fields are its places: "0", "1", ..."""
-        value = self._of(name)
-        if not isinstance(value, list | tuple) or len(value) > most:
-            self.refuse(name, f"a list of at most {most}", value)
-        values = {str(place): each for place, each in enumerate(value)}
-        return Document(self.path, values, f"{self.inside}{name}.")
-
-    def identities(self) -> Iterator[tuple[int, str]]:
-        """Number and field of every field that is a party's."""
-        return self.numbers(2**32 - 1, "the number of a party")
-
-    def numbers(self, most: int, rule: str = "") -> Iterator[tuple[int, str]]:
-        """Number and field of every field; numbers of at most `most`, written in one way only."""
-        for name in self.values:
-            if not re.fullmatch(f"0|[1-9][0-9]{{0,{DIGITS}}}", name) or int(name) > most:
-                self.refuse(name, rule or f"a number of at most {most}", name)
-            yield int(name), name
-
-    def refuse(self, name: str, rule: str, value: object) -> NoReturn:
-        """Raises the ValueError that names file, field, rule and value."""
-        raise ValueError(
-            f"{self.path}: {self.inside}{shown(name[:SHOWN])} must be {rule}, got {_cut(value)}"
-        )
-
-    def _of(self, name: str) -> Any:
-        if name not in self.values:
-            self.refuse(name, "given", "nothing")
-        return self.values[name]
+    @property
+    def canonical(self) -> bytes:
+        """The one form of these values, which is hashed and signed."""
+        return msgspec.json.encode(self.fields, order="sorted")
 
 
-def read_document(path: Path, largest: int = SMALL) -> Document:
-    """Reads a file that must hold one JSON object.
+class Signed(Document, frozen=True, kw_only=True):
+    """A file of one party that others carry."""
+
+    kind: ClassVar[str]  # of file, which is signed as well
+    if TYPE_CHECKING:  # a field of each kind, for the layout in memory
+        signature: Signature
+
+    def signed(self, keys: PrivateKeys) -> Self:
+        """The file with its signature."""
+        return msgspec.structs.replace(self, signature=sign(keys.signing, self._message).hex())
+
+    def check_signature(self, path: Path, verifying: str, whose: str) -> None:
+        """Raises ValueError, naming file and signer, unless this key (hexadecimal) signed it."""
+        try:
+            verify(bytes.fromhex(verifying), bytes.fromhex(self.signature), self._message)
+        except BadSignature as error:
+            raise ValueError(f"{path}: signature must be {whose}, got: {error}") from error
+
+    @property
+    def _message(self) -> bytes:
+        unsigned = msgspec.structs.replace(self, signature="").canonical
+        return f"blind averaging, {self.kind}, version 2\n".encode() + unsigned
+
+
+def read_as(path: Path, kind: type[T], largest: int = LARGE, *, secret: bool = False) -> T:
+    """Reads a JSON file.
+
+    Args:
+        path: of the file.
+        kind: what it must hold.
+        largest: bytes.
+        secret: whether no value may be shown.
 
     Raises:
-        ValueError: no such file, longer than `largest` bytes, or not such JSON.
+        ValueError: naming the file; and field, rule and value where it is JSON.
     """
     content = read_file(path, largest)
     try:
-        values = parsed(
-            content.decode(),
-            object_pairs_hook=_distinct,
-            parse_int=_whole,
-            parse_float=_finite,
-            parse_constant=_finite,
-        )
-    except ValueError as error:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        try:
+            values = msgspec.json.decode(content)
+        except (ValueError, RecursionError):  # a number out of any range; too many levels
+            values = None
+        _refuse(path, "", str(error), values, kind, secret)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} must be strict JSON, got: {_cut(str(error))}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {_cut(values)}")
-    return Document(path, values)
+
+
+def converted(
+    values: Any, kind: type[T], path: Path, inside: str = "", *, strict: bool = True
+) -> T:
+    """What `read_as` makes of a file, of values that were read.
+
+    Args:
+        values: JSON-ready.
+        kind: what they must be.
+        path: of the file that they come from, for errors.
+        inside: where in the file, "task.".
+        strict: whether numbers must not be text.
+
+    Raises:
+        ValueError: naming file, field, rule and value.
+    """
+    try:
+        return msgspec.convert(values, kind, strict=strict, str_keys=True)
+    except msgspec.ValidationError as error:
+        _refuse(path, inside, str(error), values, kind, secret=False)
+
+
+def _refuse(path: Path, inside: str, error: str, values: Any, kind: type, secret: bool) -> NoReturn:
+    """Raises ValueError in our words for a refusal of the library's."""
+    words, _, place = error.rpartition(" - at ") if " - at " in error else (error, "", "")
+    steps, found = [], values
+    for step in re.findall(r"(?<=\.)\w+|(?<=\[)(?:\d+|\.{3})(?=\])", place.rpartition("$")[2]):
+        if step == "..." and isinstance(found, dict):
+            step = _odd(values, found, kind, error)
+        steps.append(step)
+        found = _within(found, step)
+    if place.startswith("`key`") and isinstance(found, dict):
+        steps.append(found := _odd(values, found, kind, error))
+    if lacking := re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", words):
+        given = lacking[1] != "missing required"
+        steps.append(lacking[2][:SHOWN])
+        words, found = ("left out", "a value") if given else ("given", "nothing")
+    elif words.startswith("Invalid enum value"):
+        choices = _choices(get_type_hints(kind).get(steps[-1]))
+        words = f"one of {', '.join(map(str, choices))}"
+    elif words.startswith("Expected "):
+        words = words.removeprefix("Expected ").partition(", got")[0]
+        for theirs, ours in _WORDS.items():
+            words = words.replace(theirs, ours)
+    elif words.endswith("out of range"):
+        words = "a number of usual size"
+    else:  # a rule of the struct's own, which names its field
+        where = f"{inside}{''.join(f'{step}.' for step in steps)}"
+        raise ValueError(f"{path}: {shown(where + words)}")
+    where = inside + ".".join(steps) if steps else "content"
+    got = "something else" if secret and found != "nothing" else _cut(found)
+    raise ValueError(f"{path}: {shown(where)} must be {shown(words)}, got {shown(got)}")
+
+
+def _odd(values: Any, part: dict[str, Any], kind: type, error: str) -> str:
+    """Key of an entry of `part`, which is in `values`, that is refused: all others are removed."""
+    while len(part) > 1:
+        entries = list(part.items())
+        for half in (entries[: len(entries) // 2], entries[len(entries) // 2 :]):
+            part.clear()
+            part.update(half)
+            try:
+                msgspec.convert(values, kind, str_keys=True)
+            except msgspec.ValidationError as again:
+                if str(again) == error:
+                    break
+    return next(iter(part))
+
+
+def _within(value: Any, step: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(step)
+    return value[int(step)] if isinstance(value, list | tuple) else value
+
+
+def _choices(hint: Any) -> list[Any]:
+    """Values of the literals of a type."""
+    parts = get_args(hint)
+    return [each for part in parts for each in _choices(part) or [part] if each is not None]
 
 
 def read_file(path: Path, largest: int = SMALL) -> bytes:
@@ -191,30 +302,6 @@ def replace_secret(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def with_signature(values: Mapping[str, Any], what: str, signing: bytes) -> dict[str, Any]:
-    """The fields and their signature; `what` names the kind of file, which is signed as well."""
-    return {**values, SIGNATURE: sign(signing, _signed(values, what)).hex()}
-
-
-def check_signature(document: Document, what: str, verifying: str, whose: str) -> None:
-    """Refuses a file that is not signed by this key (hexadecimal).
-
-    Raises:
-        ValueError: naming the file, and whose signature is missing.
-    """
-    given = document.text(SIGNATURE, _SIGNATURE, f"{SIGNATURE_BYTES} bytes in hexadecimal")
-    values = {name: value for name, value in document.values.items() if name != SIGNATURE}
-    try:
-        verify(bytes.fromhex(verifying), bytes.fromhex(given), _signed(values, what))
-    except BadSignature as error:
-        document.refuse(SIGNATURE, whose, str(error))
-
-
-def _signed(values: Mapping[str, Any], what: str) -> bytes:
-    head = f"blind averaging, {what}, version 1\n"
-    return head.encode() + json.dumps(dict(values), sort_keys=True).encode()
-
-
 def shown(text: str) -> str:
     """Text from elsewhere, safe to print on a terminal: control characters are escaped."""
     return text if text.isprintable() else repr(text)[1:-1]
@@ -230,25 +317,3 @@ def safe(content: bytes | str, longest: int = LONGEST) -> str:
 def _cut(value: object) -> str:
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"field {_cut(twice)} twice")
-    return fields
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS:
-        raise ValueError(f"a whole number of {len(digits)} digits")
-    return int(digits)
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{_cut(number)}, which is not finite")
-    return value

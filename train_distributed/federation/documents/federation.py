@@ -6,93 +6,87 @@ has its own line of the roll with a proof of its place, the operator and the agg
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import msgspec
+from msgspec import Meta, field
 
 from pretrain import check
-from pretrain.cli.output import new_file
-from train_distributed.federation.documents.document import LARGE, Document, read_document
-from train_distributed.federation.documents.party import KEY, KEY_RULE, MOST_ROWS, NAME, NAME_RULE
-from train_distributed.secure_sum.errors import BadSeal
-from train_distributed.secure_sum.keys import (
-    FIRST_SERVER,
-    KEY_BYTES,
-    PublicKeys,
-    check_order,
-    name_of,
+from train_distributed.federation.documents.document import (
+    LARGE,
+    Count,
+    Document,
+    Key,
+    Name,
+    PartyNumber,
+    Rows,
+    UserNumber,
+    read_as,
 )
+from train_distributed.federation.documents.party import Keys
+from train_distributed.secure_sum.keys import FIRST_SERVER, PublicKeys, name_of
 from train_distributed.secure_sum.roll import User
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.session import Session
 
+VERSION = 3  # of the file; the digests of older ones, by which their sessions are counted, differ
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
-SECOND = "second_dimension"
-OF_SECAGG = ("users", "corrupt_fraction", "dropout_fraction")
+Share = Annotated[float, Meta(gt=-1, lt=1)]
 
 
-@dataclass(frozen=True)
-class Enrolment:
+class Enrolment(Document, frozen=True):
     """Users of protocol `shares`, whom the roll names."""
 
-    root: str  # hash of the roll, see `secure_sum.roll`, hexadecimal
-    sizes: dict[int, int]  # rows -> number of users that have so many
+    root: Key  # hash of the roll, see `secure_sum.roll`
+    sizes: dict[Rows, Count]  # rows -> number of users that have so many
 
 
-@dataclass(frozen=True, kw_only=True)
-class Federation:
+class Federation(Document, frozen=True, kw_only=True, dict=True):
     """Federation: its parties, its protocol and its task.
 
     Raises:
-        ValueError: a field out of range.
+        ValueError: fields that do not fit each other.
     """
 
+    version: Literal[3]  # required, so that a file without one is refused
     protocol: Literal["shares", "secagg"]
-    dimension: int  # d, numbers that every user submits
-    minimum: int  # m_min, fewest users whose sum may be opened
-    servers: tuple[dict[str, str], ...]  # "verifying" and "sealing" keys; the operator's first
-    users: dict[int, str] = field(default_factory=dict)  # `secagg`: identity -> Ed25519 public key
+    dimension: Annotated[int, Meta(ge=1, le=MOST_NUMBERS)]  # d, numbers that every user submits
+    minimum: Count  # m_min, fewest users whose sum may be opened
+    servers: tuple[Keys, ...]  # the operator's first
+    # `secagg`: identity -> Ed25519 public key
+    users: dict[UserNumber, Key] = field(default_factory=dict)
     roll: Enrolment | None = None  # `shares`
-    sessions: int = 1  # sums a user takes part in, retries included: the compositions accounted for
-    corrupt_fraction: float = 0.1  # protocol "secagg"
-    dropout_fraction: float = 0.2  # protocol "secagg"
+    sessions: Count = 1  # sums a user takes part in, retries included: compositions accounted for
+    corrupt_fraction: Share = 0.1  # protocol "secagg"
+    dropout_fraction: Share = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
-    names: dict[int, str] = field(default_factory=dict)  # party -> what it calls itself
-    second_dimension: int = 0  # numbers of a second sum, about the first one's centre; 0: no such
-    known: Mapping[int, User] = field(default_factory=dict, compare=False, repr=False)
-    """Lines of the roll that are at hand; no part of what was agreed on."""
+    names: dict[PartyNumber, Name] = field(default_factory=dict)  # party -> what it calls itself
+    # numbers of a second sum, about the first one's centre; 0: there is none
+    second_dimension: Annotated[int, Meta(ge=0, le=MOST_NUMBERS)] = 0
+    # lines of the roll that are at hand, see `knowing`; no part of what was agreed on
+    known: ClassVar[Mapping[int, User]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
-        if self.protocol not in SERVERS:
-            raise ValueError(f"protocol must be one of {[*SERVERS]}, got {self.protocol!r}")
-        if len(self.servers) != SERVERS[self.protocol]:
+        if len(self.servers) != SERVERS.get(self.protocol):
             raise ValueError(f"servers must be 2 for shares, 1 for secagg, got {len(self.servers)}")
-        for name in ("dimension", "minimum", "sessions"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value!r}")
-        if self.protocol == "shares" and self.second_dimension:
-            raise ValueError(
-                f"{SECOND} must be 0 with protocol shares, got {self.second_dimension}"
-            )
-        for key in (*self.users.values(), *(k for keys in self.servers for k in keys.values())):
-            if not KEY.fullmatch(key):
-                raise ValueError(f"keys must be {KEY_BYTES} bytes in hexadecimal, got {key!r}")
-        for server, keys in enumerate(self.servers, FIRST_SERVER):
-            try:
-                check_order(bytes.fromhex(keys["sealing"]))
-            except BadSeal as error:
-                raise ValueError(f"sealing key of {name_of(server)} must fit: {error}") from error
+        if self.protocol == "shares":
+            check.equal(0, **{"second_dimension with protocol shares": self.second_dimension})
         on_a_roll = self.roll is not None
         if (self.protocol == "shares") != on_a_roll or bool(self.users) == on_a_roll:
             raise ValueError("users must be on a roll with protocol shares, listed with secagg")
         check.at_most(self.enrolled, minimum=self.minimum)
         self._check_distinct()
+
+    def knowing(self, lines: Mapping[int, User]) -> Self:
+        """This federation with lines of its roll at hand, which are no part of the agreement."""
+        found = msgspec.structs.replace(self)
+        msgspec.structs.force_setattr(found, "known", lines)
+        return found
 
     def _check_distinct(self) -> None:
         """No two parties share a key or a name, and all of them exist."""
@@ -112,8 +106,8 @@ class Federation:
     @cached_property
     def verifying(self) -> dict[int, str]:
         """Party -> Ed25519 public key, users and servers."""
-        servers = enumerate(self.servers)
-        return self.users | {FIRST_SERVER + j: keys["verifying"] for j, keys in servers}
+        servers = enumerate(self.servers, FIRST_SERVER)
+        return self.users | {server: keys.verifying for server, keys in servers}
 
     @property
     def enrolled(self) -> int:
@@ -131,61 +125,31 @@ class Federation:
         name = self.known[party].name if party in self.known else self.names.get(party)
         return name_of(party) + (f" ({name})" if name else "")
 
-    @staticmethod
-    def load(path: Path) -> "Federation":
+    @classmethod
+    def load(cls, path: Path) -> Self:
         """Reads the JSON file.
 
         Raises:
             ValueError: naming file, field, rule and value.
         """
-        document = read_document(path, LARGE)
-        protocol = document.text("protocol", re.compile("|".join(SERVERS)), f"one of {[*SERVERS]}")
-        others = (SECOND, "known", *(OF_SECAGG if protocol == "shares" else ("roll",)))
-        document.only([f.name for f in fields(Federation) if f.name not in others], [SECOND])
-        servers = document.list("servers", SERVERS["shares"])
-        given = _enrolment(document.part("roll")) if protocol == "shares" else _listed(document)
-        if SECOND in document.values:
-            given[SECOND] = document.whole(SECOND, 1, MOST_NUMBERS)
+        federation = read_as(path, cls, LARGE)
         try:
-            federation = Federation(
-                protocol=protocol,  # pyright: ignore[reportArgumentType]
-                dimension=document.whole("dimension", 1, MOST_NUMBERS),
-                minimum=document.whole("minimum", 1, FIRST_SERVER),
-                servers=tuple(_server(servers.part(place)) for place in servers.values),
-                sessions=document.whole("sessions", 1, 2**31),
-                task=document.part("task").values,
-                names=_by_party(document.part("names"), NAME, NAME_RULE),
-                **given,
-            )
-            if protocol == "secagg":
+            _ = federation.digest  # numbers of a task have a form in JSON
+            if federation.protocol == "secagg":
                 federation.session(bytes(32))
-            return federation
-        except ValueError as error:
-            if str(error).startswith(str(path)):
-                raise
+        except (ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
-
-    def save(self, path: Path) -> None:
-        """Writes the JSON file, whole or not at all."""
-        with new_file(path) as partial:
-            partial.write_text(json.dumps(self._stated(), indent=2) + "\n")
+        return federation
 
     def at(self, centre: bytes) -> "Federation":
         """The federation of the second sum at a centre, as published: each has its own digest."""
-        return replace(
+        return msgspec.structs.replace(
             self,
             dimension=self.second_dimension,
             sessions=1,
             second_dimension=0,
             task={"centre": hashlib.sha256(centre).hexdigest(), "of": self.digest.hex()},
         )
-
-    def _stated(self) -> dict[str, Any]:
-        """All that was agreed on."""
-        left_out = {"known", *(() if self.second_dimension else (SECOND,))}
-        left_out |= {*OF_SECAGG} if self.roll else {"roll"}
-        stated = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        return stated | ({"roll": asdict(self.roll)} if self.roll else {})
 
     @property
     def largest_frame(self) -> int:
@@ -200,7 +164,7 @@ class Federation:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of all of the above; part of every session."""
-        return hashlib.sha256(json.dumps(self._stated(), sort_keys=True).encode()).digest()
+        return hashlib.sha256(self.canonical).digest()
 
     @cached_property
     def certain(self) -> int:
@@ -218,7 +182,7 @@ class Federation:
     @property
     def server_keys(self) -> dict[int, PublicKeys]:
         """Computation server -> its keys."""
-        return {FIRST_SERVER + j: _public(keys) for j, keys in enumerate(self.servers)}
+        return {server: keys.public for server, keys in enumerate(self.servers, FIRST_SERVER)}
 
     def secagg(self, nonce: bytes) -> SecAgg:
         """The session of protocol `secagg` with this nonce."""
@@ -227,42 +191,8 @@ class Federation:
             dimension=self.dimension,
             minimum=self.minimum,
             users={user: bytes.fromhex(key) for user, key in self.users.items()},
-            server=_public(self.servers[SERVER - FIRST_SERVER]),
+            server=self.servers[SERVER - FIRST_SERVER].public,
             corrupt_fraction=self.corrupt_fraction,
             dropout_fraction=self.dropout_fraction,
             context=self.digest,
         )
-
-
-def _by_party(part: Document, pattern: re.Pattern[str], rule: str) -> dict[int, str]:
-    return {party: part.text(name, pattern, rule) for party, name in part.identities()}
-
-
-def _listed(document: Document) -> dict[str, Any]:
-    """Fields of protocol `secagg`."""
-    return {
-        "users": _by_party(document.part("users"), KEY, KEY_RULE),
-        "corrupt_fraction": document.number("corrupt_fraction", -1.0, 1.0),
-        "dropout_fraction": document.number("dropout_fraction", -1.0, 1.0),
-    }
-
-
-def _enrolment(part: Document) -> dict[str, Any]:
-    """Field of protocol `shares`."""
-    part.only(["root", "sizes"])
-    sizes = part.part("sizes")
-    return {
-        "roll": Enrolment(
-            part.text("root", KEY, KEY_RULE),
-            {rows: sizes.whole(n, 1, FIRST_SERVER) for rows, n in sizes.numbers(MOST_ROWS)},
-        )
-    }
-
-
-def _server(keys: Document) -> dict[str, str]:
-    keys.only(["verifying", "sealing"])
-    return {name: keys.text(name, KEY, KEY_RULE) for name in ("verifying", "sealing")}
-
-
-def _public(keys: dict[str, str]) -> PublicKeys:
-    return PublicKeys(bytes.fromhex(keys["verifying"]), bytes.fromhex(keys["sealing"]))

@@ -1,29 +1,37 @@
 """Invitation: the folder that the operator hands to every party, and who a party is in it."""
 
 import hashlib
-import json
-import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-from pretrain.cli.output import new_file
 from train_distributed.federation.documents.certificates import CA, read_authority
 from train_distributed.federation.documents.document import (
-    SIGNATURE,
-    check_signature,
-    read_document,
-    with_signature,
+    SMALL,
+    HostPort,
+    Key,
+    Signature,
+    Signed,
+    read_as,
 )
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import KEY
 from train_distributed.federation.documents.place import PLACES, at_place, place_path
 from train_distributed.federation.documents.terms import agreed_file
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 
 FEDERATION, OPERATOR = "federation.json", "operator.json"
 LEAST_TOLD = 16  # characters of a digest: nobody finds another federation that begins with 64 bits
-ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
+
+
+class Operator(Signed, frozen=True, kw_only=True):
+    """What the operator signs: where it listens, of which federation, by which authority."""
+
+    kind: ClassVar[str] = OPERATOR
+    address: HostPort
+    federation: Key  # its digest
+    ca: Key  # SHA-256 of the authority's certificate
+    signature: Signature = ""
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,12 @@ class Invitation:
 
     def sign(self, keys: PrivateKeys) -> None:
         """Signs, as the operator, where it listens and by which authority."""
-        told = {"address": self.address, "federation": self.federation.digest.hex()}
-        told |= {"ca": hashlib.sha256(self.ca.read_bytes()).hexdigest()}
-        signed = with_signature(told, OPERATOR, keys.signing)
-        with new_file(self.folder / OPERATOR) as partial:
-            partial.write_text(json.dumps(signed, indent=1) + "\n")
+        told = Operator(
+            address=self.address,
+            federation=self.federation.digest.hex(),
+            ca=hashlib.sha256(self.ca.read_bytes()).hexdigest(),
+        )
+        told.signed(keys).save(self.folder / OPERATOR)
 
     @staticmethod
     def read(folder: Path, digest: str = "") -> "Invitation":
@@ -72,28 +81,26 @@ class Invitation:
             ValueError: naming the file that is missing, bad, not signed by the operator, or of
                 another federation.
         """
-        document = read_document(folder / OPERATOR)
-        document.only(["address", "federation", "ca", SIGNATURE])
-        told = document.text("federation", KEY, "a SHA-256 in hexadecimal")
+        told = read_as(folder / OPERATOR, Operator, SMALL)
         federation = Federation.load(folder / FEDERATION)
         found = federation.digest.hex()
         if digest and len(digest) < LEAST_TOLD:
             raise ValueError(
                 f"accept must be {LEAST_TOLD} characters of the digest or more, got {len(digest)}"
             )
-        for what, expected in {f"{OPERATOR} says": told, "you were told": digest.lower()}.items():
+        told_so = {f"{OPERATOR} says": told.federation, "you were told": digest.lower()}
+        for what, expected in told_so.items():
             if not found.startswith(expected):  # its own is not shown: it must not be copied
                 raise ValueError(
                     f"{folder / FEDERATION} must have the digest that {what}, {expected}, "
                     "has another: ask the operator for the invitation of that federation"
                 )
         read_authority(folder / CA)
-        operator = federation.servers[0]["verifying"]
-        check_signature(document, OPERATOR, operator, "the operator's")
-        if document.values["ca"] != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
+        operator = federation.servers[0].verifying
+        told.check_signature(folder / OPERATOR, operator, "the operator's")
+        if told.ca != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
             raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
-        address = document.text("address", ADDRESS, "HOST:PORT")
-        return Invitation(folder, federation, address)
+        return Invitation(folder, federation, told.address)
 
     def placed(self, keys: PrivateKeys) -> "Invitation":
         """Invitation whose federation knows the user with these keys, if its place is here.
@@ -126,8 +133,6 @@ class Invitation:
             )
         if party == FIRST_SERVER:
             raise ValueError(f"{folder} must be a party's, is the operator's: leave out invitation")
-        if party > FIRST_SERVER:
-            sealing = federation.servers[party - FIRST_SERVER]["sealing"]
-            if sealing != public.sealing.hex():
-                raise ValueError(f"sealing key in {folder} must be the registered one, is another")
+        if party > FIRST_SERVER and federation.servers[party - FIRST_SERVER].public != public:
+            raise ValueError(f"sealing key in {folder} must be the registered one, is another")
         return party

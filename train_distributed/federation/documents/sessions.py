@@ -9,7 +9,7 @@ from pathlib import Path
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION
 from train_distributed.federation.documents.party import read_private
-from train_distributed.federation.documents.place import PLACE, at_place, write_place
+from train_distributed.federation.documents.place import PLACE, Place, at_place
 from train_distributed.federation.documents.terms import read_terms
 from train_distributed.ledger.entry import Entry
 from train_distributed.privacy.promise import Privacy
@@ -157,7 +157,7 @@ def remember(folder: Path, federation: Federation, party: int) -> Path:
     path = state / FEDERATION
     if not path.exists():
         if party in federation.known:
-            write_place(state / PLACE, party, federation.known[party])
+            Place.of(party, federation.known[party]).save(state / PLACE)
         federation.save(path)
     elif (found := Federation.load(path).digest) != federation.digest:
         raise ValueError(

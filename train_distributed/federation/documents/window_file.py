@@ -3,51 +3,111 @@
 An aggregator gets `window.json` and `roll` (all users' keys, rows and names); a user the first.
 """
 
-import json
-import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Annotated, ClassVar, Self
 
-from pretrain.cli.output import new_file
+from msgspec import Meta
+
 from train_distributed.federation.documents.document import (
+    ADDRESS,
     LARGE,
-    SIGNATURE,
-    Document,
-    check_signature,
-    read_document,
-    with_signature,
+    Bytes,
+    Count,
+    HostPort,
+    Key,
+    Rows,
+    Signature,
+    Signed,
+    read_as,
 )
-from train_distributed.federation.documents.invitation import ADDRESS
-from train_distributed.federation.documents.party import KEY, KEY_RULE, MOST_ROWS
+from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.documents.place import ROLL
-from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys, PublicKeys, check_order
+from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll
-from train_distributed.secure_sum.window import AGGREGATORS, LATEST, Window, WindowWithKeys
+from train_distributed.secure_sum.window import LATEST, Window, WindowWithKeys
 
 WINDOW = "window.json"
 WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
 OPENED = ".opened"  # replaces the suffix of one whose sum was opened
-_NUMBERS = {
-    "dimension": 2**28,
-    "minimum": FIRST_SERVER,
-    "opens": LATEST,
-    "closes": LATEST,
-}
-_CONTEXT = re.compile("([0-9a-f]{2}){0,1024}")
+_NUMBERS = ("dimension", "minimum", "opens", "closes", "noise_std")
 Address = tuple[str, int]
+Seconds = Annotated[int, Meta(ge=0, le=LATEST)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowFile:
-    """Agreed window, and addresses of the aggregators."""
+class Aggregator(Keys, frozen=True, kw_only=True):
+    """Keys and address of an aggregator."""
 
-    window: Window
-    addresses: Mapping[int, Address]
+    address: HostPort
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        split_address(self.address)
+
+
+class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
+    """Agreed window, and addresses of the aggregators.
+
+    Raises:
+        ValueError: fields that no window can have.
+    """
+
+    kind: ClassVar[str] = WINDOW
+    dimension: int
+    minimum: int
+    opens: Seconds
+    closes: Seconds
+    noise_std: float
+    nonce: Key
+    roll: Key
+    sizes: dict[Rows, tuple[Count, Count]]
+    context: Bytes
+    aggregators: tuple[Aggregator, Aggregator]
+    signature: Signature = ""
+
+    def __post_init__(self) -> None:
+        _ = self.window
 
     @staticmethod
-    def load(path: Path, *, signed: bool = False) -> "WindowFile":
+    def of(window: Window, addresses: Mapping[int, Address]) -> "WindowFile":
+        """The file of a window whose aggregators have these hosts and ports."""
+        return WindowFile(
+            **{name: getattr(window, name) for name in _NUMBERS},
+            nonce=window.nonce.hex(),
+            roll=window.roll.hex(),
+            context=window.context.hex(),
+            sizes=dict(window.sizes),
+            aggregators=tuple(
+                Aggregator(
+                    verifying=keys.verifying.hex(),
+                    sealing=keys.sealing.hex(),
+                    address="{}:{}".format(*addresses[aggregator]),
+                )
+                for aggregator, keys in sorted(window.servers.items())
+            ),  # pyright: ignore[reportArgumentType]
+        )
+
+    @cached_property
+    def window(self) -> Window:
+        """What is agreed on."""
+        return Window(
+            **{name: getattr(self, name) for name in _NUMBERS},
+            nonce=bytes.fromhex(self.nonce),
+            roll=bytes.fromhex(self.roll),
+            context=bytes.fromhex(self.context),
+            sizes=self.sizes,
+            servers={n: each.public for n, each in enumerate(self.aggregators, FIRST_SERVER)},
+        )
+
+    @property
+    def addresses(self) -> dict[int, Address]:
+        """Aggregator -> host and port."""
+        pairs = enumerate(self.aggregators, FIRST_SERVER)
+        return {number: split_address(each.address) for number, each in pairs}
+
+    @classmethod
+    def load(cls, path: Path, *, signed: bool = False) -> Self:
         """Reads the JSON file.
 
         Args:
@@ -57,51 +117,10 @@ class WindowFile:
         Raises:
             ValueError: naming file, field, rule and value.
         """
-        document = read_document(path, LARGE)
-        fields = [*_NUMBERS, "noise_std", "nonce", "roll", "sizes", "context", "aggregators"]
-        document.only([*fields, *([SIGNATURE] if signed else ())], [SIGNATURE])
-        aggregators = document.list("aggregators", AGGREGATORS)
-        parts = [aggregators.part(place) for place in aggregators.values]
-        try:
-            window = Window(
-                **{n: document.whole(n, 0, most) for n, most in _NUMBERS.items()},
-                noise_std=document.number("noise_std", 0, math.inf),
-                nonce=bytes.fromhex(document.text("nonce", KEY, KEY_RULE)),
-                roll=bytes.fromhex(document.text("roll", KEY, KEY_RULE)),
-                sizes=_sizes(document.part("sizes")),
-                servers=dict(enumerate(map(_keys, parts), FIRST_SERVER)),
-                context=bytes.fromhex(document.text("context", _CONTEXT, "hexadecimal")),
-            )
-        except ValueError as error:
-            if str(error).startswith(str(path)):
-                raise
-            raise ValueError(f"{path}: {error}") from error
-        if SIGNATURE in document.values:
-            leader = window.servers[FIRST_SERVER].verifying.hex()
-            check_signature(document, WINDOW, leader, "the operator's")
-        return WindowFile(
-            window=window, addresses=dict(enumerate(map(_address, parts), FIRST_SERVER))
-        )
-
-    def save(self, path: Path, keys: PrivateKeys | None = None) -> None:
-        """Writes the JSON file, whole or not at all, signed with the operator's keys if given."""
-        window = self.window
-        aggregators = [
-            {
-                "verifying": keys.verifying.hex(),
-                "sealing": keys.sealing.hex(),
-                "address": "{}:{}".format(*self.addresses[aggregator]),
-            }
-            for aggregator, keys in sorted(window.servers.items())
-        ]
-        stated = {name: getattr(window, name) for name in (*_NUMBERS, "noise_std")}
-        stated |= {name: getattr(window, name).hex() for name in ("nonce", "roll", "context")}
-        stated |= {"sizes": {str(rows): list(of) for rows, of in window.sizes.items()}}
-        stated |= {"aggregators": aggregators}
-        if keys is not None:
-            stated = with_signature(stated, WINDOW, keys.signing)
-        with new_file(path) as partial:
-            partial.write_text(json.dumps(stated, indent=1) + "\n")
+        found = read_as(path, cls, LARGE)
+        if signed or found.signature:
+            found.check_signature(path, found.aggregators[0].verifying, "the operator's")
+        return found
 
     def enrolled(self, folder: Path) -> WindowWithKeys:
         """The window with the roll that lies beside the file.
@@ -144,24 +163,3 @@ def split_address(text: str) -> Address:
 
 def _kept(folder: Path, window: Window) -> Path:
     return folder / WINDOWS / f"{window.digest.hex()[:16]}.json"
-
-
-def _sizes(part: Document) -> dict[int, tuple[int, int]]:
-    found = dict[int, tuple[int, int]]()
-    for rows, name in part.numbers(MOST_ROWS):
-        pair = part.list(name, 2)
-        pair.only(["0", "1"])
-        found[rows] = pair.whole("0", 1, FIRST_SERVER), pair.whole("1", 1, FIRST_SERVER)
-    return found
-
-
-def _address(part: Document) -> Address:
-    return split_address(part.text("address", ADDRESS, "HOST:PORT"))
-
-
-def _keys(part: Document) -> PublicKeys:
-    part.only(["verifying", "sealing", "address"])
-    found = (bytes.fromhex(part.text(n, KEY, KEY_RULE)) for n in ("verifying", "sealing"))
-    keys = PublicKeys(*found)
-    check_order(keys.sealing)
-    return keys

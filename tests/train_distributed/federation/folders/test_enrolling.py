@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.train_distributed.federation.folders.windows import SETTINGS
 from train_distributed.commands.federation import Init, Join
@@ -58,7 +59,7 @@ def test_parties_come_from_files_a_folder_a_table_or_standard_input(
     federation = Federation.load(tmp_path / "fed" / "federation.json")
     roll = Roll.read(tmp_path / "fed" / "roll")
     assert [roll[number].name for number in roll] == ["hospital-0", "hospital-1", "hospital-2"]
-    assert [roll[n].key.hex() for n in roll] == [Party.read(path).verifying for path in files[:3]]
+    assert [roll[n].key.hex() for n in roll] == [Party.load(path).verifying for path in files[:3]]
     assert federation.names == {2**31 + 1: "adder-1"}
     with_roll(federation, tmp_path / "fed")
 
@@ -75,7 +76,7 @@ def test_a_bad_line_of_a_table_is_named(joined: Callable[..., list[Path]], tmp_p
         "\n".join([head, second.replace(",12,", f",{'9' * 5000},")]): r"p\.csv:2: rows must be",
         "\n".join([head, first, second + ",more"]): r"p\.csv:3: more must be left out",
         "\n".join([head, second[:40]]): r"p\.csv:2: \w+ must be",
-        head.replace("rows", "rules"): r"p\.csv must have columns name, role, rows",
+        head.replace("rows", "rules"): r"p\.csv must have columns verifying, sealing, name",
         "": "must have columns",
         "\n".join([head, '"' + second]): "must be CSV in UTF-8",
         "\n".join([head, "x" * 200_000]): "must be CSV in UTF-8",
@@ -134,9 +135,9 @@ def test_a_place_that_is_not_proved_is_refused(initiated: Callable[..., Path]) -
         with pytest.raises(ValueError, match=words):
             invitation.placed(keys[0])
     sizes = {13: 3}
-    roll = replace(invitation.federation.roll, sizes=sizes)  # pyright: ignore[reportArgumentType]
+    roll = structs.replace(invitation.federation.roll, sizes=sizes)  # pyright: ignore[reportArgumentType]
     own.write_text(json.dumps(good))
-    lied = replace(invitation, federation=replace(invitation.federation, roll=roll))
+    lied = replace(invitation, federation=structs.replace(invitation.federation, roll=roll))
     with pytest.raises(ValueError, match="must prove that key"):
         lied.placed(keys[0])  # its rows are not among the sizes that noise was planned for
 

@@ -123,9 +123,9 @@ def test_another_model_or_other_rows_are_refused(operator: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kind": "poll"}, 'kind must be "evaluation"'),
+        ({"kind": "poll"}, "kind must be one of evaluation, got poll"),
         ({"bins": 51}, "bins must be"),
-        ({"model": "00"}, "model must be a SHA-256"),
+        ({"model": "00"}, "model must be 32 bytes"),
         ({"num_classes": 4}, "class_names must be"),
         ({"epsilon": -1}, "epsilon must be"),
         ({"sizes": {"0": 10}}, "sizes must be of the federation's users"),

@@ -13,7 +13,7 @@ from train_distributed.federation.documents.certificates import (
     hosts_of,
     read_authority,
 )
-from train_distributed.federation.documents.document import LARGE, read_document
+from train_distributed.federation.documents.document import LARGE, read_as
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.party import Party, read_private
@@ -53,7 +53,7 @@ def _readers(home: Path) -> dict[Path, Callable[[], object]]:
         ModelTask.of(found, transform)
 
     return {
-        user / "hospital-0.party.json": lambda: Party.read(user / "hospital-0.party.json"),
+        user / "hospital-0.party.json": lambda: Party.load(user / "hospital-0.party.json"),
         fed / "federation.json": federation,
         user / "private.json": lambda: read_private(user),
         invitation / "operator.json": lambda: Invitation.read(invitation),
@@ -168,61 +168,88 @@ def test_what_is_no_file_is_refused_by_name(initiated: Callable[..., Path]) -> N
 
 def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a file, got something else"):
-        read_document(Path("/dev/zero"))
+        read_as(Path("/dev/zero"), dict)
     with (tmp_path / "long.json").open("wb") as file:
         file.truncate(LARGE + 1)
     with pytest.raises(ValueError, match=f"must be at most {LARGE} bytes, got more"):
-        read_document(tmp_path / "long.json", LARGE)
+        read_as(tmp_path / "long.json", dict)
+
+
+PRIVATE, PARTY = "user0/private.json", "user0/hospital-0.party.json"
+FEDERATION, OPERATOR = "fed/federation.json", "fed/invitation/operator.json"
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("name", "change", "message"),
     [
-        ("sessions", True, "sessions must be a whole number from 1 to"),
-        ("minimum", 10**25, "a whole number of 26 digits"),
-        ("dimension", 2**40, "dimension must be a whole number"),
-        ("protocol", "plain", "protocol must be one of"),
-        ("users", {"0": "x"}, "users.0 must be 32 bytes in hexadecimal, got x"),
-        ("users", {"1_0": "x"}, "users.1_0 must be the number of a party"),
-        ("servers", [], "servers must be"),
-        ("servers", [{"verifying": "0" * 64}], "servers.0.sealing must be given"),
-        ("names", {"0": "A b"}, "names.0 must be 1 to 40 of a-z"),
-        ("names", {"9": "hospital-9"}, "names must be of parties of the federation, got 9"),
-        ("extra", 1, "extra must be left out"),
+        (FEDERATION, {"version": 2}, "version must be one of 3, got 2"),
+        (FEDERATION, {"sessions": True}, "sessions must be a whole number, got True"),
+        (FEDERATION, {"sessions": 0}, "sessions must be a whole number >= 1, got 0"),
+        (FEDERATION, {"minimum": 10**25}, "minimum must be a whole number <= 2147483648, got 100"),
+        (FEDERATION, {"dimension": 2**40}, "dimension must be a whole number <= 268435456"),
+        (FEDERATION, {"dimension": 2.5}, "dimension must be a whole number, got 2.5"),
+        (FEDERATION, {"protocol": "plain"}, "protocol must be one of shares, secagg, got plain"),
+        (FEDERATION, {"users": {"0": "x"}}, "users.0 must be 32 bytes in hexadecimal, got x"),
+        (FEDERATION, {"users": {"0": "a" * 64 + "\n"}}, "users.0 must be 32 bytes in hexadecimal"),
+        (FEDERATION, {"users": {"1_0": "a" * 64}}, "users.1_0 must be a whole number, got 1_0"),
+        (FEDERATION, {"users": {"01": "a" * 64}}, "users.01 must be a whole number, got 01"),
+        (FEDERATION, {"servers": []}, "servers must be"),
+        (FEDERATION, {"servers": [{"verifying": "0" * 64}]}, "servers.0.sealing must be given"),
+        (FEDERATION, {"names": {"0": "ab", "1": "A b"}}, "names.1 must be 1 to 40 of a-z"),
+        (FEDERATION, {"names": {"9": "h-9"}}, "names must be of parties of the federation, got 9"),
+        (FEDERATION, {"extra": 1}, "extra must be left out"),
+        (FEDERATION, {"\x1b[1m": 1}, r"\\x1b\[1m must be left out"),
+        ("task", {"sizes": {"0": 9, "1": 9, "2": 0}}, "task.sizes.2 must be a whole number >= 1"),
+        ("task", {"sizes": {"0": 9, "1": 9, "2": 9.5}}, "task.sizes.2 must be a whole number, got"),
+        ("task", {"sizes": {"0": 9, "1": 9}}, "task.sizes must be of the federation's users"),
+        ("task", {"epsilon": "1"}, "task.epsilon must be a number, got 1"),
+        ("task", {"epsilon": 0}, "task.epsilon must be > 0, got 0"),
+        ("task", {"options": 5}, "task.options must be an object, got 5"),
+        ("task", {"options": {"edges": "/etc"}}, "task.options.edges must be left out"),
+        ("task", {"options": {"solver": "guess"}}, "task.options.solver must be one of exact, sgd"),
+        ("task", {"unit": "people"}, "task.unit must be one of record, user, got people"),
+        ("task", {"method": "admm"}, "task.method must be one of discriminant"),
+        ("task", {"honest_fraction": None}, "task.honest_fraction must be given where users add"),
+        ("task", {"noise_by": "servers"}, "task.honest_fraction must be left out"),
+        ("task", {"class_names": ["a", "a", "b"]}, "task.class_names must be 3 distinct names"),
+        (
+            "task",
+            {"class_names": ["a", "b", "\u202e"]},
+            "task.class_names must be 3 distinct names",
+        ),
+        ("task", {"num_classes": 10**9}, "task.num_classes must be a whole number"),
+        (PRIVATE, {"signing": "secret"}, "signing must be 32 bytes in hexadecimal, got something"),
+        (PARTY, {"rows": 0}, "rows of a user must be >= 1, got 0"),
+        (PARTY, {"role": "server"}, "rows of a server must be 0, got"),
+        (PARTY, {"sealing": "00" * 32}, "sealing must be a key of full order"),
+        (PARTY, {"rows": 99}, "signature must be the party's own"),
+        (PARTY, {"signature": ""}, "signature must be the party's own"),
+        (PARTY, {"signature": "0"}, "signature must be 64 bytes in hexadecimal, got 0"),
+        (OPERATOR, {"address": "nowhere"}, "address must be HOST:PORT, got nowhere"),
+        (OPERATOR, {"address": "elsewhere:1"}, "signature must be the operator's"),
     ],
 )
 def test_a_bad_field_is_named(
-    field: str, value: object, message: str, initiated: Callable[..., Path]
+    name: str, change: dict[str, Any], message: str, initiated: Callable[..., Path]
 ) -> None:
-    path = initiated() / "fed" / "federation.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    with pytest.raises(ValueError, match=message) as caught:
-        Federation.load(path)
-    assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sizes": {"0": 9, "1": 9, "2": 0}}, "task.sizes.2 must be a whole number from 1"),
-        ({"sizes": {"0": 9, "1": 9, "2": 9.5}}, "task.sizes.2 must be a whole number"),
-        ({"sizes": {"0": 9, "1": 9}}, "task.sizes must be of the federation's users"),
-        ({"epsilon": "1"}, "task.epsilon must be a number between 0 and inf, got 1"),
-        ({"epsilon": 0}, "task.epsilon must be a number between 0 and inf, got 0"),
-        ({"options": 5}, "task.options must be an object, got 5"),
-        ({"options": {"edges": "/etc/passwd"}}, "task.options.edges must be left out"),
-        ({"options": {"solver": "guess"}}, "task.options.solver must be one of exact, sgd"),
-        ({"unit": "people"}, "task.unit must be one of record, user, got people"),
-        ({"method": "admm"}, "task.method must be one of discriminant"),
-        ({"class_names": ["a", "a", "b"]}, "task.class_names must be 3 distinct names"),
-        ({"num_classes": 10**9}, "task.num_classes must be a whole number"),
-    ],
-)
-def test_a_task_that_was_tampered_with_is_refused(
-    change: dict[str, Any], message: str, initiated: Callable[..., Path]
-) -> None:
-    path = initiated() / "fed" / "federation.json"
+    home = initiated()
+    path = home / (FEDERATION if name == "task" else name)
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps(fields | {"task": fields["task"] | change}))
-    with pytest.raises(ValueError, match=message):
-        ModelTask.of(Federation.load(path), path.with_name("transform.safetensors"))
+    fields |= {"task": fields["task"] | change} if name == "task" else change
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=message) as caught:
+        _readers(home)[path]()
+    assert "\n" not in str(caught.value)
+    assert name == "task" or str(path) in str(caught.value) or str(path.parent) in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_signature_is_of_the_values_and_not_of_the_bytes(initiated: Callable[..., Path]) -> None:
+    """Of a name that is there twice the last value counts: only that one is signed."""
+    path = initiated() / PARTY
+    text = path.read_text()
+    path.write_text(text.replace("{", '{"rows": 99,', 1))
+    assert Party.load(path).fields == json.loads(text)
+    path.write_text(text.rstrip().removesuffix("}") + ', "rows": 99}')
+    with pytest.raises(ValueError, match="signature must be the party's own"):
+        Party.load(path)

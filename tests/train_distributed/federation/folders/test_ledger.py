@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.train_distributed.federation.folders.engine import Engine, digest_of
 from train_distributed import accounting
@@ -47,7 +48,7 @@ def two(initiated: Callable[..., Path]) -> tuple[Path, list[Federation]]:
     """User 0's folder, and two federations that it is in, of two sessions of epsilon 5 each."""
     home = initiated(sessions=2)
     first = Federation.load(home / "fed" / "federation.json")
-    return home / "user0", [first, replace(first, corrupt_fraction=0.05)]
+    return home / "user0", [first, structs.replace(first, corrupt_fraction=0.05)]
 
 
 def _journal(
@@ -178,7 +179,7 @@ def test_second_sums_whose_journal_is_lost_are_not_answered_again(
 ) -> None:
     """Whether the lost session has answered one nobody knows, so no session is left."""
     folder, (first, _) = two
-    two_sums = replace(first, second_dimension=5)
+    two_sums = structs.replace(first, second_dimension=5)
     _journal(folder, two_sums).claim(two_sums.digest, "session0", b"")
     shutil.rmtree(folder / "state")
     with pytest.raises(ValueError, match="sessions must be <= 2, got one more"):
@@ -189,7 +190,7 @@ def test_a_federation_of_very_many_sessions_is_counted_at_once(
     two: tuple[Path, list[Federation]],
 ) -> None:
     folder, (first, _) = two
-    many = replace(first, sessions=2**31 - 1)
+    many = structs.replace(first, sessions=2**31 - 1)
     journal = _journal(folder, many, 1e12)
     journal.claim(many.digest, "session0", b"n" * 32)
     assert [entry.used for entry in read_ledger(folder)] == [1]

@@ -132,7 +132,7 @@ def test_nothing_that_was_changed_on_the_line_is_believed(
         ({own: json.dumps(place | {"rows": 13}).encode()}, "must prove that key"),
         ({f"{base}/{WINDOW}": later}, "signature must be the operator's"),
         ({f"{base}/{WINDOW}": there}, "signature must be the operator's"),
-        ({f"{base}/{WINDOW}": json.dumps(unsigned).encode()}, "signature must be given"),
+        ({f"{base}/{WINDOW}": json.dumps(unsigned).encode()}, "signature must be the operator's"),
     ):
         line.files = files | changes
         with pytest.raises(ValueError, match=words):

@@ -52,7 +52,7 @@ def test_pictures_become_the_rows_that_are_counted_and_sent(
     for name, more in (("a", {"transform": transform}), ("b", {"encoder": "simclr-small"})):
         folder = tmp_path / name
         Join(folder, name, images=Pictures(**given, **more)).run()  # pyright: ignore[reportArgumentType]
-        assert Party.read(folder / f"{name}.party.json").rows == 7
+        assert Party.load(folder / f"{name}.party.json").rows == 7
         own = own_set(folder, None)
         assert own is not None
         assert own == folder / "embeddings"

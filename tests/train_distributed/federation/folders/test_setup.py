@@ -35,7 +35,7 @@ FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more
 
 def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
     Join(tmp_path / "me", "hospital-a", rows=50).run()
-    party = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    party = Party.load(tmp_path / "me" / "hospital-a.party.json")
     keys = read_private(tmp_path / "me")
     assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
     assert party.verifying == keys.public.verifying.hex()
@@ -44,14 +44,14 @@ def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_party(tmp_path / "me")
     Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
-    again = Party.read(tmp_path / "me" / "hospital-a.party.json")
+    again = Party.load(tmp_path / "me" / "hospital-a.party.json")
     assert (again.rows, again.verifying) == (60, party.verifying)
 
 
 def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
     joined(1)
     Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
-    assert Party.read(tmp_path / "user0" / "other.party.json").rows == 12
+    assert Party.load(tmp_path / "user0" / "other.party.json").rows == 12
 
 
 @pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing"])
@@ -62,7 +62,7 @@ def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> N
     changed = json.loads(path.read_text()) | {field: json.loads(mine.read_text())[field]}
     path.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match="signature must be the party's own"):
-        Party.read(path)
+        Party.load(path)
 
 
 def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> None:

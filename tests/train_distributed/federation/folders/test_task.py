@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from embed import EmbeddingSet, PublicTransform
 from tests.train_distributed.federation.folders.conftest import embeddings
@@ -50,7 +51,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     )
     assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
-    twice = ModelTask.of(replace(task.federation, sessions=2), path).released(opened, FACTS)
+    twice = ModelTask.of(structs.replace(task.federation, sessions=2), path).released(opened, FACTS)
     (plan,), delta = task.plan.integers, task.guarantee.privacy.delta
     both = accounting.epsilon(delta * math.exp(-2 * plan.zeta), plan.noise_multiplier, 2)
     assert twice.report["epsilon_of_all_sessions"] >= both + 4 * plan.zeta
@@ -75,7 +76,7 @@ def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
         ModelTask.of(task.federation, forgetful)
     terms = task.federation.task | {"class_names": ["b", "a", "c"]}
     with pytest.raises(ValueError, match="class names must be those that the transform has"):
-        ModelTask.of(replace(task.federation, task=terms), knowing)
+        ModelTask.of(structs.replace(task.federation, task=terms), knowing)
 
 
 def _chunk(task: ModelTask, embeddings: EmbeddingSet) -> Chunk:
@@ -201,7 +202,7 @@ def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Pat
     assert len(task.plan.integers) == 2
     assert entry.cost.at(1e-5) == pytest.approx(20.0, rel=1e-6)
     numbers = task.method.statistic.dimension
-    other = replace(task.federation, second_dimension=3)
+    other = structs.replace(task.federation, second_dimension=3)
     with pytest.raises(ValueError, match=f"second_dimension must be the method's {numbers}, got 3"):
         ModelTask.of(other, tmp_path / "public.safetensors")
 
@@ -243,7 +244,7 @@ def test_what_was_agreed_is_checked(make: Callable[..., ModelTask], tmp_path: Pa
     with pytest.raises(ValueError, match="transform must have SHA-256"):
         ModelTask.of(task.federation, other)
     with pytest.raises(ValueError, match="dimension must be the method's"):
-        ModelTask.of(replace(task.federation, dimension=4), path)
+        ModelTask.of(structs.replace(task.federation, dimension=4), path)
 
 
 def test_a_user_s_own_rows_are_looked_at_before_its_noise(
@@ -261,7 +262,7 @@ def test_a_user_s_own_rows_are_looked_at_before_its_noise(
         task.encoded(0, replace(good, labels=good.labels % 2, meta={"class_names": ["a", "c"]}))
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 8"):
         task.encoded(0, replace(good, labels=good.labels + 6, meta={}))
-    swapped = replace(task, terms=replace(task.terms, class_names=("a", "c", "b")))
+    swapped = replace(task, terms=structs.replace(task.terms, class_names=("a", "c", "b")))
     with pytest.raises(ValueError, match=r"class_names must be \('a', 'c', 'b'\) as agreed"):
         swapped.encoded(0, good)
 
@@ -272,7 +273,7 @@ def _swap(home: Path, transform: PublicTransform) -> ModelTask:
     transform.save(path)
     federation = Federation.load(fed / "federation.json")
     changed = federation.task | {"transform": file_hash(path)}
-    return ModelTask.of(replace(federation, task=changed), path)
+    return ModelTask.of(structs.replace(federation, task=changed), path)
 
 
 def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(

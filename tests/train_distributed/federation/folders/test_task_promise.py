@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from embed import PublicTransform
 from tests.train_distributed.federation.folders.tasks import (
@@ -18,6 +19,8 @@ from tests.train_distributed.federation.folders.tasks import (
     embeddings_of,
 )
 from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.party import Keys
+from train_distributed.federation.documents.terms import promise_fields
 from train_distributed.federation.model_task import ModelTask
 from train_distributed.federation.sum_task import repeated
 from train_distributed.one_shot.registry import METHODS, build_method
@@ -42,8 +45,8 @@ def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
     """`--unit user --group-size 2` must add the noise of two users, not of one record."""
     promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)  # pyright: ignore[reportArgumentType]
     task = make("discriminant", privacy=promise)
-    one = replace(task.terms, privacy=PROMISE)
-    federation = replace(task.federation, task=one.as_task())
+    one = structs.replace(task.terms, **promise_fields(PROMISE, len(task.terms.sizes)))
+    federation = structs.replace(task.federation, task=one.fields)
     single = ModelTask.of(federation, tmp_path / "public.safetensors")
     assert task.guarantee.sensitivity == pytest.approx(times * single.guarantee.sensitivity)
     assert words in task.guarantee.report()["neighbouring"]
@@ -60,16 +63,17 @@ def test_a_sum_is_sure_to_hold_the_minimum_but_for_strays() -> None:
     keys = {i: PrivateKeys.generate().public.verifying.hex() for i in range(100)}
     server = PrivateKeys.generate().public
     federation = Federation(
+        version=3,
         protocol="secagg",
         dimension=7 * K,
         minimum=80,
         users=keys,
-        servers=({"verifying": server.verifying.hex(), "sealing": server.sealing.hex()},),
+        servers=(Keys.of(server),),
     )
     graph = federation.secagg(bytes(32)).graph
     assert graph.strays > 0
     assert federation.certain == graph.certain < 80
-    assert replace(federation, minimum=70).certain == 70
+    assert structs.replace(federation, minimum=70).certain == 70
 
 
 def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     agreed = task.federation.task["options"]
     assert agreed["user_clip"] == [1.5]
     longer = task.federation.task | {"options": agreed | {"user_clip": [2.0]}}
-    other = replace(task.federation, task=longer)
+    other = structs.replace(task.federation, task=longer)
     assert other.digest != task.federation.digest
     for i in range(W):
         steps = task.encoded(i, embeddings_of(tmp_path, i)).view(np.int64)
@@ -94,7 +98,7 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     dimension = build_method("discriminant", task.transform, K, free).statistic.dimension
     terms = task.federation.task | {"options": free}
     bare = ModelTask.of(
-        replace(task.federation, task=terms, dimension=dimension),
+        structs.replace(task.federation, task=terms, dimension=dimension),
         tmp_path / "public.safetensors",
     )
     assert bare.guarantee.sensitivity > 3 * task.guarantee.sensitivity
@@ -103,7 +107,9 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     for wrong in (-1, [-1.0], [1.0, 1.0, 1.0]):
         terms = task.federation.task | {"options": agreed | {"user_clip": wrong}}
         with pytest.raises(ValueError, match=r"options\.user_clip.* must be a "):
-            ModelTask.of(replace(task.federation, task=terms), tmp_path / "public.safetensors")
+            ModelTask.of(
+                structs.replace(task.federation, task=terms), tmp_path / "public.safetensors"
+            )
 
 
 @pytest.mark.parametrize("method", METHODS)

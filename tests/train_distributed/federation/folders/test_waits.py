@@ -38,7 +38,7 @@ def home(initiated) -> Home:
 def at(home: Home, host: str, port: int) -> Path:
     """The window, whose aggregators are elsewhere."""
     file = WindowFile.load(home.window / WINDOW)
-    made = WindowFile(window=file.window, addresses=dict.fromkeys(file.addresses, (host, port)))
+    made = WindowFile.of(file.window, dict.fromkeys(file.addresses, (host, port)))
     made.save(home.home / "elsewhere.json")
     return home.home / "elsewhere.json"
 

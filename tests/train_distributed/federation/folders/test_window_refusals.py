@@ -9,7 +9,6 @@ from tests.train_distributed.federation.folders.windows import SETTINGS, Home
 from train_distributed.commands.federation import Start
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import MakeWindow
-from train_distributed.federation.documents.document import read_document
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.privacy.promise import Privacy
 
@@ -88,7 +87,7 @@ def test_a_window_is_of_shares(initiated) -> None:
 def test_a_file_of_a_window_that_was_damaged_is_refused(initiated, field, value) -> None:
     home = Home(initiated(**SETTINGS))
     path = home.window / WINDOW
-    values = read_document(path).values | {field: value}
+    values = json.loads(path.read_text()) | {field: value}
     path.write_text(json.dumps(values))
     with pytest.raises(ValueError, match=str(path)):
         WindowFile.load(path)

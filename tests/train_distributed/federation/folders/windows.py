@@ -106,7 +106,7 @@ class Home:
         """The file of a window of the same servers that differs in this."""
         first = WindowFile.load(self.window / WINDOW)
         other = replace(first.window, **changes)
-        WindowFile(window=other, addresses=first.addresses).save(self.home / "other.json")
+        WindowFile.of(other, first.addresses).save(self.home / "other.json")
         return self.home / "other.json"
 
     def collect(self, out: str = "model", **changes) -> Collect:

@@ -18,7 +18,7 @@ from pretrain.cli.waiting import Waiting
 from train_distributed.federation.aggregator_limits import OCTETS, SUMMARY
 from train_distributed.federation.documents.document import safe
 from train_distributed.federation.proxies import client
-from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
+from train_distributed.secure_sum.aggregator import CENTRE, COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import BadSignature, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
@@ -28,6 +28,7 @@ from train_distributed.secure_sum.wire import summary
 
 SECONDS = 60.0  # for one answer
 PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)  # before it is tried again; the last one from then on
+LOOK_SECONDS = 1.0  # between looks for what the operator publishes
 MOST_ANSWER = 2**31  # bytes, of a share of the sum
 MOST_WORDS = 2000  # bytes of a refusal that are read
 LATER = {408, 429, 502, 503, 504}  # statuses after which the same is asked again
@@ -105,6 +106,33 @@ class Aggregators:
         except BadSignature as error:
             raise Refused(f"{self.called(LEADER)}: {error}") from error
 
+    def published(self) -> bytes:
+        """The operator's order that has published a centre, unchecked; empty without one.
+
+        Raises:
+            ConnectionError: the leader is gone for too long.
+        """
+        return self._ask(LEADER, "GET", f"{self._task}/centre", b"")
+
+    def await_centre(self) -> bytes:
+        """As `published`, as soon as there is one; empty after the patience or the window's end."""
+        left = min(self._patience, self._window.closes - time.time())
+        end, whom = time.monotonic() + left, f"the centre, published at {self.called(LEADER)}"
+        with Waiting(whom, "the operator has not collected the first sum yet", most=left):
+            while not (found := self.published()) and time.monotonic() < end:
+                time.sleep(min(LOOK_SECONDS, max(0.0, end - time.monotonic())))
+        return found
+
+    def publish(self, centre: bytes, keys: PrivateKeys) -> None:
+        """Has both aggregators take the second sum at this centre; `keys` are the operator's.
+
+        Raises:
+            Refused: another centre was published before, or the first sum is not closed.
+            ConnectionError: an aggregator is gone for too long; to be published again.
+        """
+        for aggregator in (LEADER, HELPER):
+            self._ordered(aggregator, CENTRE, "/centre", [centre], keys)
+
     def job(self, message: bytes) -> bytes:
         """The helper's verdicts on a job.
 
@@ -151,9 +179,9 @@ class Aggregators:
             raise ValueError(f"aggregators must open one sum: {error}") from error
 
     def _ordered(
-        self, aggregator: int, what: bytes, path: str, commits: Sequence[bytes], keys: PrivateKeys
+        self, aggregator: int, what: bytes, path: str, body: Sequence[bytes], keys: PrivateKeys
     ) -> bytes:
-        order = write_order(self._window, what, commits, keys)
+        order = write_order(self._window, what, body, keys)
         return self._ask(aggregator, "POST", self._task + path, order, summary(order))
 
     @property

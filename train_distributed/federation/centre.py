@@ -39,7 +39,8 @@ from train_distributed.store.store import Store, make_durable, read_store
 
 WORD = np.dtype("<f8")
 DIRECTORY, FILE = "centre", "sums.sqlite"
-AtCentre = Callable[[NDArray[np.float64]], Submission]  # a centre -> what draws a vector at it
+EncodedAt = Callable[[bytes], NDArray[np.uint64]]  # a centre as published -> vector, no noise
+AtCentre = Callable[[bytes], Submission]  # a centre as published -> what draws a vector at it
 Publish = Callable[[Opened], bytes]  # the first sum -> the centre
 _ORDERS = [bytes([kind]) for kind in (Request.PRESENT, Request.START, Request.END)]
 
@@ -103,7 +104,7 @@ class CentreEndpoint:
         centre = read_order(federation, Request.CENTRE, signed, size)
         if centre == self._centre:
             return
-        drawn = self._second(np.frombuffer(centre, WORD).astype(np.float64))
+        drawn = self._second(centre)
         self._claim(centre)
         self._now = self._endpoint(federation.at(centre), lambda: self._paid(drawn))
         self._centre = centre

@@ -106,7 +106,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         """How pictures become the rows of every user; None: the model does not say it."""
         return self.model.encoding
 
-    def released(self, opened: Opened, facts: Facts) -> Answer:
+    def released(self, opened: Opened, *, facts: Facts) -> Answer:
         """Estimates with their intervals, from the sum of the survivors."""
         sizes = self.rows_of(opened.users)
         read = estimate(

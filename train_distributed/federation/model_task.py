@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.datasets import TRAIN
-from train_distributed.federation.centre import WORD, AtCentre
+from train_distributed.federation.centre import WORD, AtCentre, EncodedAt
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.terms import Terms, check_file, read_transform
 from train_distributed.federation.endpoint import Submission
@@ -75,19 +75,28 @@ class ModelTask(SumTask[Terms]):
         (submission,) = submissions(state.statistic, chunk, self.mechanism.grid)
         return self.mechanism.encode(submission.numpy())
 
-    def at_centre(self, identity: int, embeddings: EmbeddingSet) -> AtCentre:
-        """Submission of a user to the second sum, at a published centre, with its noise when drawn.
+    def encoded_at(self, identity: int, embeddings: EmbeddingSet) -> EncodedAt:
+        """What a user submits to the second sum at a published centre, before its noise.
 
         Raises:
             ValueError: as `encoded`; what is returned does for numbers out of range.
         """
         chunk = self._rows(identity, embeddings)
 
-        def at(published: NDArray[np.float64]) -> Submission:
-            mechanism = self._mechanism(1)
-            state = self._state([]).receive(torch.from_numpy(published))
+        def at(published: bytes) -> NDArray[np.uint64]:
+            mechanism, centre = self._mechanism(1), np.frombuffer(published, WORD)
+            state = self._state([]).receive(torch.from_numpy(centre.astype(np.float64)))
             (sent,) = submissions(state.statistic, state.rows(chunk), mechanism.grid)
-            words = mechanism.encode(sent.numpy())
+            return mechanism.encode(sent.numpy())
+
+        return at
+
+    def at_centre(self, identity: int, embeddings: EmbeddingSet) -> AtCentre:
+        """As `encoded_at`, with this user's noise when it is drawn."""
+        mechanism, encoded = self._mechanism(1), self.encoded_at(identity, embeddings)
+
+        def at(published: bytes) -> Submission:
+            words = encoded(published)
             return lambda: mechanism.noised(words)
 
         return at
@@ -130,15 +139,14 @@ class ModelTask(SumTask[Terms]):
             raise ValueError("a second sum must be agreed on, is not")
         return self.plan.integers[number]
 
-    def released(self, opened: Opened, facts: Facts, second: Opened | None = None) -> Release:
+    def released(self, *sums: Opened, facts: Facts) -> Release:
         """The model, from the sum of the survivors, or from two where so many were agreed on."""
-        sums = [opened] if second is None else [opened, second]
         state = self._state(sums)
         fitted, method = state.fitted(), state.method
         names = class_names(self.terms.class_names, method.num_classes)
         report = self.plan.report() | state.report() | {"rows": state.noised.rows}
         report |= method.report() | state.prior_report(names)
-        report |= self._sum(opened, facts) | provenance(self.transform)
+        report |= self._sum(sums[-1], facts) | provenance(self.transform)
         odd = self._unreachable(*sums)
         verdict = suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         transform = state.transform or self.transform

@@ -20,8 +20,9 @@ from train_distributed.privacy.guarantee import Guarantee, Submission
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.released.numbers import rounded_up
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.reports import report_bytes
 from train_distributed.secure_sum.roll import Roll
-from train_distributed.secure_sum.window import Window
+from train_distributed.secure_sum.window import SecondSum, Window
 
 AnyTerms = TypeVar("AnyTerms", Terms, EvaluationTerms)
 MOST_NAMED = 1000  # users in a report
@@ -109,19 +110,22 @@ class SumTask(ABC, Generic[AnyTerms]):
         return self.plan.integers[0]
 
     @cached_property
-    def norm_bounds(self) -> dict[int, int]:
-        """Rows -> length in steps that the vector of a user with so many rows may have.
+    def norm_bounds(self) -> list[dict[int, int]]:
+        """Rows -> length in steps that the vector of a user with so many rows may have, by sum.
 
         A user's bound depends on its own rows and on which sizes there are, not on how many users
         have them.
         """
         roll = self.federation.roll
         sizes = torch.tensor(sorted(roll.sizes if roll else set(self.terms.sizes.values())))
-        bounds = self.mechanism.norm_bounds(self.plan.sums[0].submission, sizes)
-        return dict(zip(sizes.tolist(), bounds, strict=True))
+        bounds = [
+            mechanism.norm_bounds(planned.submission, sizes)
+            for planned, mechanism in zip(self.plan.sums, self.plan.integers, strict=True)
+        ]
+        return [dict(zip(sizes.tolist(), each, strict=True)) for each in bounds]
 
     def window(self, nonce: bytes, opens: int, closes: int) -> Window:
-        """The window in which the sum is taken: all else follows from what was agreed.
+        """The window in which the sums are taken: all else follows from what was agreed.
 
         Args:
             nonce: 32 bytes, fresh.
@@ -134,7 +138,7 @@ class SumTask(ABC, Generic[AnyTerms]):
         federation = self.federation
         if federation.roll is None:
             raise ValueError(f"a window must be of protocol shares, got {federation.protocol}")
-        bounds = self.norm_bounds
+        bounds, *second = self.norm_bounds
         return Window(
             nonce=nonce,
             dimension=federation.dimension,
@@ -146,6 +150,13 @@ class SumTask(ABC, Generic[AnyTerms]):
             opens=opens,
             closes=closes,
             context=b"window" + federation.digest,
+            second=SecondSum(
+                dimension=federation.second_dimension,
+                noise_std=float(self.plan.integers[1].stds_in_steps),
+                steps=second[0],
+            )
+            if second
+            else None,
         )
 
     @property
@@ -165,6 +176,14 @@ class SumTask(ABC, Generic[AnyTerms]):
             return "if the two servers collude: they see all that was sent, whatever epsilon says"
         alone = rounded_up(self.epsilon_if_all_others_collude)
         return f"if all others collude: epsilon {alone} of all agreed sessions"
+
+    @property
+    def bytes_of_reports(self) -> int:
+        """Bytes that a user of a window sends at most, in all its reports."""
+        return sum(
+            report_bytes(mechanism.dimension, max(bounds.values()))
+            for mechanism, bounds in zip(self.plan.integers, self.norm_bounds, strict=True)
+        )
 
     def noised(self, encoded: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """A submission with this user's fresh share of the noise."""

@@ -68,7 +68,7 @@ class FederationSize:
     sizes: Tensor  # (users,) n_i
     num_classes: int  # K
     class_names: tuple[str, ...] = ()  # (): numbers as words
-    # Who holds the rows: this process, parties that answer once, or such of whom some may lie
+    # Who holds the rows: this process, parties, or such of whom some may lie
     held_by: Literal["process", "parties", "strangers"] = "process"
 
 
@@ -172,8 +172,8 @@ class ReleaseRequest:
 
         Rows of a transform that has seen no public rows stay as they are, and one sum is enough for
         them; so it is where users are protected as a whole, or clipped, without a clip of the first
-        sum, and where parties, who answer once, hold the rows. One owner of all rows, whom they
-        cost nothing, makes further rounds where noise is small.
+        sum. One owner of all rows, whom they cost nothing, makes further rounds where noise is
+        small.
 
         A method of ours maps the rows itself, as its first sum says. Rows of one that we compare
         with are mapped here; Charter's cuts are as many as the smallest user can share out.
@@ -199,10 +199,9 @@ class ReleaseRequest:
         if size.held_by == "strangers" and discriminant and len(size.sizes) >= MANY_USERS:
             found = {"user_clip": honest_length(size.sizes), **found}
         first_clip, clip = clips(found.get("user_clip"))
-        if size.held_by != "process":
-            rounds = {"rounds": 0} if discriminant else {}
-            found = {"sums": 1 if first_clip is None else 2, **rounds, **found}
-        elif mapped:
+        if size.held_by != "process" and discriminant:
+            found = {"rounds": 0, **found}
+        if mapped:
             apart = clip is not None or self.privacy.unit == "user"
             found = {"sums": 1 if apart and first_clip is None else 2, **found}
         if discriminant and clip is None and "rounds" not in found:

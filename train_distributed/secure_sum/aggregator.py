@@ -8,7 +8,8 @@ The operator orders (signed with the leader's key, which is its own): STATUS; CO
 which then takes no more reports and signs the set it holds once none waits, and with that message
 to the helper; OPEN, with the COMMITs of both. Either draws its noise for the one set that it has
 signed, and opens when the other has signed the same. Each step may be ordered again and gives the
-same; another set is refused for ever (`Opening`).
+same; another set is refused for ever (`Opening`). Where the window states a second sum, CENTRE
+publishes the centre of it, once for ever, after the aggregator has signed its set of the first.
 
 Neither raises for what arrives but a `ProtocolError`, which is an answer. What else it raises says
 that its database fails: what it acknowledged is not lost. A report that comes outside the window,
@@ -61,7 +62,7 @@ from train_distributed.secure_sum.wire import (
 MESSAGE_BYTES = 64  # of a prepare message
 VERDICTS_BYTES = 32 + MOST_JOB * 512  # of the longest verdicts on a job
 Send = Callable[[bytes], bytes]  # a job to the helper -> its verdicts
-STATUS, COMMIT, OPEN = b"s", b"c", b"o"
+STATUS, COMMIT, OPEN, CENTRE = b"s", b"c", b"o", b"m"
 SHOWN = 100  # refused users that a status names
 Noise = Callable[[float, int], NDArray[np.int64]]  # (σ in steps, d) -> (d,)
 
@@ -120,19 +121,32 @@ class Aggregator(ABC):
             NotYet: reports still wait; to be ordered again.
             ProtocolError: no order, or one that is refused.
         """
-        limits = {Kind.ORDER: order_bytes(self.window.window) - OVERHEAD}
-        envelope = read(self.window, message, EVERYONE, limits)
-        if envelope.sender != LEADER:
-            raise errors.WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
-        what, signed = envelope.payload[:1], envelope.payload[1:]
+        what, signed = _read_order(self.window.window, message)
         if what == STATUS:
             return self._status().encode()
+        if what == CENTRE:
+            return self._publish(message)
         commits = _commits(self.window, signed)
         if what == COMMIT:
             return self._commit(commits)
         if what == OPEN:
             return self._open(commits)
-        raise errors.MalformedMessage(f"ORDER must be {STATUS!r}, {COMMIT!r} or {OPEN!r}")
+        orders = STATUS, COMMIT, OPEN, CENTRE
+        raise errors.MalformedMessage(f"ORDER must be one of {orders}, got {what!r}")
+
+    @property
+    def published(self) -> bytes:
+        """The operator's order that published a centre; empty while there is none."""
+        return self._store.detail(self.window.digest, "centre") or b""
+
+    def _publish(self, message: bytes) -> bytes:
+        read_centre(self.window.window, message)
+        if self._store.detail(self.window.digest, "commit") is None:
+            raise errors.OutOfOrder(
+                f"aggregator {self.number - LEADER} must commit before a centre is published"
+            )
+        ResumedJournal(self._store).claim(self.window.digest, "centre", message)
+        return b""
 
     def _status(self) -> str:
         counts = self._store.counts()
@@ -366,8 +380,36 @@ AGGREGATORS: dict[int, type[Leader] | type[Helper]] = {LEADER: Leader, HELPER: H
 
 
 def write_order(window: Window, what: bytes, commits: Sequence[bytes], keys: PrivateKeys) -> bytes:
-    """An order of the operator's: STATUS, COMMIT or OPEN."""
+    """An order of the operator's: STATUS, COMMIT or OPEN; or CENTRE, followed by the centre."""
     return write(window, Kind.ORDER, LEADER, EVERYONE, what + b"".join(commits), keys.signing)
+
+
+def _read_order(window: Window, message: bytes) -> tuple[bytes, bytes]:
+    limits = {Kind.ORDER: order_bytes(window) - OVERHEAD}
+    envelope = read(window, message, EVERYONE, limits)
+    if envelope.sender != LEADER:
+        raise errors.WrongSender(f"ORDER must come from the operator, got {envelope.sender}")
+    return envelope.payload[:1], envelope.payload[1:]
+
+
+def read_centre(window: Window, message: bytes) -> bytes:
+    """The centre, (d,) little-endian float64, in an order that publishes it for the second sum.
+
+    Whoever holds rows looks at its bounds: the loss of privacy does not depend on the centre.
+
+    Raises:
+        ProtocolError: not the operator's of this window, another length, or not finite.
+    """
+    what, centre = _read_order(window, message)
+    if what != CENTRE or window.second is None:
+        raise errors.MalformedMessage("ORDER must publish the centre of a second sum, does not")
+    if len(centre) != 8 * window.dimension:
+        raise errors.MalformedMessage(
+            f"centre must be {8 * window.dimension} bytes, got {len(centre)}"
+        )
+    if not np.isfinite(np.frombuffer(centre, "<f8")).all():
+        raise errors.MalformedMessage("centre must be finite, is not")
+    return centre
 
 
 def request_bytes(window: WindowWithKeys, aggregator: int) -> int:
@@ -379,7 +421,8 @@ def request_bytes(window: WindowWithKeys, aggregator: int) -> int:
 
 def order_bytes(window: Window) -> int:
     """Length of the longest order."""
-    return OVERHEAD + 1 + len(window.servers) * (OVERHEAD + set_bytes(window))
+    commits = len(window.servers) * (OVERHEAD + set_bytes(window))
+    return OVERHEAD + 1 + max(commits, 8 * window.dimension if window.second else 0)
 
 
 def _commits(window: WindowWithKeys, signed: bytes) -> dict[int, Envelope]:

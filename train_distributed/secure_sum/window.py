@@ -5,12 +5,16 @@ few reports may be opened, how much noise either aggregator adds, and from when 
 taken. A report's id is its user's number on the roll, whose key signs it: so a user counts once
 however often it sends, and nobody counts whom the roll does not hold. How long a user's vector may
 be follows from its rows, which the roll states. Whoever writes the roll decides who the users are.
+
+Where two sums were agreed on, the window states the second one beforehand, too. Once the first is
+open the operator publishes a centre, once for ever, and everybody derives the same second window
+from it: of the same roll, aggregators and time.
 """
 
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -21,6 +25,32 @@ from train_distributed.secure_sum.roll import Roll
 AGGREGATORS = 2
 LEADER, HELPER = FIRST_SERVER, FIRST_SERVER + 1  # the operator's is the leader
 LATEST = 2**40  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondSum:
+    """What is agreed of a second sum, before any report of the first.
+
+    Raises:
+        ValueError: a field out of range.
+    """
+
+    dimension: int  # numbers in a report
+    noise_std: float  # of the noise that either aggregator adds, in steps
+    steps: Mapping[int, int]  # rows -> steps that a user's vector may be long
+
+    def __post_init__(self) -> None:
+        check.within("[1, 2^28]", dimension=self.dimension)
+        check.within("[1, 2^40]", noise_std=self.noise_std)
+        for steps in self.steps.values():
+            check.within("[1, 2^31]", **{"steps of the second sum": steps})
+        object.__setattr__(self, "steps", MappingProxyType(dict(self.steps)))
+
+    @property
+    def packed(self) -> bytes:
+        """All of it, for a digest."""
+        steps = b"".join(struct.pack(">2Q", *pair) for pair in sorted(self.steps.items()))
+        return b"second" + struct.pack(">Qd", self.dimension, self.noise_std) + steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +71,7 @@ class Window:
     opens: int  # seconds since 1970, UTC
     closes: int  # from then on no report is taken
     context: bytes = field(default=b"")  # what else must be agreed: method, promise, noise
+    second: SecondSum | None = None  # about a centre that the first sum finds
 
     def __post_init__(self) -> None:
         check.byte_length(32, nonce=self.nonce, roll=self.roll)
@@ -58,6 +89,8 @@ class Window:
             raise ValueError(f"aggregators must be 2^31 and 2^31 + 1, got {sorted(self.servers)}")
         if len(set(self.servers.values())) != len(self.servers):
             raise ValueError("aggregators must have keys of their own, two share some")
+        if self.second is not None and self.second.steps.keys() != self.sizes.keys():
+            raise ValueError("second sum must state the steps of all sizes, and of no others")
         for name in ("servers", "sizes"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
@@ -77,7 +110,23 @@ class Window:
         head = b"window, version 3" + self.nonce + packed + self.roll
         sizes = [struct.pack(">3Q", rows, *self.sizes[rows]) for rows in sorted(self.sizes)]
         count = struct.pack(">Q", len(sizes))
-        return hashlib.sha256(b"".join((head, aggregators, count, *sizes, self.context))).digest()
+        second = b"" if self.second is None else self.second.packed
+        parts = (head, aggregators, count, *sizes, second, self.context)
+        return hashlib.sha256(b"".join(parts)).digest()
+
+    def at(self, centre: bytes) -> "Window":
+        """The window of the second sum at a centre, as published: each has its own digest."""
+        assert self.second is not None
+        second, named = self.second, self.digest + hashlib.sha256(centre).digest()
+        return replace(
+            self,
+            nonce=hashlib.sha256(b"second window" + named).digest(),
+            dimension=second.dimension,
+            sizes={rows: (users, second.steps[rows]) for rows, (users, _) in self.sizes.items()},
+            noise_std=second.noise_std,
+            context=b"second window" + named,
+            second=None,
+        )
 
     def state(self, now: float, *, closed: bool) -> str:
         """State of the window in words, `now` seconds after 1970; closed: a set was signed."""

@@ -48,7 +48,8 @@ class Endpoints:
             self.drawn[user, which] = self.drawn.get((user, which), 0) + 1
             return vector
 
-        def second(centre: np.ndarray) -> Callable[[], np.ndarray]:
+        def second(published: bytes) -> Callable[[], np.ndarray]:
+            centre = np.frombuffer(published, "<f8")
             if not np.isfinite(centre).all():
                 raise ValueError("centre must be finite, got others")
             return lambda: drawn("second", vector_at(user, centre))

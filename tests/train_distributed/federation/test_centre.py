@@ -215,8 +215,8 @@ def test_a_user_that_comes_late_spends_its_session_before_it_draws() -> None:
     agreed, drawn = fake.agreement(second_dimension=D), []
 
     def asked(journal: Journal) -> None:
-        def second(centre: np.ndarray) -> Callable[[], np.ndarray]:
-            return lambda: drawn.append(1) or vector_at(0, centre)
+        def second(centre: bytes) -> Callable[[], np.ndarray]:
+            return lambda: drawn.append(1) or vector_at(0, np.frombuffer(centre, "<f8"))
 
         endpoint = CentreEndpoint(agreed, 0, fake.KEYS[0], journal, lambda: fake.VECTORS[0], second)
         endpoint.answer(centre_order(agreed, 0))

@@ -23,10 +23,10 @@ from train_distributed.federation.documents.window_file import (
     split_address,
 )
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
-from train_distributed.secure_sum.aggregator import AGGREGATORS
+from train_distributed.secure_sum.aggregator import AGGREGATORS, Aggregator, Send
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
 from train_distributed.secure_sum.roll import Roll
-from train_distributed.secure_sum.window import LEADER
+from train_distributed.secure_sum.window import LEADER, Window, WindowWithKeys
 from train_distributed.store.sql import POSTGRESQL, open_sql
 
 
@@ -81,21 +81,29 @@ class Aggregate:
         enrolled = file.enrolled(self.window)
         tls = None if self.tls is None else server_context(self.tls)
         called = f"aggregator{number - LEADER}"
-        state = party_state(window.digest, called, folder / "state")
         listen = file.addresses[number][1] if self.listen is None else self.listen
         host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
-        schema = f"{called}_{window.digest.hex()[:16]}"
-        place, name = (state, "reports") if self.store is None else (self.store, schema)
         log = RunLog.begin(folder, called)
-        others = Aggregators(window, file.addresses, authorities(self.ca), 0.0)
-        with log.told(), logged(log.directory), others, ExitStack() as stack:
-            store = ReportStore(open_sql(place, name, "reports"), enrolled, number)
-            aggregator = AGGREGATORS[number](enrolled, keys, store, discrete_gaussian)
-            held, watch = store.counts()[ADDED], Watch()
+
+        def started(window: Window) -> tuple[Aggregator, Send]:
+            known = WindowWithKeys(window, enrolled.roll)
+            state = party_state(window.digest, called, folder / "state")
+            schema = f"{called}_{window.digest.hex()[:16]}"
+            place, name = (state, "reports") if self.store is None else (self.store, schema)
+            store = ReportStore(open_sql(place, name, "reports"), known, number)
+            stack.callback(store.close)
+            others = Aggregators(window, file.addresses, authorities(self.ca), 0.0)
+            stack.enter_context(others)
+            return AGGREGATORS[number](known, keys, store, discrete_gaussian), others.job
+
+        with log.told(), logged(log.directory), ExitStack() as stack:
+            aggregator, send = started(window)
+            held, watch = aggregator.counts()[ADDED], Watch()
             log.say(f"{called} of window {window.digest.hex()[:16]}, {held} reports")
             if self.metrics is not None:
                 stack.callback(watch.serve(*split_address(self.metrics)))
-            app = application(aggregator, others.job, watch, self.proxies)
+            second = None if window.second is None else started
+            app = application(aggregator, send, watch, self.proxies, second)
             if number == LEADER and (folder / INVITATION).exists():
                 invitation = Invitation.read(folder / INVITATION)
                 shown = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
@@ -104,7 +112,8 @@ class Aggregate:
             serving = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
                 asyncio.run(serving(app, watch, host, port, tls, partial(_ready, log)))
-            log.say(f"ended with {store.counts()[ADDED]} reports; started again, it goes on")
+            held = aggregator.counts()[ADDED]
+            log.say(f"ended with {held} reports; started again, it goes on")
 
 
 federation_aggregator = function("federation_aggregator", Aggregate)

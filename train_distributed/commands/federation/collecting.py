@@ -3,7 +3,9 @@
 import secrets
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +26,8 @@ from train_distributed.federation.documents.window_file import (
     keep_window,
     split_address,
 )
+from train_distributed.secure_sum.aggregator import read_centre
 from train_distributed.secure_sum.keys import FIRST_SERVER, KEY_BYTES, PrivateKeys
-from train_distributed.secure_sum.reports import report_bytes
 from train_distributed.secure_sum.window import Window
 
 if TYPE_CHECKING:
@@ -64,14 +66,15 @@ class MakeWindow:
         window = task.window(secrets.token_bytes(KEY_BYTES), opens, closes)
         check.equal(len(window.servers), aggregators=len(self.aggregators))
         addresses = dict(enumerate(map(split_address, self.aggregators), FIRST_SERVER))
-        with new_directory(self.out) as partial:
+        with new_directory(self.out) as folder:
             made = WindowFile.of(window, addresses)
-            made.signed(keys).save(partial / WINDOW)
-            shutil.copyfile(self.folder / ROLL, partial / ROLL)
+            made.signed(keys).save(folder / WINDOW)
+            shutil.copyfile(self.folder / ROLL, folder / ROLL)
             keep_window(self.folder, made)
-        longest = report_bytes(window.dimension, max(task.norm_bounds.values()))
+        sums = "two reports" if window.second else "one report"
         print(
-            f"{window.enrolled} users, sums of {window.minimum} and more, {longest} bytes a report"
+            f"{window.enrolled} users, sums of {window.minimum} and more, {sums} a user of "
+            f"{task.bytes_of_reports} bytes"
         )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
         return self.out
@@ -99,13 +102,15 @@ class Collect:
     status: bool = False
     """Only say how many reports each aggregator holds; nothing is closed."""
     wait: bool = False
-    """Wait until all users' reports are decided, or the window's time is over."""
+    """Wait until all users' reports are decided, or the window's time is over; of the first of two
+    sums, until half of its time is."""
 
     def run(self) -> None:
         """Opens the sum and writes the model, or says how many reports there are.
 
         It closes for good, unless there are too few reports: then the window goes on. Called again
-        after a kill, the same sum is opened again.
+        after a kill, the same sum is opened again. Of two sums the first one is opened and its
+        centre published; with `wait`, or called again, the second one is opened, too.
 
         Raises:
             ValueError: files that do not fit, or fewer reports than the minimum.
@@ -119,44 +124,70 @@ class Collect:
         federation = with_roll(Federation.load(folder / FEDERATION), folder)
         keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
         from train_distributed.federation.evaluation_task import task_of
+        from train_distributed.federation.model_task import ModelTask
         from train_distributed.federation.sum_task import Facts
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
-        tls, entry = authorities(self.ca), None
+        entry = None
         if not self.status:
             refuse_existing(self.out, overwrite=None)
             entry = NextSum.of(self.ledger, folder, task)
-        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
-            if self.wait and not self.status:
-                _wait(aggregators, window, keys)
-            for aggregator, words in aggregators.status(keys).items():
+        lines = partial(
+            Aggregators, addresses=file.addresses, tls=authorities(self.ca), patience=self.patience
+        )
+        with lines(window) as first, ExitStack() as stack:
+            order = first.published() if window.second else b""
+            if entry is not None and window.second and not order:
+                if self.wait:
+                    _wait(first, window, keys, (window.opens + window.closes) // 2)
+                entry.reserve()
+                opened = first.open(keys)
+                assert isinstance(task, ModelTask)
+                first.publish(task.publish(opened), keys)
+                print(
+                    f"the first sum is of {len(opened.users)} of {window.enrolled} users, and its "
+                    "centre is published: users report once more, to the second sum"
+                )
+                if not self.wait:
+                    return print("collect again when they have")
+                order = first.published()
+            sums, now = [first], window
+            if order:
+                centre = read_centre(window, order)
+                first.publish(centre, keys)  # killed before, one aggregator may not have it
+                now = window.at(centre)
+                sums.append(stack.enter_context(lines(now)))
+            if entry is not None and self.wait:
+                _wait(sums[-1], now, keys, now.closes)
+            for aggregator, words in sums[-1].status(keys).items():
                 print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
             if entry is None:
-                return
-            with new_directory(self.out) as partial:
+                return None
+            with new_directory(self.out) as made:
                 entry.reserve()
-                opened = aggregators.open(keys)
+                opened = [each.open(keys) for each in sums]
                 keep_opened(folder, window)
-                missing = dict.fromkeys(set(window.users) - opened.users, "report")
-                sent = report_bytes(window.dimension, max(task.norm_bounds.values()))
-                facts = Facts(session=window.digest.hex(), bytes_per_user=sent, missing=missing)
-                released = task.released(opened, facts).with_report(ledger=entry.report())
-                released.write(partial)
+                missing = dict.fromkeys(set(window.users) - opened[-1].users, "report")
+                sent, session = task.bytes_of_reports, window.digest.hex()
+                facts = Facts(session=session, bytes_per_user=sent, missing=missing)
+                released = task.released(*opened, facts=facts)
+                released = released.with_report(ledger=entry.report())
+                released.write(made)
             entry.spend()
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
-        print(f"{len(opened.users)} of {window.enrolled} users in {self.out}")
+        print(f"{len(opened[-1].users)} of {window.enrolled} users in {self.out}")
 
 
 federation_collect = function("federation_collect", Collect)
 
 
-def _wait(aggregators: "Aggregators", window: Window, keys: PrivateKeys) -> None:
-    """Returns once all users' reports are decided, or the window's time is over."""
-    left, decided = window.closes - time.time(), aggregators.decided(keys)
+def _wait(aggregators: "Aggregators", window: Window, keys: PrivateKeys, until: int) -> None:
+    """Returns once all users' reports are decided, or it is `until` seconds after 1970."""
+    left, decided = until - time.time(), aggregators.decided(keys)
     with Waiting("users' reports", _of(decided, window), most=left) as waiting:
-        while decided < window.enrolled and time.time() < window.closes:
+        while decided < window.enrolled and time.time() < until:
             time.sleep(LOOK_SECONDS)
             decided = aggregators.decided(keys)
             waiting.because(_of(decided, window))

@@ -90,13 +90,13 @@ def run_session(start: "Start") -> int:
     with log.told(), new_directory(out) as partial:
         with reserved(partial, size):
             opening.reserve()
-            (opened, *second), told = operate(operation)
+            opened, told = operate(operation)
         facts = Facts(
             session=federation.session(bytes.fromhex(told.session)).digest.hex(),
             bytes_per_user=max(told.bytes_of.get(user, 0) for user in federation.users),
             missing=told.missing,
         )
-        released = task.released(opened, facts, *second)
+        released = task.released(*opened, facts=facts)
         released = released.with_report(ledger=opening.report())
         released.write(partial)
     opening.spend()
@@ -108,7 +108,7 @@ def run_session(start: "Start") -> int:
         log.say(f"{federation.display_name(user)} was lost at: {step}")
     for reason in released.report.get("unsuitable_because", ()):
         log.say(f"not suitable for release: {reason}")
-    log.say(f"{len(opened.users)} of {len(federation.users)} users in {out}")
+    log.say(f"{len(opened[-1].users)} of {len(federation.users)} users in {out}")
     return 0
 
 

@@ -4,16 +4,19 @@ Everything is checked first. The terms are shown, compared with the user's own l
 Then one report is made, kept and sent.
 """
 
+import hashlib
 import re
 import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pretrain import check
 from pretrain.public import function
@@ -31,7 +34,8 @@ from train_distributed.federation.documents.sessions import (
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.ledger.entry import Entry, row_fields
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.aggregator import read_centre
+from train_distributed.secure_sum.journal import DurableJournal, ResumedJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import Window
@@ -39,6 +43,7 @@ from train_distributed.secure_sum.window import Window
 if TYPE_CHECKING:
     from embed import EmbeddingSet
     from train_distributed.commands.federation import Start
+    from train_distributed.federation.aggregator_client import Aggregators
     from train_distributed.federation.evaluation_task import EvaluationTask
     from train_distributed.federation.model_task import ModelTask
     from train_distributed.federation.sum_task import SumTask
@@ -76,13 +81,17 @@ class Report:
     def run(self) -> None:
         """Makes a report, keeps it and sends it; called again, it sends the same one.
 
+        Of two sums it waits for the centre of the second one, and reports to that, too; a user
+        that comes when the centre is published reports to the second sum alone.
+
         Raises:
             ValueError: a file or setting does not fit and nothing was made, or a refusal.
             OSError: an aggregator is gone; the same report can be sent again.
         """
         check.within("[0, inf)", patience=self.patience)
         check.installed("httpx", "a report", extra="federation")
-        from train_distributed.federation.aggregator_client import Aggregators
+        from train_distributed.federation.aggregator_client import Aggregators, Refused
+        from train_distributed.federation.model_task import ModelTask
 
         tls = authorities(self.ca)
         file = None if self.window is None else _window(self.window)
@@ -93,26 +102,35 @@ class Report:
             raise ValueError(f"window must be given where {invitation.folder} holds none, got none")
         file = file or _window(invitation.folder)
         window = agreed(file.window, task)
-        plain = DurableJournal(state_of(self.folder, federation, user))
-        journal = BudgetedJournal(me.account, plain)
-        with Aggregators(window, file.addresses, tls, self.patience) as aggregators:
+        journal = BudgetedJournal(
+            me.account, DurableJournal(state_of(self.folder, federation, user))
+        )
+        lines = partial(Aggregators, addresses=file.addresses, tls=tls, patience=self.patience)
+        with lines(window) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
                 check_session_left(journal, federation, window.digest)
-                at = aggregators.called(FIRST_SERVER)
-                me.consent(self.accept, at)
+                me.consent(self.accept, aggregators.called(FIRST_SERVER))
                 remember(self.folder, federation, user)
                 journal.check()
-                encoded = task.encoded(user, me.rows)
-                norm_bound = task.norm_bounds[federation.known[user].rows]
-                made = make_report(window, user, me.keys, encoded.view(np.int64), norm_bound)
-                aggregators.connect(window.closes - time.time())
-                spend_session(journal, federation, window.digest, resume=True)
-                journal.claim(window.digest, KEPT, made)
-            kept = journal.detail(window.digest, KEPT) or b""
-            aggregators.report(user, kept)
-        name = federation.display_name(user)
-        print(f"reported as {name}: {len(kept)} bytes, acknowledged by the operator's aggregator")
+            order = aggregators.published() if window.second else b""
+            if not order:
+                try:
+                    encoded = partial(task.encoded, user, me.rows)
+                    me.report(journal, aggregators, window, window, encoded)
+                except Refused:  # the first sum may be closed, and its centre not yet published
+                    if window.second is None or journal.detail(window.digest, KEPT) is not None:
+                        raise
+            if window.second and not order and not (order := aggregators.await_centre()):
+                return print("there is a second sum: once its centre is published, report again")
+        if order:
+            assert isinstance(task, ModelTask)
+            centre = read_centre(window, order)
+            encoded = partial(task.encoded_at(user, me.rows), centre)
+            ResumedJournal(journal).claim(window.digest, "centre", hashlib.sha256(centre).digest())
+            with lines(window.at(centre)) as aggregators:
+                me.report(journal, aggregators, window, window.at(centre), encoded)
+        return None
 
 
 federation_report = function("federation_report", Report)
@@ -290,6 +308,41 @@ class Participant:
             raise ValueError(
                 f"answer must be yes to take part in federation {digest}, got {answer!r}"
             )
+
+    def report(
+        self,
+        journal: BudgetedJournal,
+        aggregators: "Aggregators",
+        agreed: Window,
+        window: Window,
+        encoded: Callable[[], NDArray[np.uint64]],
+    ) -> None:
+        """Makes a report, once, and sends it.
+
+        Args:
+            journal: of the user, which keeps what is sent before it is.
+            aggregators: of the sum.
+            agreed: the window, on which one session is spent, for both of its sums.
+            window: the same, or that of its second sum.
+            encoded: makes the vector.
+
+        Raises:
+            ValueError: a refusal, or no session is left; nothing was sent.
+            OSError: an aggregator is gone; the same report can be sent again.
+        """
+        federation, user = self.invitation.federation, self.party
+        if journal.detail(window.digest, KEPT) is None:
+            rows, vector = federation.known[user].rows, encoded().view(np.int64)
+            made = make_report(window, user, self.keys, vector, window.sizes[rows][1])
+            aggregators.connect(window.closes - time.time())
+            spend_session(journal, federation, agreed.digest, resume=True)
+            journal.claim(window.digest, KEPT, made)
+        kept = journal.detail(window.digest, KEPT) or b""
+        aggregators.report(user, kept)
+        print(
+            f"reported as {federation.display_name(user)}: {len(kept)} bytes, acknowledged by the "
+            f"operator's aggregator{' for the second sum' if window is not agreed else ''}"
+        )
 
     def terms(self, at: str) -> Iterator[str]:
         """Lines that say what a user gives away to whom; every ε and δ is rounded up."""

@@ -214,8 +214,6 @@ def _terms(
         options=settings.options,
     )
     options = request.settings.options
-    if roll is not None and options["sums"] == 2:
-        raise ValueError("sums must be 1 with protocol shares, which takes one sum")
     if isinstance(options.get("prior"), tuple):
         options["prior"] = list(options["prior"])
     terms = Terms(

@@ -74,8 +74,6 @@ class Federation(Document, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         if len(self.servers) != SERVERS.get(self.protocol):
             raise ValueError(f"servers must be 2 for shares, 1 for secagg, got {len(self.servers)}")
-        if self.protocol == "shares":
-            check.equal(0, **{"second_dimension with protocol shares": self.second_dimension})
         on_a_roll = self.roll is not None
         if (self.protocol == "shares") != on_a_roll or bool(self.users) == on_a_roll:
             raise ValueError("users must be on a roll with protocol shares, listed with secagg")
@@ -142,7 +140,7 @@ class Federation(Document, frozen=True, kw_only=True, dict=True):
         return federation
 
     def at(self, centre: bytes) -> "Federation":
-        """The federation of the second sum at a centre, as published: each has its own digest."""
+        """`secagg`: that of the second sum at a centre, as published: each has its own digest."""
         return msgspec.structs.replace(
             self,
             dimension=self.second_dimension,

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
+import msgspec
 from msgspec import Meta
 
 from train_distributed.federation.documents.document import (
@@ -15,6 +16,7 @@ from train_distributed.federation.documents.document import (
     LARGE,
     Bytes,
     Count,
+    Document,
     HostPort,
     Key,
     Rows,
@@ -26,7 +28,7 @@ from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.documents.place import ROLL
 from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll
-from train_distributed.secure_sum.window import LATEST, Window, WindowWithKeys
+from train_distributed.secure_sum.window import LATEST, SecondSum, Window, WindowWithKeys
 
 WINDOW = "window.json"
 WINDOWS = "windows"  # where the operator's folder keeps what it has handed out
@@ -44,6 +46,14 @@ class Aggregator(Keys, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         split_address(self.address)
+
+
+class Second(Document, frozen=True, kw_only=True):
+    """The second of two sums."""
+
+    dimension: int
+    noise_std: float
+    steps: dict[Rows, Count]
 
 
 class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
@@ -64,6 +74,7 @@ class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
     sizes: dict[Rows, tuple[Count, Count]]
     context: Bytes
     aggregators: tuple[Aggregator, Aggregator]
+    second: Second | None = None
     signature: Signature = ""
 
     def __post_init__(self) -> None:
@@ -78,6 +89,11 @@ class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
             roll=window.roll.hex(),
             context=window.context.hex(),
             sizes=dict(window.sizes),
+            second=None
+            if (second := window.second) is None
+            else Second(
+                dimension=second.dimension, noise_std=second.noise_std, steps=dict(second.steps)
+            ),
             aggregators=tuple(
                 Aggregator(
                     verifying=keys.verifying.hex(),
@@ -98,6 +114,7 @@ class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
             context=bytes.fromhex(self.context),
             sizes=self.sizes,
             servers={n: each.public for n, each in enumerate(self.aggregators, FIRST_SERVER)},
+            second=self.second and SecondSum(**msgspec.structs.asdict(self.second)),
         )
 
     @property

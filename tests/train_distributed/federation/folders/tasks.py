@@ -30,7 +30,13 @@ def agreed_task(
 
 
 def with_config(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of `init`, with what cannot be typed, method and options, in a file at `path`."""
+    """Settings of `init`, with what cannot be typed, method and options, in a file at `path`.
+
+    Of one sum, unless they say something else: what is tested of a sum holds for each of two.
+    """
+    settings["options"] = {"sums": 1} | settings.get("options", {})
+    if settings.keys() & {"config", "model"}:
+        del settings["options"]
     own = {name: settings.pop(name) for name in ("method", "options") if name in settings}
     promise = settings.pop("privacy")
     if own or promise.noise_by == "servers":

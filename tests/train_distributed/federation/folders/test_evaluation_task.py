@@ -90,7 +90,7 @@ def test_users_send_their_counts_and_the_sum_becomes_a_report(
     assert grid == 2.0**-20
     assert np.array_equal(task.mechanism.decode(together), sum(plain))
     noised = np.stack([task.noised(each) for each in encoded]).sum(0, dtype=np.uint64)
-    answer = task.released(Opened(noised, frozenset(range(USERS))), FACTS)
+    answer = task.released(Opened(noised, frozenset(range(USERS))), facts=FACTS)
     report = answer.report
     assert (report["rows"], report["survivors"], report["model"]) == (30, 3, task.terms.model)
     assert report["suitable_for_release"]

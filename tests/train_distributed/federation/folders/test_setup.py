@@ -146,7 +146,7 @@ def test_a_rehearsal_says_what_is_agreed_on(
     task = Federation.load(tmp_path / "fed" / "federation.json").task
     assert (task["epsilon"], task["delta"], task["unit"]) == (3.0, 1e-6, unit)
     assert task["honest_fraction"] == 0.75
-    assert task["options"]["sums"] == (1 if unit == "record" else 2)
+    assert task["options"]["sums"] == 2
     assert task["options"].get("user_clip") == (None if unit == "record" else [1.5, 2.5])
 
 

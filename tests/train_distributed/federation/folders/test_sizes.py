@@ -157,13 +157,20 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[Path]], Pat
 
     def run(home: Path, own: list[Path]) -> Path:
         from train_distributed.federation.evaluation_task import task_of
+        from train_distributed.federation.model_task import ModelTask
 
         def operate(operation: Operation) -> tuple[list[Opened], Log]:
             task = task_of(operation.federation, home / "fed" / "transform.safetensors")
-            sent = [task.noised(task.encoded(i, EmbeddingSet.open(at))) for i, at in enumerate(own)]
+            assert isinstance(task, ModelTask)
+            everybody, sets = frozenset(range(USERS)), [EmbeddingSet.open(at) for at in own]
+            sent = [task.noised(task.encoded(user, rows)) for user, rows in enumerate(sets)]
+            first = Opened(np.asarray(np.sum(sent, 0, np.uint64)), everybody)
+            centre = task.publish(first)
+            sent = [task.at_centre(user, rows)(centre)() for user, rows in enumerate(sets)]
+            second = Opened(np.asarray(np.sum(sent, 0, np.uint64)), everybody)
             log = Log()
             log.session, log.bytes_of = "ab" * 32, dict.fromkeys(range(USERS), 1)
-            return [Opened(np.asarray(np.sum(sent, 0, np.uint64)), frozenset(range(USERS)))], log
+            return [first, second], log
 
         monkeypatch.setattr(operation, "operate", operate)
         monkeypatch.setattr(hosting, "settle", lambda state: None)
@@ -186,9 +193,11 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, list[Pat
                 with pytest.raises(ValueError, match="federation and embeddings must be") as caught:
                     made.report(0, embeddings=own[0].with_name(f"other {name}")).run()
                 assert f"; {said(own[0].with_name(f'other {name}'))})" in str(caught.value)
-            for user, at in enumerate(own):
-                made.report(user, embeddings=at, ledger=Path(NONE)).run()
-            made.collect().run()
+            for _ in range(2):  # sums
+                for user, at in enumerate(own):
+                    given = {"embeddings": at, "ledger": Path(NONE), "patience": 1.0}
+                    made.report(user, **given).run()
+                made.collect(ledger=Path(NONE)).run()
             return home / "model"
 
         yield run

@@ -40,7 +40,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     sent = np.stack(encoded)
     result = simulate_sum(sent, drop={2: [1]}, dropout_fraction=0.3)
     opened = Opened(result.total, frozenset(result.survivors))
-    model = task.released(opened, FACTS)
+    model = task.released(opened, facts=FACTS)
     plain = build_method(method, PublicTransform.load(path), K, task.terms.options)
     expected = torch.zeros(plain.statistic.dimension, dtype=torch.float64)
     for i in (0, 2, 3):
@@ -51,7 +51,8 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
     )
     assert model.class_names == ("a", "b", "c")
     assert model.report["epsilon_of_all_sessions"] == pytest.approx(1.0, rel=1e-6)
-    twice = ModelTask.of(structs.replace(task.federation, sessions=2), path).released(opened, FACTS)
+    agreed = structs.replace(task.federation, sessions=2)
+    twice = ModelTask.of(agreed, path).released(opened, facts=FACTS)
     (plan,), delta = task.plan.integers, task.guarantee.privacy.delta
     both = accounting.epsilon(delta * math.exp(-2 * plan.zeta), plan.noise_multiplier, 2)
     assert twice.report["epsilon_of_all_sessions"] >= both + 4 * plan.zeta
@@ -66,7 +67,7 @@ def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
     task = make("discriminant", transform=knowing)
     sent = np.stack([task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)])
     opened = Opened(simulate_sum(sent).total, frozenset(range(W)))
-    report = task.released(opened, FACTS).report
+    report = task.released(opened, facts=FACTS).report
     assert report["known_before"] == ["names of 200 public classes"]
     assert set(report["believed"]) == {"nothing", "public classes", "names of 200 public classes"}
     assert sum(report["believed"].values()) == pytest.approx(1)
@@ -90,7 +91,7 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     """Protocol, survivors, session, bytes and whom it holds against: as they were, not a guess."""
     task = make(servers=servers)
     words = np.zeros(task.federation.dimension, np.uint64)
-    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    report = task.released(Opened(words, frozenset([0, 2, 3])), facts=FACTS).report
     assert report["protocol"] == ("secagg", "shares")[servers]
     assert "single user" not in report["secure_sum"]
     assert ("shares" in report["secure_sum"]) == bool(servers)
@@ -101,7 +102,7 @@ def test_the_report_says_how_it_was_summed(servers: int, make: Callable[..., Mod
     assert report["federation"] == task.federation.digest.hex()
     assert "server" in report["holds_against"]
     assert report["noise_by"] == ("users", "servers")[servers]
-    alone = task.released(Opened(words, frozenset([0, 2, 3])), FACTS)
+    alone = task.released(Opened(words, frozenset([0, 2, 3])), facts=FACTS)
     text = card(alone, markup="markdown")
     for words in (report["secure_sum"], "hospital-1", "3 of the 4 that were invited"):
         assert words in text
@@ -117,11 +118,11 @@ def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
     silent = [np.zeros(each.dimension, np.uint64) for each in task.plan.integers]
     users = frozenset(range(W))
     honest = [Opened(words, users) for words in silent]
-    assert task.released(honest[0], FACTS, honest[1]).report["suitable_for_release"]
+    assert task.released(*honest, facts=FACTS).report["suitable_for_release"]
     integers = task.plan.integers[round_of_liar]
     far = np.int64(1e4 * integers.local_std / np.min(integers.step))
     silent[round_of_liar][:] = np.uint64(far)
-    model = task.released(honest[0], FACTS, honest[1])
+    model = task.released(*honest, facts=FACTS)
     assert not model.report["suitable_for_release"]
     (why,) = model.report["unsuitable_because"]
     assert why.startswith("an entry of the sum is ")
@@ -132,7 +133,7 @@ def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
 def test_what_all_others_could_learn_stands_beside_epsilon(make: Callable[..., ModelTask]) -> None:
     task = make(sessions=2)
     words = np.zeros(task.federation.dimension, np.uint64)
-    model = task.released(Opened(words, frozenset(range(W))), FACTS)
+    model = task.released(Opened(words, frozenset(range(W))), facts=FACTS)
     alone = model.report["epsilon_if_all_others_collude"]
     assert model.report["epsilon"] < alone < task.epsilon_if_all_others_collude
     assert "an honest user has its own noise alone: ε = " in card(model, markup="markdown")
@@ -154,15 +155,15 @@ def test_about_a_centre_the_model_is_that_of_one_process(
     first = [task.encoded(i, embeddings_of(tmp_path, i)) for i in range(W)]
     opened = Opened(np.stack(first).sum(0, dtype=np.uint64), everybody)
     with pytest.raises(ValueError, match="sum of the method must be opened first"):
-        task.released(opened, FACTS)
-    published = np.frombuffer(task.publish(opened), "<f8").astype(np.float64)
+        task.released(opened, facts=FACTS)
+    published = task.publish(opened)
     asked = [task.at_centre(i, embeddings_of(tmp_path, i)) for i in range(W)]
-    for hostile in (np.full(width, np.nan), np.full(width, 1e9), published[1:]):
+    for hostile in (np.full(width, np.nan), np.full(width, 1e9), np.zeros(width - 1)):
         with pytest.raises(ValueError, match="centre"):
-            asked[0](hostile)
+            asked[0](hostile.tobytes())
     sent = np.stack([at(published)() for at in asked])
     second = Opened(sent.sum(0, dtype=np.uint64), everybody)
-    model = task.released(opened, FACTS, second)
+    model = task.released(opened, second, facts=FACTS)
     sets = [embeddings_of(tmp_path, i) for i in range(W)]
     pooled = EmbeddingSet(
         embeddings=np.concatenate([each.embeddings for each in sets]),
@@ -210,7 +211,7 @@ def test_one_entry_is_of_both_sums(make: Callable[..., ModelTask], tmp_path: Pat
 @pytest.mark.parametrize(
     ("servers", "options", "words"),
     [
-        (1, {"sums": 2}, "sums must be 1 with protocol shares"),
+        (1, {"rounds": 2}, "rounds must be left out in a federation, got 2"),
         (0, {"rounds": 2}, "rounds must be left out in a federation, got 2"),
     ],
 )

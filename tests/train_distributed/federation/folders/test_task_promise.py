@@ -91,7 +91,7 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
         length = np.linalg.norm(steps * task.mechanism.step)
         assert 1.49 < length <= 1.5
     words = np.zeros(task.federation.dimension, np.uint64)
-    report = task.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    report = task.released(Opened(words, frozenset([0, 2, 3])), facts=FACTS).report
     assert (report["method"], report["user_clip"]) == ("discriminant", 1.5)
     assert report["sensitivity"] == pytest.approx(3.0, rel=1e-9)
     free = {name: value for name, value in agreed.items() if name != "user_clip"}
@@ -103,7 +103,7 @@ def test_a_users_clip_is_agreed_on_and_kept(make: Callable[..., ModelTask], tmp_
     )
     assert bare.guarantee.sensitivity > 3 * task.guarantee.sensitivity
     words = np.zeros(dimension, np.uint64)
-    assert "user_clip" not in bare.released(Opened(words, frozenset([0, 2, 3])), FACTS).report
+    assert "user_clip" not in bare.released(Opened(words, frozenset([0, 2, 3])), facts=FACTS).report
     for wrong in (-1, [-1.0], [1.0, 1.0, 1.0]):
         terms = task.federation.task | {"options": agreed | {"user_clip": wrong}}
         with pytest.raises(ValueError, match=r"options\.user_clip.* must be a "):

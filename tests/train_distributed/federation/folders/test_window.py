@@ -97,7 +97,7 @@ def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monk
     home.collect().run()
     total = plain_sum(home, (0, 2)).view(np.uint64)
     expected = home.task().released(
-        Opened(total, frozenset({0, 2})), Facts(session="", bytes_per_user=0)
+        Opened(total, frozenset({0, 2})), facts=Facts(session="", bytes_per_user=0)
     )
     from train_distributed import Release
 

@@ -42,7 +42,6 @@ def test_what_does_not_fit_is_refused_in_one_line(initiated, tmp_path) -> None:
     [
         (SETTINGS | {"privacy": Privacy(5.0, 1e-5, 0.8)}, "honest_fraction must be left out where"),
         ({"privacy": Privacy(5.0, 1e-5, noise_by="servers")}, "noise_by must be 'users' with"),
-        (SETTINGS | {"options": {"sums": 2}}, "sums must be 1 with protocol shares"),
     ],
 )
 def test_shares_and_noise_of_servers_go_together(initiated, settings, words) -> None:

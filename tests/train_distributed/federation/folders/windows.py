@@ -12,7 +12,6 @@ import pytest
 
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
-from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate, Invite
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
 from train_distributed.commands.federation.reporting import Report
@@ -25,7 +24,6 @@ from train_distributed.federation.documents.window_file import WINDOW, WindowFil
 from train_distributed.federation.evaluation_task import task_of
 from train_distributed.federation.model_task import ModelTask
 from train_distributed.privacy.promise import Privacy
-from train_distributed.secure_sum.report_store import ReportStore
 
 SETTINGS: dict[str, Any] = {
     "users": 3,
@@ -33,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "protocol": "shares",
     "minimum": 2,
     "privacy": Privacy(5.0, 1e-5),
+    "options": {"sums": 1},
 }
 
 
@@ -41,7 +40,6 @@ def running(options: Aggregate | Invite, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A service in a thread of this process; its files are closed when the block ends."""
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task] = []
-    stores: list[ReportStore] = []
     listening, failed = threading.Event(), list[BaseException]()
 
     async def stoppable(app, watch, host, port, tls, ready) -> None:
@@ -60,13 +58,8 @@ def running(options: Aggregate | Invite, monkeypatch: pytest.MonkeyPatch) -> Ite
             failed.append(error)
             listening.set()
 
-    def opened(*given) -> ReportStore:
-        stores.append(ReportStore(*given))
-        return stores[-1]
-
     with monkeypatch.context() as patched:
         patched.setattr(aggregator_server, "serve", stoppable)
-        patched.setattr(aggregating, "ReportStore", opened)
         thread = threading.Thread(target=work)
         thread.start()
         assert listening.wait(30)
@@ -77,8 +70,6 @@ def running(options: Aggregate | Invite, monkeypatch: pytest.MonkeyPatch) -> Ite
         loops[0].call_soon_threadsafe(tasks[0].cancel)
         thread.join(30)
         assert not thread.is_alive()
-        for store in stores:
-            store.close()
 
 
 class Home:

@@ -197,7 +197,9 @@ class ReleaseRequest:
                 found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
             return Settings(transform, found)
         if size.held_by == "strangers" and discriminant and len(size.sizes) >= MANY_USERS:
-            found = {"user_clip": honest_length(size.sizes), **found}
+            lengths = honest_lengths(size.sizes)
+            one = not mapped or found.get("sums") == 1
+            found = {"user_clip": lengths[1] if one else lengths, **found}
         first_clip, clip = clips(found.get("user_clip"))
         if size.held_by != "process" and discriminant:
             found = {"rounds": 0, **found}
@@ -311,17 +313,18 @@ def check_noise(noise: Noise, generator: torch.Generator | None) -> None:
         raise ValueError("generator must be None for noise 'discrete', which nothing reproduces")
 
 
-def honest_length(sizes: Tensor) -> float:
-    """Norm C_u that few honest users' class sums exceed, of (users,) sizes: c √n.
+def honest_lengths(sizes: Tensor) -> tuple[float, float]:
+    """Norms that few honest users' vectors exceed in the first sum and in the class sums: c n, c √n.
 
-    c is the rows' clip norm, √1.25. Class sums of n rows of different classes are about c √n long,
-    without what public rows would add; a liar's could be c n long. Nine users in ten have n rows or
-    fewer, so a tenth of the users cannot lengthen the clip by saying that they have more. Fewer
-    than `MANY_USERS`, who know each other, keep all of their vectors. Heads, which have a length of
-    their own, need no clip.
+    c is the rows' clip norm, √1.25. Rows have a mean in common, which the first sum finds: n of
+    them are up to c n long. Class sums of n rows about it are about c √n long, without what public
+    rows would add; a liar's could be c n long. Nine users in ten have n rows or fewer, so a tenth
+    of the users cannot lengthen the clip by saying that they have more. Fewer than `MANY_USERS`,
+    who know each other, keep all of their vectors. Heads, which have a length of their own, need no
+    clip.
     """
     rows = int(sizes.sort().values[math.ceil(0.9 * len(sizes)) - 1])
-    return round(math.sqrt(1.25 * rows), 1)
+    return round(math.sqrt(1.25) * rows, 1), round(math.sqrt(1.25 * rows), 1)
 
 
 def components_of(rule: Rule, transform: PublicTransform, noise: float) -> int:

@@ -122,7 +122,7 @@ class Init:
     """
     config: Path | None = None
     """Training method, its options and the promise: configuration.json of `rehearse`, or a file of
-    three lines as in docs/methods.md (default: discriminant in one sum)."""
+    three lines as in docs/methods.md (default: discriminant in two sums, as `run`)."""
     epsilon: float | None = None
     """Privacy loss epsilon > 0 of one session; inf: no noise, not private (default: as in --config,
     otherwise 1)."""
@@ -141,10 +141,11 @@ class Init:
     """Accept a delta of 1/rows or more, which protects no single row; reports say so."""
     trust_users: bool = False
     """Trust that users do not lie: keep their vectors as they are. Without this flag, `shares` with
-    100 users or more and method discriminant clips every user's vector to the length of honest ones
-    and leaves second moments out: then few liars cannot ruin the model."""
+    100 users or more and method discriminant clips every user's vectors to the length of honest
+    ones and leaves second moments out: then few liars cannot ruin the model."""
     minimum: int | None = None
-    """Fewest users whose sum may be opened (default: four fifths of all, rounded up)."""
+    """Fewest users whose sum may be opened (default: four fifths of all, rounded up: of ten, two may
+    be missing; of three, nobody)."""
     sessions: int = 1
     """Number of sessions that users agree to, retries included; each spends epsilon again."""
     corrupt_fraction: float | None = None

@@ -127,9 +127,9 @@ def test_without_noise_the_model_is_that_of_the_plain_sums(made, monkeypatch) ->
     home.collect().run()
     task, centre = home.task(), home.centre()
     rows = [EmbeddingSet.open(home.home / f"user{user}" / "embeddings") for user in range(3)]
-    first = np.sum([task.encoded(user, rows[user]) for user in range(3)], 0, dtype=np.uint64)
+    first = np.stack([task.encoded(user, rows[user]) for user in range(3)]).sum(0)
     assert task.publish(Opened(first, frozenset({0, 1, 2}))) == centre
-    second = np.sum([task.encoded_at(u, rows[u])(centre) for u in (0, 2)], 0, dtype=np.uint64)
+    second = np.stack([task.encoded_at(u, rows[u])(centre) for u in (0, 2)]).sum(0)
     sums = Opened(first, frozenset({0, 1, 2})), Opened(second, frozenset({0, 2}))
     expected = task.released(*sums, facts=Facts(session="", bytes_per_user=0))
     found = Release.load(home.home / "model")

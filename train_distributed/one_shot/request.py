@@ -314,7 +314,7 @@ def check_noise(noise: Noise, generator: torch.Generator | None) -> None:
 
 
 def honest_lengths(sizes: Tensor) -> tuple[float, float]:
-    """Norms that few honest users' vectors exceed in the first sum and in the class sums: c n, c √n.
+    """Norms that few honest users' vectors exceed, in the first sum and in class sums: c n, c √n.
 
     c is the rows' clip norm, √1.25. Rows have a mean in common, which the first sum finds: n of
     them are up to c n long. Class sums of n rows about it are about c √n long, without what public

@@ -331,7 +331,7 @@ def test_parties_take_the_sums_that_one_process_takes_but_no_further_rounds() ->
 def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
     """Unless there are few users, a clip, or heads; liars do not lengthen them."""
 
-    def clip(method: str = "discriminant", held_by: str = "strangers", **more: Any) -> float | None:
+    def clip(method: str = "discriminant", held_by: str = "strangers", **more: Any) -> Any:
         return settings(method, held_by=held_by, **more).get("user_clip")
 
     many, honest = torch.full((1000,), 50), 7.9  # √(1.25 · 50)
@@ -342,6 +342,10 @@ def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
     assert clip("softmax", sizes=many) is clip(held_by="parties", sizes=many) is None
     assert clip(sizes=torch.cat([many[:900], torch.full((100,), 10**6)])) == honest
     assert clip(sizes=torch.cat([many[:900], torch.full((100,), 1)])) == honest
+    mapped = {"sizes": many, "transform": public_transform()}
+    assert clip(**mapped) == (55.9, honest)  # √1.25 · 50 of rows with a mean in common
+    assert clip(**mapped, sums=1) == honest
+    assert settings(held_by="strangers", **mapped)["sums"] == 2
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:

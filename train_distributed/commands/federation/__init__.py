@@ -144,8 +144,8 @@ class Init:
     100 users or more and method discriminant clips every user's vectors to the length of honest
     ones and leaves second moments out: then few liars cannot ruin the model."""
     minimum: int | None = None
-    """Fewest users whose sum may be opened (default: four fifths of all, rounded up: of ten, two may
-    be missing; of three, nobody)."""
+    """Fewest users whose sum may be opened (default: four fifths of all, rounded up, so that of ten
+    two may be missing, of three nobody)."""
     sessions: int = 1
     """Number of sessions that users agree to, retries included; each spends epsilon again."""
     corrupt_fraction: float | None = None

@@ -184,7 +184,8 @@ class Init:
         print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and settings.options.get("user_clip") is None:
-            print(f"vectors are clipped to {clip}, as some users may lie (see --trust-users)")
+            clips = " and ".join(map(str, clip)) if isinstance(clip, tuple | list) else clip
+            print(f"vectors are clipped to {clips}, as some users may lie (see --trust-users)")
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)

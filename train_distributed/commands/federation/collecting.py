@@ -161,7 +161,8 @@ class Collect:
             if entry is not None and self.wait:
                 _wait(sums[-1], now, keys, now.closes)
             for aggregator, words in sums[-1].status(keys).items():
-                print(f"aggregator {aggregator - FIRST_SERVER}: {words}")
+                name = f"aggregator {aggregator - FIRST_SERVER}{', second sum' if order else ''}"
+                print(f"{name}: {words}")
             if entry is None:
                 return None
             with new_directory(self.out) as made:

@@ -93,7 +93,9 @@ def test_two_sums_of_one_window(made, capsys) -> None:
     for user in (0, 2, 2):
         home.report(user).run()
     home.collect(status=True).run()
-    assert re.search(r"aggregator 0: \d reports(, \d waiting)?", capsys.readouterr().out)
+    assert re.search(
+        r"aggregator 0, second sum: \d reports(, \d waiting)?", capsys.readouterr().out
+    )
     home.collect().run()
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert (report["rounds"], report["survivors"]) == (2, 2)
@@ -233,6 +235,8 @@ def test_a_hostile_centre_is_refused_before_anything_is_made(made, monkeypatch) 
             patched.setattr(Aggregators, "published", lambda _, order=order: order)
             with pytest.raises((ProtocolError, ValueError), match=words):
                 home.report(0).run()
+    home.collect().run()
+    home.report(0).run()  # none of them counts
 
 
 def test_every_centre_has_a_window_of_its_own(made) -> None:

@@ -135,7 +135,7 @@ class Credit:
         return max(0.0, tokens - self._rate * (self._clock() - when))
 
 
-class Limits:
+class RateLimits:
     """All of an aggregator's: a room and buckets for users, the same for strangers."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from train_distributed.federation.aggregator_limits import SUMMARY, Body, Limits, NoRoom
+from train_distributed.federation.aggregator_limits import SUMMARY, Body, NoRoom, RateLimits
 from train_distributed.federation.aggregator_watch import LOG, Watch
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, OversizedMessage, ProtocolError
 
@@ -53,7 +53,7 @@ class Door:
         proves: bool = False,
     ) -> None:
         self._watch, self._sender, self._servers, self._proves = watch, sender, servers, proves
-        self._limits = Limits()
+        self._limits = RateLimits()
 
     def handler(self, name: str, answer: Handler) -> Handler:
         """Answers requests; whatever fails has a status, and words."""

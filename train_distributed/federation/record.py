@@ -57,10 +57,7 @@ class Record:
         try:
             self._store = Store(self._path, "record of the session", alone=True)
         except NotADatabase as error:
-            raise ValueError(
-                f"{self._path} must be a session of version 0.2 or later, got another file (0.2 "
-                "goes on with one of 0.1)"
-            ) from error
+            raise ValueError(f"{self._path} must be a session's, got another file") from error
         except BlockingIOError as error:
             raise ValueError(f"{self._directory} must be one operator's, another runs") from error
         try:

@@ -30,8 +30,7 @@ class DurableJournal:
     """A directory with a store of claimed steps; what deployments use.
 
     Raises:
-        ValueError: a relative path; from another directory it would be another journal. When it is
-            used: version 0.1 has recorded steps of the session, a file each.
+        ValueError: a relative path; from another directory it would be another journal.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,7 +42,6 @@ class DurableJournal:
         """See `Journal.claim`; returns once the entry has reached the disk."""
         name = f"{session.hex()}.{step}"
         try:
-            self._refuse_files(session)
             with self._open() as store:
                 store.claim(name, detail)
         except Claimed as error:
@@ -52,14 +50,12 @@ class DurableJournal:
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
         name = f"{session.hex()}.{step}"
-        self._refuse_files(session)
         found = [row.content for row in read_store(self._path, "journal") if row.name == name]
         return found[0] if found else None
 
     def steps(self, session: bytes, begin: str) -> list[str]:
         """The steps that were recorded and whose names begin so."""
         begun = f"{session.hex()}.{begin}"
-        self._refuse_files(session)
         names = [row.name for row in read_store(self._path, "journal")]
         return sorted(name.partition(".")[2] for name in names if name.startswith(begun))
 
@@ -75,14 +71,6 @@ class DurableJournal:
             words = f"journal cannot be written: {error.strerror}"
             raise OSError(error.errno, words, str(self._directory)) from error
         return Store(self._path, "journal")
-
-    def _refuse_files(self, session: bytes) -> None:
-        """Refuses a session that version 0.1 has begun, whose steps would be forgotten."""
-        for file in self._directory.glob(f"{session.hex()}.*"):
-            raise ValueError(
-                f"journal must be of version 0.2 or later, got a step of version 0.1: {file} (the "
-                "operator makes another federation)"
-            )
 
 
 class ResumedJournal:

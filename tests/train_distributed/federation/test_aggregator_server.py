@@ -20,7 +20,7 @@ from train_distributed.federation import aggregator_limits, aggregator_server, d
 from train_distributed.federation.aggregator_app import Service as AggregatorService
 from train_distributed.federation.aggregator_app import application
 from train_distributed.federation.aggregator_client import Aggregators, Refused
-from train_distributed.federation.aggregator_limits import Credit, Limits
+from train_distributed.federation.aggregator_limits import Credit, RateLimits
 from train_distributed.federation.aggregator_server import serve
 from train_distributed.federation.aggregator_watch import Watch
 from train_distributed.secure_sum.aggregator import Send, request_bytes
@@ -174,7 +174,7 @@ def test_strangers_spend_their_own_credit_and_users_go_on(
     vector,  # noqa: F811
     monkeypatch,
 ) -> None:
-    limits = Limits()
+    limits = RateLimits()
     limits._credit = Credit(20, 0.0)
     monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
     with httpx.Client() as stranger:
@@ -202,7 +202,7 @@ def test_strangers_spend_their_own_credit_and_users_go_on(
 
 
 def test_a_user_who_floods_spends_its_own_credit(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811
-    limits = Limits()
+    limits = RateLimits()
     limits._credit = Credit(5, 0.0)
     monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
     report = hall.service.report(0, vector(0))
@@ -222,13 +222,13 @@ def test_an_address_behind_a_proxy_counts_if_the_operator_names_the_proxy(
     hall = Hall(make_service(2), proxies)
     try:
         seen = list[str]()
-        plain = Limits.stranger
+        plain = RateLimits.stranger
 
-        def stranger(self: Limits, host: str, *rest):
+        def stranger(self: RateLimits, host: str, *rest):
             seen.append(host)
             return plain(self, host, *rest)
 
-        monkeypatch.setattr(Limits, "stranger", stranger)
+        monkeypatch.setattr(RateLimits, "stranger", stranger)
         forged = {"x-forwarded-for": "198.51.100.9, 203.0.113.5"}
         assert httpx.post(hall.url("/reports"), content=b"x", headers=forged).status_code == 400
         assert seen == ["203.0.113.5" if proxies else "127.0.0.1"]

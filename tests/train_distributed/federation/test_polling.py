@@ -17,7 +17,7 @@ import pytest
 from tests.ports import free_port
 from tests.train_distributed.federation import fake_relay as fake
 from train_distributed.federation import aggregator_server, polling
-from train_distributed.federation.aggregator_limits import SUMMARY, Credit, Limits
+from train_distributed.federation.aggregator_limits import SUMMARY, Credit, RateLimits
 from train_distributed.federation.documents.certificates import write_certificates
 from train_distributed.federation.orders import NO_QUESTION, Poll, name_of_question, write_poll
 from train_distributed.federation.polling import Polls, open_relay
@@ -149,7 +149,7 @@ def test_sizes_are_judged_before_a_body_is_read(service: Service) -> None:
 def test_one_party_that_floods_spends_its_own_credit(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = Limits()
+    limits = RateLimits()
     limits._credit = Credit(5, 0.0)
     monkeypatch.setattr(service.relay, "_limits", limits)
     monkeypatch.setattr(polling, "POLL_SECONDS", 0.0)

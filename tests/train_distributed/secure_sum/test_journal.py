@@ -35,22 +35,6 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
     assert DurableJournal(tmp_path / "new" / "folder").detail(SESSION, "open") == b"\x01\x02"
 
 
-def test_a_session_of_which_version_0_1_has_recorded_steps_is_refused(tmp_path: Path) -> None:
-    """It wrote a file for each: to forget them would be to send twice."""
-    (tmp_path / f"{SESSION.hex()}.session0").write_text("0102")
-    (tmp_path / ".0123456789abcdef.partial").write_text("01")  # as a kill has left it
-    journal = DurableJournal(tmp_path)
-    for use in (
-        lambda: journal.detail(SESSION, "session0"),
-        lambda: journal.claim(SESSION, "session1", b""),
-        lambda: journal.steps(SESSION, "session"),
-    ):
-        with pytest.raises(ValueError, match=r"got a step of version 0\.1: .*session0 "):
-            use()
-    journal.claim(b"t" * 32, "session0", b"")
-    assert journal.steps(b"t" * 32, "session") == ["session0"]
-
-
 def test_a_damaged_journal_is_refused_and_forgets_nothing(tmp_path: Path) -> None:
     journal = DurableJournal(tmp_path)
     journal.claim(SESSION, "open", b"set")

@@ -22,7 +22,7 @@ from pretrain import check
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
 from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.sessions import (
     accepted,
@@ -215,7 +215,7 @@ class Participant:
     party: int
     task: "ModelTask | EvaluationTask"
     rows: "EmbeddingSet"
-    account: Account  # counts ε in the ledger next to the rows, unless another is named
+    account: FederationAccount  # counts ε in the ledger next to the rows, unless another is named
 
     @classmethod
     def of(
@@ -261,7 +261,7 @@ class Participant:
             result=f"federation {federation.digest.hex()[:16]}",
         )
         ledger = Ledger.chosen(options.ledger, embeddings)
-        account = Account(folder, federation, entry, ledger, options.limits)
+        account = FederationAccount(folder, federation, entry, ledger, options.limits)
         return cls(folder, keys, found, party, task, rows, account)
 
     def consent(self, accept: str, at: str) -> None:

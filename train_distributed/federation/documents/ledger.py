@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Account:
+class FederationAccount:
     """Privacy that a user spends in one federation, and the ledger that counts it.
 
     The ledger lies beside the user's rows, so it also holds what other commands have spent on them.
@@ -179,7 +179,7 @@ class BudgetedJournal:
         journal: where sessions are recorded.
     """
 
-    def __init__(self, account: Account, journal: DurableJournal) -> None:
+    def __init__(self, account: FederationAccount, journal: DurableJournal) -> None:
         self._account, self._journal = account, journal
 
     def claim(self, session: bytes, step: str, detail: bytes) -> None:

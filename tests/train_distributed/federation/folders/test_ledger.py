@@ -16,7 +16,7 @@ from train_distributed import accounting
 from train_distributed.commands.federation import Start
 from train_distributed.federation.documents import sessions
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.ledger import Account, BudgetedJournal, Limits
+from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
 from train_distributed.federation.documents.sessions import read_ledger, remember
 from train_distributed.ledger.entry import Entry, Limit
 from train_distributed.ledger.ledger import Ledger
@@ -55,7 +55,9 @@ def _journal(
     folder: Path, federation: Federation, most_epsilon: float = 10.0, *, counted: bool = True
 ) -> BudgetedJournal:
     beside = Ledger.open(folder / "embeddings.ledger") if counted else None
-    account = Account(folder, federation, SESSION, beside, Limits(most_epsilon=most_epsilon))
+    account = FederationAccount(
+        folder, federation, SESSION, beside, Limits(most_epsilon=most_epsilon)
+    )
     account.check()
     return BudgetedJournal(account, DurableJournal(remember(folder, federation, 0)))
 
@@ -168,7 +170,7 @@ def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(
     """Neither sees the other's entry before it writes its own, of the same step and session."""
     folder, (first, _) = two
     counted = Ledger.open(folder / "embeddings.ledger")
-    account = Account(folder, first, SESSION, counted)
+    account = FederationAccount(folder, first, SESSION, counted)
     for copy in ("one", "other"):
         account.reserve(DurableJournal(folder / copy), "session0", b"n" * 32)
     assert counted.state().length == 2
@@ -200,7 +202,7 @@ def test_promises_for_users_are_added_up_for_users(two: tuple[Path, list[Federat
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
     user = replace(SESSION, unit="user")
-    account = Account(folder, first, user, beside, Limits(most_epsilon=100.0))
+    account = FederationAccount(folder, first, user, beside, Limits(most_epsilon=100.0))
     beside.reserve(replace(user, part="evaluation", split="s", kind="evaluation"))
     held = replace(account, entry=replace(user, part="train", split="s"))
     with pytest.raises(ValueError, match=f"most_epsilon must be >= {epsilon(3):g}"):

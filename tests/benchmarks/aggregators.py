@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.ports import free_port
 from tests.train_distributed.secure_sum.window.rolls import make_roll
 from train_distributed.federation.documents.certificates import write_certificates
-from train_distributed.federation.documents.party import write_party
 from train_distributed.federation.documents.place import ROLL
+from train_distributed.federation.documents.private_keys import write_party
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.window import HELPER, LEADER, Window

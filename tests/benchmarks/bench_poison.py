@@ -36,7 +36,7 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.privacy.promise import SERVERS, Privacy
 from train_distributed.proofs.pine import Pine
 from train_distributed.secure_sum import reports

@@ -31,8 +31,9 @@ from pretrain.cli.provenance import provenance
 from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import Keys, Party, read_private
+from train_distributed.federation.documents.party import Keys, Party
 from train_distributed.federation.documents.place import Place, place_path, with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 

@@ -18,6 +18,7 @@ import httpx
 
 from pretrain.cli.waiting import to_terminal
 from train_distributed.federation.aggregator_limits import OCTETS, SUMMARY
+from train_distributed.federation.documents.certificates import REMEDY
 from train_distributed.federation.documents.document import safe
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.window_file import split_address
@@ -43,9 +44,9 @@ LATER = {408, 429, 500, 502, 503, 504}  # statuses after which the same is sent 
 CONNECTED = "connected"
 _TLS = {  # words of OpenSSL -> ours
     "has expired": "the operator's certificate has expired, or this machine's clock is ahead: "
-    "the operator runs `federation renew`",
+    + REMEDY,
     "not yet valid": "the operator's certificate is not valid yet: this machine's clock is behind",
-    "mismatch": "the operator's certificate is not for this address: `federation renew --hosts`",
+    "mismatch": "the operator's certificate is not for this address: `init --hosts` names all",
 }
 _OTHER = "the operator's certificate is not this ca.pem's: another operator, or a new authority"
 _REFUSALS = {

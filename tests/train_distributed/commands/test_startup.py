@@ -120,7 +120,6 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
     after: list[tuple[str | Path, ...]] = [
         ("status", "--folder", folder) for folder in (fed, tmp_path / "a")
     ]
-    after.append(("renew", "--folder", fed))
     joined = json.loads(_run(PROGRAM, json.dumps(parties)))
     Init(
         fed,

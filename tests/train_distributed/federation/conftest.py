@@ -17,7 +17,8 @@ from tests.ports import free_port
 from tests.train_distributed.federation.plain_node import plain_vector
 from train_distributed.federation.documents.certificates import write_certificates
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import Keys, write_party
+from train_distributed.federation.documents.party import Keys
+from train_distributed.federation.documents.private_keys import write_party
 
 HERE = Path(__file__).parent
 

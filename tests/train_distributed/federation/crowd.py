@@ -10,7 +10,7 @@ from pathlib import Path
 
 from train_distributed.federation.attendance import Attendance, attend
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.secure_sum.journal import VolatileJournal
 

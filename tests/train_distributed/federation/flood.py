@@ -14,7 +14,7 @@ import httpx
 
 from train_distributed.federation.aggregator_limits import SUMMARY
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.orders import Poll, name_of_question, write_poll
 
 LINES = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.operation import Operation, operate
 from train_distributed.federation.record import settle
 

@@ -12,7 +12,7 @@ import pytest
 from tests.benchmarks.aggregators import Process, commands, make_window
 from tests.benchmarks.postgresql import BINARIES, running
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened

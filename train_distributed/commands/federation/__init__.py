@@ -1,6 +1,5 @@
-"""`federation join|init|start|status|renew`: from keys to the model, and nothing by hand."""
+"""`federation join|init|start|status`: from keys to the model, and nothing by hand."""
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,12 +7,15 @@ from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
-from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
+from train_distributed.commands.federation.setup import INVITATION, ProtocolName, fill
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import document, party
-from train_distributed.federation.documents.certificates import CA, renew_certificates
-from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.private_keys import (
+    PRIVATE,
+    read_private,
+    write_party,
+)
 from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
@@ -36,6 +38,8 @@ class Join:
     """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
     """Join as the second server of protocol `shares`, without rows."""
+    passphrase_file: Path | None = None
+    """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
     def run(self) -> Path:
         """Writes the files; returns the one for the operator.
@@ -46,8 +50,8 @@ class Join:
         if not document.NAME.fullmatch(self.name):
             raise ValueError(f"name must be {document.NAME_RULE}, got {self.name!r}")
         rows = self._rows()
-        made = (self.folder / party.PRIVATE).exists()
-        keys = party.read_private(self.folder) if made else party.write_party(self.folder)
+        made = (self.folder / PRIVATE).exists()
+        keys = (read_private if made else write_party)(self.folder, self.passphrase_file)
         public = keys.public
         out = self.folder / f"{self.name}{party.SUFFIX}"
         party.Party(
@@ -152,14 +156,11 @@ class Init:
     """Share of users that may collude with the server, `secagg` only (default: 0.1)."""
     dropout_fraction: float | None = None
     """Share of users that may drop out, `secagg` only (default: 0.2)."""
-    places: int = 1000
-    """`shares`: with at most this number of users, the invitation holds a file for each of them,
-    its place on the roll of all users; with more, they fetch it from the link."""
     model: Path | None = None
     """Released model to evaluate, instead of --transform: on the rows that parties held out and
     counted with `join --held-out`."""
-    bins: int = 10
-    """Number of confidence bins for the calibration error, with --model; 0: none."""
+    passphrase_file: Path | None = None
+    """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
     def run(self) -> Path:
         """Writes the folder, whole or not at all, after checking that the task can be done.
@@ -240,6 +241,8 @@ class Start:
     """Operator: seconds that parties have to connect, and to answer each question."""
     out: Path | None = None
     """Operator: directory of the model (default: in the folder of this run)."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> int:
         """Ends with 0 when the session is done, with 1 where it is not.
@@ -281,33 +284,3 @@ class Status:
 
 
 federation_status = function("federation_status", Status)
-
-
-@dataclass(frozen=True)
-class Renew:
-    """Operator: make a new certificate by the same authority; parties need not act."""
-
-    folder: Path
-    """Folder of the operator."""
-    hosts: tuple[str, ...] = ()
-    """Names and addresses of the operator (default: as before)."""
-    authority: bool = False
-    """Make a new authority as well; every party then needs the new ca.pem of the invitation."""
-
-    def run(self) -> None:
-        """Writes the certificate and its key. What was agreed on stays, and with it all journals.
-
-        Raises:
-            ValueError: no operator's folder, or its authority has expired.
-        """
-        tls = self.folder / TLS
-        until = renew_certificates(tls, list(self.hosts), anew=self.authority)
-        print(f"valid until {until:%Y-%m-%d}")
-        if self.authority:
-            invitation = Invitation.read(self.folder / INVITATION)
-            shutil.copyfile(tls / CA, invitation.ca)
-            invitation.sign(party.read_private(self.folder))
-            print(f"hand {self.folder / INVITATION / CA} to every party")
-
-
-federation_renew = function("federation_renew", Renew)

@@ -12,8 +12,8 @@ from pretrain.public import function
 from train_distributed.commands.federation.reporting import authorities
 from train_distributed.commands.federation.setup import INVITATION
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import party_state
 from train_distributed.federation.documents.window_file import (
@@ -54,6 +54,8 @@ class Aggregate:
     metrics: str | None = None
     """HOST:PORT for your Prometheus, such as 127.0.0.1:9200; not served if left out. Never an
     address that strangers reach."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Serves until it is ended.
@@ -71,7 +73,8 @@ class Aggregate:
 
         _check_service(self)
         folder = self.folder.resolve()
-        file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
+        file = WindowFile.load(self.window / WINDOW)
+        keys = read_private(folder, self.passphrase_file)
         window, public = file.window, keys.public
         number = next((a for a, pinned in window.servers.items() if pinned == public), None)
         if number is None:

@@ -48,6 +48,8 @@ class MakeWindow:
     """Folder to hand out: aggregators need all of it, users only window.json."""
     hours: float = 24.0
     """Hours from now on in which reports are taken; `collect` may close the window earlier."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> Path:
         """Writes and returns the folder, whole or not at all.
@@ -58,7 +60,7 @@ class MakeWindow:
         from train_distributed.federation.evaluation_task import task_of
 
         federation = with_roll(Federation.load(self.folder / FEDERATION), self.folder)
-        keys = own_keys(self.folder, federation)
+        keys = own_keys(self.folder, federation, self.passphrase_file)
         check.within("(0, 100000)", hours=self.hours)
         now = time.time()
         opens, closes = int(now), int(now + 3600 * self.hours) + 1
@@ -104,6 +106,8 @@ class Collect:
     wait: bool = False
     """Wait until all users' reports are decided, or the window's time is over; of the first of two
     sums, until half of its time is."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Opens the sum and writes the model, or says how many reports there are.
@@ -122,7 +126,8 @@ class Collect:
 
         folder = self.folder.resolve()
         federation = with_roll(Federation.load(folder / FEDERATION), folder)
-        keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
+        keys = own_keys(folder, federation, self.passphrase_file)
+        file = WindowFile.load(self.window / WINDOW)
         from train_distributed.federation.evaluation_task import task_of
         from train_distributed.federation.model_task import ModelTask
         from train_distributed.federation.sum_task import Facts

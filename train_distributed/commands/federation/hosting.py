@@ -17,7 +17,8 @@ from train_distributed.federation.documents.invitation import (
     Operator,
 )
 from train_distributed.federation.documents.ledger import Limits
-from train_distributed.federation.documents.party import Keys, read_private
+from train_distributed.federation.documents.party import Keys
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import STATE, party_state
 from train_distributed.federation.documents.terms import agreed_file
@@ -59,7 +60,7 @@ def run_session(start: "Start") -> int:
         port = int(Operator.load(folder / INVITATION / OPERATOR).address.rpartition(":")[2])
     check.within("[1, 65535]", port=port)
     check.within("[0, inf)", timeout=start.timeout)
-    keys = own_keys(folder, federation)
+    keys = own_keys(folder, federation, start.passphrase_file)
     check_server(folder / TLS)
     from train_distributed.federation.evaluation_task import task_of
     from train_distributed.federation.links import invitation_routes
@@ -168,13 +169,13 @@ class NextSum:
         return ledger.reserve(self.entry)  # the same as before: one reference is one entry
 
 
-def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
+def own_keys(folder: Path, federation: Federation, passphrase_file: Path | None) -> PrivateKeys:
     """The operator's, which are those of its computation server.
 
     Raises:
         ValueError: others than the federation says.
     """
-    keys = read_private(folder)
+    keys = read_private(folder, passphrase_file)
     if Keys.of(keys.public) != federation.servers[0]:
         raise ValueError(f"keys in {folder} must be the operator's in {FEDERATION}, are others")
     return keys

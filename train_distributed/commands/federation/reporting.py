@@ -23,7 +23,7 @@ from pretrain.public import function
 from train_distributed.commands.federation.embedding import own_set
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import (
     accepted,
     check_session_left,
@@ -78,6 +78,8 @@ class Report:
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer, and for the centre of a second sum;
     after that, report again."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Makes a report, keeps it and sends it; called again, it sends the same one.
@@ -236,7 +238,8 @@ class Participant:
             ValueError: a file or setting that does not fit, or a server, which has no rows.
             ConnectionError: the link's server is gone.
         """
-        folder, keys = options.folder, read_private(options.folder)
+        folder = options.folder
+        keys = read_private(folder, options.passphrase_file)
         found = invited(invitation, folder, keys, options.accept, tls)
         federation, party = found.federation, found.identify(keys, folder)
         who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)

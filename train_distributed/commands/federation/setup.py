@@ -19,8 +19,9 @@ from train_distributed.federation.documents.certificates import CA, write_certif
 from train_distributed.federation.documents.document import LARGE, read_file
 from train_distributed.federation.documents.federation import VERSION, Enrolment, Federation
 from train_distributed.federation.documents.invitation import FEDERATION, Invitation
-from train_distributed.federation.documents.party import Keys, Party, write_party
+from train_distributed.federation.documents.party import Keys, Party
 from train_distributed.federation.documents.place import PLACES, ROLL, Place, place_path
+from train_distributed.federation.documents.private_keys import write_party
 from train_distributed.federation.documents.terms import (
     MODEL,
     TRANSFORM,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION = "tls", "invitation"
+MOST_PLACES = 1000  # users whose places on the roll are files of the invitation; more fetch theirs
+BINS = 10  # of confidence, for the calibration error of an evaluation
 
 
 def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
@@ -70,7 +73,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     terms, dimension, second = _agreed(folder, init, settings, sizes, roll.sizes if roll else None)
     rows = sum(n * count for n, count in roll.sizes.items()) if roll else sum(sizes.values())
     settings.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
-    keys = write_party(folder)
+    keys = write_party(folder, init.passphrase_file)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     count = len(roll) if roll else len(users)
     made = Federation(
@@ -104,7 +107,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
     invitation.write(folder / TLS / CA, folder / agreed_file(federation.task), keys)
-    if roll is not None and count <= init.places:
+    if roll is not None and count <= MOST_PLACES:
         (invitation.folder / PLACES).mkdir()
         for number in roll:
             user = roll.placed(number)
@@ -161,11 +164,11 @@ def _evaluation(
     place = folder / MODEL
     place.write_bytes(read_file(model / MODEL, LARGE))
     names = read_model(place).class_names
-    method = Evaluation(num_classes=len(names), bins=init.bins)
+    method = Evaluation(num_classes=len(names), bins=BINS)
     method.validate()
     terms = EvaluationTerms(
         model=file_hash(place),
-        bins=init.bins,
+        bins=BINS,
         num_classes=len(names),
         class_names=names,
         sizes=sizes,

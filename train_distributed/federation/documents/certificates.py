@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from train_distributed.federation.documents.document import read_file, replace_secret, shown
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-VALID = datetime.timedelta(days=365)  # the server's certificate
-AUTHORITY_VALID = 10 * VALID
+VALID = datetime.timedelta(days=5 * 365)  # both certificates: longer than a federation lives
+REMEDY = "the operator makes a new federation by `federation init`"
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*\.?")
 _UNREADABLE = (  # what the library may raise for a file that is not what it should be
@@ -52,36 +52,12 @@ def write_certificates(folder: Path, hosts: list[str]) -> None:
         hosts: names and addresses under which parties reach the operator.
 
     Raises:
-        FileExistsError: there is an authority already; see `renew_certificates`.
+        FileExistsError: there is an authority already.
     """
     if (folder / CA_KEY).exists():
         raise FileExistsError(errno.EEXIST, "an authority must not be replaced", folder / CA_KEY)
     certificate, authority = _write_authority(folder)
     _write_server(folder, certificate, authority, hosts)
-
-
-def renew_certificates(folder: Path, hosts: list[str], *, anew: bool = False) -> datetime.datetime:
-    """A new certificate and key for the operator, from the authority that parties know already.
-
-    Args:
-        folder: with `ca.pem` and `ca.key`.
-        hosts: names and addresses; those of the present certificate if empty.
-        anew: from a new authority, which parties have to be told.
-
-    Returns:
-        Until when it is valid.
-
-    Raises:
-        ValueError: no authority there, or one that has expired.
-    """
-    hosts = hosts or hosts_of(folder / SERVER)
-    if anew:
-        return _write_server(folder, *_write_authority(folder), hosts)
-    ca, content = read_authority(folder / CA), read_file(folder / CA_KEY)
-    key = parsed(folder / CA_KEY, "a private key", lambda: load_pem_private_key(content, None))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
-        raise ValueError(f"{folder / CA_KEY} must be the key of {CA}, is another")
-    return _write_server(folder, ca, key, hosts)
 
 
 def read_authority(path: Path) -> x509.Certificate:
@@ -94,7 +70,7 @@ def read_authority(path: Path) -> x509.Certificate:
     found = _extension(path, certificate, x509.BasicConstraints)
     if not found.ca:
         raise ValueError(f"{path} must be an authority's certificate, is a server's")
-    _check_dates(path, certificate, "ask the operator for a new one")
+    _check_dates(path, certificate)
     return certificate
 
 
@@ -105,24 +81,13 @@ def check_server(folder: Path) -> None:
         ValueError: naming the file that does not fit.
     """
     ca, server = read_authority(folder / CA), _certificate(folder / SERVER)
-    _check_dates(folder / SERVER, server, "run `federation renew`")
+    _check_dates(folder / SERVER, server)
     path = folder / SERVER
     parsed(path, f"signed by {CA}", lambda: server.verify_directly_issued_by(ca))
     content = read_file(folder / SERVER_KEY)
     key = parsed(folder / SERVER_KEY, "a private key", lambda: load_pem_private_key(content, None))
     if key.public_key() != server.public_key():
-        raise ValueError(f"{folder / SERVER_KEY} must be the key of {SERVER}: `federation renew`")
-
-
-def hosts_of(path: Path) -> list[str]:
-    """Names and addresses in a certificate.
-
-    Raises:
-        ValueError: no certificate, or none in it.
-    """
-    names = _extension(path, _certificate(path), x509.SubjectAlternativeName)
-    hosts = names.get_values_for_type(x509.DNSName)
-    return [*hosts, *map(str, names.get_values_for_type(x509.IPAddress))]
+        raise ValueError(f"{folder / SERVER_KEY} must be the key of {SERVER}, is another")
 
 
 def valid_until(path: Path) -> datetime.datetime:
@@ -151,7 +116,7 @@ def parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
 def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation authority")])
-    ca = _builder(issuer, issuer, authority.public_key(), _now() + AUTHORITY_VALID)
+    ca = _builder(issuer, issuer, authority.public_key(), _now() + VALID)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
@@ -163,11 +128,10 @@ def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePr
 
 def _write_server(
     folder: Path, ca: x509.Certificate, authority: ec.EllipticCurvePrivateKey, hosts: list[str]
-) -> datetime.datetime:
+) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation operator")])
-    until = min(_now() + VALID, ca.not_valid_after_utc)
-    server = _builder(subject, ca.subject, key.public_key(), until)
+    server = _builder(subject, ca.subject, key.public_key(), ca.not_valid_after_utc)
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     server = server.add_extension(names, critical=False)
     server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -179,7 +143,6 @@ def _write_server(
     signed = server.sign(authority, SHA256()).public_bytes(Encoding.PEM)
     replace_secret(folder / SERVER_KEY, _private(key))
     replace_secret(folder / SERVER, signed)
-    return until
 
 
 def _builder(
@@ -237,14 +200,14 @@ def _extension(path: Path, certificate: x509.Certificate, kind: type[T]) -> T:
     raise ValueError(f"{path} must be a certificate with {name}, has none")
 
 
-def _check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
+def _check_dates(path: Path, certificate: x509.Certificate) -> None:
     start, end = parsed(
         path,
         "a certificate with dates",
         lambda: (certificate.not_valid_before_utc, certificate.not_valid_after_utc),
     )
     if _now() > end:
-        raise ValueError(f"{path} must be valid, expired on {end:%Y-%m-%d}: {remedy}")
+        raise ValueError(f"{path} must be valid, expired on {end:%Y-%m-%d}: {REMEDY}")
     if _now() < start:
         raise ValueError(
             f"{path} must be valid already, is from {start:%Y-%m-%d %H:%M} UTC on, and this "

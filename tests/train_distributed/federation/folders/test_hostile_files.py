@@ -10,13 +10,13 @@ import pytest
 
 from train_distributed.federation.documents.certificates import (
     check_server,
-    hosts_of,
     read_authority,
 )
 from train_distributed.federation.documents.document import LARGE, read_as
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.party import Party
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.terms import read_transform
 from train_distributed.federation.model_task import ModelTask
 
@@ -59,7 +59,7 @@ def _readers(home: Path) -> dict[Path, Callable[[], object]]:
         invitation / "operator.json": lambda: Invitation.read(invitation),
         invitation / "federation.json": lambda: Invitation.read(invitation),
         invitation / "ca.pem": lambda: read_authority(invitation / "ca.pem"),
-        tls / "server.pem": lambda: (check_server(tls), hosts_of(tls / "server.pem")),
+        tls / "server.pem": lambda: check_server(tls),
         tls / "server.key": lambda: check_server(tls),
         transform: lambda: read_transform(transform),
     }

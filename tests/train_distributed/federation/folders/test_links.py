@@ -14,14 +14,14 @@ from starlette.applications import Starlette
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
 from tests.train_distributed.federation.folders.windows import SETTINGS, Home, running
-from train_distributed.commands.federation import Init, Renew, Start
+from train_distributed.commands.federation import Init, Start
 from train_distributed.commands.federation.aggregating import Invite
 from train_distributed.commands.federation.reporting import invited
 from train_distributed.federation import links
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW
 from train_distributed.federation.links import invitation_routes
 from train_distributed.secure_sum.roll import Roll
@@ -175,12 +175,6 @@ def test_a_party_of_secagg_starts_by_its_link(
     user = home / "user0"
     Start(user, line.at + base, embeddings=user / "embeddings", accept=digest).run()
     assert engine.parties[0].address == "127.0.0.1:9092"
-
-
-def test_a_new_authority_is_signed_again(initiated: Callable[..., Path]) -> None:
-    fed = initiated() / "fed"
-    Renew(fed, authority=True).run()
-    Invitation.read(fed / "invitation")
 
 
 def test_an_invitation_that_nobody_has_signed_is_refused(initiated: Callable[..., Path]) -> None:

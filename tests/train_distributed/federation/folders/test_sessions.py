@@ -15,7 +15,7 @@ import pytest
 
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
-from train_distributed.commands.federation import Renew
+from train_distributed.federation.documents.certificates import write_certificates
 from train_distributed.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -114,9 +114,10 @@ def test_a_party_is_told_why_it_is_not_let_in(
     initiated: Callable[..., Path], commands: Commands
 ) -> None:
     home = initiated(users=3, port=free_port())
-    shutil.copytree(home / "fed" / "invitation", home / "old")
-    Renew(home / "fed", authority=True).run()
+    shutil.rmtree(tls := home / "fed" / "tls")
+    tls.mkdir()
+    write_certificates(tls, ["127.0.0.1"])  # by another authority
     operator = commands.operator("--timeout", "40")
-    said = _ended(commands.party("user0", "--invitation", "old", "--patience", "30"), 1)
+    said = _ended(commands.party("user0", "--patience", "30"), 1)
     assert "certificate is not this ca.pem's" in said
     _ended(operator, 2)

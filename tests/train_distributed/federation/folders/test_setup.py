@@ -3,28 +3,35 @@
 import datetime
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from cryptography import x509
 
 from embed import PublicTransform
 from tests.train_distributed.federation.folders.conftest import ROWS
-from train_distributed.commands.federation import Init, Join, Renew
+from train_distributed.commands.federation import Init, Join
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import certificates
 from train_distributed.federation.documents.certificates import (
     check_server,
-    hosts_of,
     read_authority,
+    write_certificates,
 )
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import Party, read_private, write_party
+from train_distributed.federation.documents.party import Party
+from train_distributed.federation.documents.private_keys import (
+    PRIVATE,
+    read_private,
+    read_public,
+    write_party,
+)
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
@@ -267,40 +274,63 @@ def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> 
         Invitation.read(folder)
 
 
-def test_a_certificate_is_renewed_by_the_same_authority(initiated: Callable[..., Path]) -> None:
-    fed = initiated() / "fed"
-    before, digest = _server(fed), Federation.load(fed / "federation.json").digest
-    ca = (fed / "tls" / "ca.pem").read_bytes()
-    Renew(fed).run()
-    after = _server(fed)
-    assert after.serial_number != before.serial_number
-    assert hosts_of(fed / "tls" / "server.pem") == ["127.0.0.1"]
-    check_server(fed / "tls")
-    assert (fed / "tls" / "ca.pem").read_bytes() == ca
-    assert Federation.load(fed / "federation.json").digest == digest
-    Renew(fed, hosts=("sum.example.org", "10.0.0.7"), authority=True).run()
-    assert hosts_of(fed / "tls" / "server.pem") == ["sum.example.org", "10.0.0.7"]
-    told = (fed / "invitation" / "ca.pem").read_bytes()
-    assert told == (fed / "tls" / "ca.pem").read_bytes() != ca
-    check_server(fed / "tls")
+def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, secret, other = tmp_path / "me", tmp_path / "secret", tmp_path / "other"
+    secret.write_text("a long passphrase\n")
+    other.write_text("another")
+    (tmp_path / "empty").touch()
+    Join(me, "hospital-a", rows=50, passphrase_file=secret).run()
+    keys, text = read_private(me, secret), (me / PRIVATE).read_text()
+    assert keys.signing.hex() not in text
+    assert keys.opening.hex() not in text
+    assert keys.public == read_public(me)  # without a passphrase
+    Join(me, "hospital-a", rows=60, passphrase_file=secret).run()
+    assert read_private(me, secret) == keys
+    for file, words in {
+        None: "passphrase_file must be given, as .*me/private.json is encrypted, got none",
+        other: "passphrase must be the one that encrypts .*me/private.json, is not",
+        tmp_path / "empty": "empty must hold a passphrase of 1 to 1000 bytes, got 0",
+        tmp_path / "nowhere": "nowhere must be a file, got nothing there",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            read_private(me, file)
+    with monkeypatch.context() as terminal:
+        terminal.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        terminal.setattr("getpass.getpass", lambda words: "a long passphrase")
+        assert read_private(me) == keys
+    stated = json.loads(text)
+    for changed, words in (
+        ({"verifying": "00" * 32}, "must hold the public keys of its private ones"),
+        ({"opening": stated["signing"]}, "must hold a key of Ed25519 and one of X25519"),
+        ({"signing": keys.signing.hex()}, "signing must be encrypted PKCS #8"),
+    ):
+        (me / PRIVATE).write_text(json.dumps(stated | changed))
+        with pytest.raises(ValueError, match=words):
+            read_private(me, secret)
 
 
-def _server(fed: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate((fed / "tls" / "server.pem").read_bytes())
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_keys_are_their_owners_alone(mode: int, tmp_path: Path) -> None:
+    write_party(tmp_path)
+    (tmp_path / "secret").write_text("a")
+    with pytest.raises(ValueError, match=r"passphrase_file must be left out, as .* not encrypted"):
+        read_private(tmp_path, tmp_path / "secret")
+    (tmp_path / PRIVATE).chmod(mode)
+    with pytest.raises(ValueError, match=rf"has mode {mode:o}: chmod 600 .*private.json"):
+        read_private(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("days", "server", "authority"),
     [
-        (400, "expired on .*: run `federation renew`", None),
-        (4000, "expired on .*: ask the operator", "expired on .*: ask the operator"),
+        (1830, "expired on .*: the operator makes", "expired on .*: the operator makes"),
         (-1, "this machine's clock says .*: set the clock", "set the clock"),
     ],
 )
 def test_dates_are_named(
     days: int,
     server: str,
-    authority: str | None,
+    authority: str,
     initiated: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -309,22 +339,20 @@ def test_dates_are_named(
     monkeypatch.setattr(certificates, "_now", lambda: then)
     with pytest.raises(ValueError, match=server):
         check_server(fed / "tls")
-    if authority is None:
+    with pytest.raises(ValueError, match=authority):
         read_authority(fed / "tls" / "ca.pem")
-    else:
-        with pytest.raises(ValueError, match=authority):
-            read_authority(fed / "tls" / "ca.pem")
 
 
 def test_files_of_another_authority_are_named(initiated: Callable[..., Path]) -> None:
     tls = initiated() / "fed" / "tls"
-    server, key = (tls / "server.pem").read_bytes(), (tls / "server.key").read_bytes()
-    Renew(tls.parent).run()
-    (tls / "server.key").write_bytes(key)
+    key, other = (tls / "server.key").read_bytes(), tls.parent.parent / "other"
+    other.mkdir()
+    write_certificates(other, ["127.0.0.1"])
+    shutil.copyfile(other / "server.key", tls / "server.key")
     with pytest.raises(ValueError, match=r"server.key must be the key of server.pem"):
         check_server(tls)
-    Renew(tls.parent, authority=True).run()
-    (tls / "server.pem").write_bytes(server)
+    (tls / "server.key").write_bytes(key)
+    shutil.copyfile(other / "ca.pem", tls / "ca.pem")
     with pytest.raises(ValueError, match=r"server.pem must be signed by ca.pem"):
         check_server(tls)
     with pytest.raises(ValueError, match=r"server.pem must be an authority's certificate"):

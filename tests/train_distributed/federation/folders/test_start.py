@@ -12,7 +12,7 @@ from tests.train_distributed.federation.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import read_ledger, remember
 from train_distributed.secure_sum.journal import DurableJournal
 

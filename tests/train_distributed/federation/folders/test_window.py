@@ -16,7 +16,7 @@ from tests.train_distributed.federation.folders.windows import SETTINGS, Home, r
 from train_distributed.commands.federation import Join, Status, aggregating, collecting, reporting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger

@@ -18,7 +18,7 @@ from train_distributed import Release
 from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators, Refused
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.sum_task import Facts
 from train_distributed.ledger.ledger import Ledger

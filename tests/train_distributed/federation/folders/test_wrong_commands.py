@@ -104,7 +104,7 @@ CASES = table(
     (f"{COLLECT} --ledger no/x.ledger", "ledger must be in a folder that exists, got no/x.ledger"),
     (f"{COLLECT} --ledger l", "ledger must be a file, got l", as_folder("l")),
     (COLLECT, r"aggregator 0 at 127\.0\.0\.1:9 must answer: \[Errno 111\] Connection refused"),
-    # start, invite, status, renew
+    # start, invite, status
     ("federation start --folder a/fed", "of protocol secagg; of shares, make a window and collect"),
     ("federation start --folder nowhere", f"federation.json {NONE}the operator's"),
     ("federation start --folder s/fed --timeout nan", r"timeout must be in \[0, inf\), got nan"),
@@ -114,8 +114,6 @@ CASES = table(
     ("federation invite --folder a/fed --listen 9100", "address must be HOST:PORT, got '9100'"),
     ("federation invite --folder a/user0 --listen h:1", f"operator.json {NONE}"),
     ("federation status --folder nowhere", f"nowhere/private.json {NONE}a party's `federation jo"),
-    ("federation renew --folder a/user0", f"server.pem {NONE}the operator's `federation init`"),
-    ("federation renew --folder a/fed --hosts h:1", "hosts must be names .*, got 'h:1'"),
     # ledger
     ("ledger show --embeddings a/user0/embeddings", "ledger must exist, got .*embeddings.ledger"),
     (

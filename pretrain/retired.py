@@ -79,7 +79,16 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
     ("federation adder",): {"": "type federation aggregator"},
     ("federation renew",): {"": "certificates are valid for five years; then type federation init"},
     ("federation window",): {"--adders": "type --aggregators"},
-    ("federation start",): {"--superlink": "type --operator"},
+    ("federation start",): {
+        "--superlink": "type --operator",
+        "--timeout": "type federation init --deadlines come=SECONDS answer=SECONDS",
+    },
+    ("federation aggregator",): {
+        "--tls": "leave it out, as join or init has made the certificate in FOLDER/tls",
+    },
+    ("federation aggregator", "federation report", "federation collect"): {
+        "--ca": "leave it out, as certificates are agreed on; of a proxy see init --behind-proxy",
+    },
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
     ("run", "audit"): {

@@ -158,7 +158,10 @@ def aggregator(home: Path, folder: str) -> dict[str, float]:
 def measure(users: int, home: Path) -> dict[str, Any]:
     """All of it, for so many users."""
     PublicTransform.fit(embeddings(99, 500), components=100).save(home / "public.safetensors")
-    for words in ("--folder server --name server --server", "--folder user --name me --rows 50"):
+    for words in (
+        "--folder server --name server --server --hosts 127.0.0.1",
+        "--folder user --name me --rows 50",
+    ):
         subprocess.run([*COMMAND, "join", *words.split()], cwd=home, check=True)
     keys, number = read_private(home / "user"), users // 2
     rows = rows_of(number)

@@ -52,16 +52,6 @@ class Relay(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deadlines:
-    """Seconds that parties have; a slow carrier needs more."""
-
-    gather: float = 0.0  # to come
-    present: float = 10.0  # to answer PRESENT
-    goodbye: float = 5.0  # to hear END
-    end: float = 15.0  # to come once more, if only to hear that it is over
-
-
-@dataclass(frozen=True, kw_only=True)
 class Operator:
     """The operator at work: what it runs, and what every session of it needs."""
 
@@ -71,7 +61,6 @@ class Operator:
     relay: Relay  # to the nodes
     record: Record  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
-    deadlines: Deadlines = Deadlines()
     preface: bytes | None = None  # what every node is asked first: of a second sum
 
 
@@ -81,7 +70,7 @@ class Connections:
     def __init__(self, operator: Operator, nonce: bytes) -> None:
         self._operator, self._federation, self._nonce = operator, operator.federation, nonce
         self._relay, self._record, self._log = operator.relay, operator.record, operator.log
-        self._deadlines = operator.deadlines
+        self._deadlines = operator.federation.deadlines
         self._node: dict[int, int] = {}  # party -> node
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
@@ -97,7 +86,7 @@ class Connections:
         Raises:
             ConnectionError: the relay is gone.
         """
-        deadline = time.monotonic() + (self._deadlines.gather if seconds is None else seconds)
+        deadline = time.monotonic() + (self._deadlines.come if seconds is None else seconds)
         patience = self._deadlines.present
         while not wanted <= self._node.keys():
             fresh = set(self._relay.nodes()) - set(self._node.values()) - self._left_out

@@ -89,7 +89,9 @@ def _say_goodbye(operator: Operator, connections: Connections, *, opened: bool) 
     """END to whoever is here; a relay that is gone is no reason to lose a sum."""
     try:
         if opened and not connections.here:
-            connections.gather(frozenset(operator.federation.users), operator.deadlines.end)
+            connections.gather(
+                frozenset(operator.federation.users), operator.federation.deadlines.again
+            )
         connections.end(opened)
     except (OSError, ProtocolError):
         return

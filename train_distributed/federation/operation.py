@@ -1,6 +1,7 @@
 """The operator's process: its service listens, and one session is run or resumed over it."""
 
 import hashlib
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from starlette.routing import Route
 from pretrain.cli.waiting import to_terminal
 from train_distributed.federation.aggregator_watch import logged
 from train_distributed.federation.centre import OpenedSums, Publish
-from train_distributed.federation.connections import Deadlines, Operator
+from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.orders import Request, words, write_order
@@ -31,10 +32,9 @@ class Operation:
 
     federation: Federation
     keys: PrivateKeys
-    certificates: Path  # folder with server.pem and server.key
+    tls: ssl.SSLContext | None  # of the service; None: plain HTTP, as a proxy has it
     host: str
     port: int
-    seconds: float  # to come, and to answer each question
     state: Path  # absolute directory that outlives this process: see `party_state`
     run: Path  # directory for status.json and the service's log
     routes: Iterable[Route] = ()  # more that the service answers
@@ -69,7 +69,6 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
                 relay=relay,
                 record=record,
                 log=log,
-                deadlines=Deadlines(gather=operation.seconds),
             )
             opened = run_sums(operator, operation.state, operation.publish)
     except (ValueError, OSError) as error:
@@ -113,10 +112,9 @@ def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[O
 def _relay(operation: Operation):
     return open_relay(
         operation.federation,
-        operation.certificates,
+        operation.tls,
         operation.host,
         operation.port,
-        operation.seconds,
         operation.routes,
     )
 

@@ -40,7 +40,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
         party=user,
         keys=keys,
         address=f"127.0.0.1:{port}",
-        ca=folder / "tls" / "ca.pem",
+        certificates=folder / "tls" / "server.pem",
         say=lambda _: None,
     )
     attend(attendance)

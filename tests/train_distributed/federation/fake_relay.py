@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from train_distributed.federation.connections import Deadlines, Operator
+from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
-from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.endpoint import Endpoint, UserEndpoint
 from train_distributed.federation.progress import Log
@@ -36,6 +36,7 @@ def agreement(**changes: Any) -> Federation:
         "minimum": 3,
         "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
         "servers": (Keys.of(OPERATOR),),
+        "deadlines": Deadlines(come=0.0, again=0.0),
     }
     return Federation(**(fields | changes))
 
@@ -104,7 +105,6 @@ def operator(
             relay=relay,
             record=record,
             log=log,
-            deadlines=Deadlines(end=0.0),
         )
 
 

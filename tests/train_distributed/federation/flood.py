@@ -22,7 +22,7 @@ LINES = 8
 
 def main(folder: Path, party: str, port: int) -> None:
     federation, keys = Federation.load(folder / "federation.json"), read_private(folder / party)
-    tls = ssl.create_default_context(cafile=str(folder / "tls" / "ca.pem"))
+    tls = ssl.create_default_context(cafile=str(folder / "tls" / "server.pem"))
     user = int(party.removeprefix("user"))
     path, ready = f"/relay/{federation.digest.hex()}", threading.Event()
 

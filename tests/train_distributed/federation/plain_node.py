@@ -34,7 +34,7 @@ def main() -> int:
         party=user,
         keys=keys,
         address=f"127.0.0.1:{sys.argv[3]}",
-        ca=folder / "tls" / "ca.pem",
+        certificates=folder / "tls" / "server.pem",
         patience=float(sys.argv[4]),
     )
     with alone(state):

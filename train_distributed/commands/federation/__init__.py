@@ -7,9 +7,17 @@ from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
-from train_distributed.commands.federation.setup import INVITATION, ProtocolName, fill
+from train_distributed.commands.federation.setup import (
+    BEHIND_PROXY,
+    INVITATION,
+    LOOPBACK,
+    TLS,
+    ProtocolName,
+    fill,
+)
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import document, party
+from train_distributed.federation.documents.certificates import SERVER, write_certificate
 from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.documents.private_keys import (
     PRIVATE,
@@ -38,6 +46,9 @@ class Join:
     """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
     """Join as the second server of protocol `shares`, without rows."""
+    hosts: tuple[str, ...] = ()
+    """Server: names and addresses for its certificate, made once in FOLDER/tls. Without any, its
+    reverse proxy has TLS."""
     passphrase_file: Path | None = None
     """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
@@ -50,6 +61,9 @@ class Join:
         if not document.NAME.fullmatch(self.name):
             raise ValueError(f"name must be {document.NAME_RULE}, got {self.name!r}")
         rows = self._rows()
+        tls = self.folder / TLS
+        if self.hosts:
+            write_certificate(tls, list(self.hosts))
         made = (self.folder / PRIVATE).exists()
         keys = (read_private if made else write_party)(self.folder, self.passphrase_file)
         public = keys.public
@@ -60,6 +74,7 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
+            certificate=(tls / SERVER).read_text() if self.server and tls.exists() else "",
         ).signed(keys).save(out)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
         return out
@@ -70,6 +85,7 @@ class Join:
         if self.server:
             check.not_set("for a server", **given, **vars(images))
             return 0
+        check.not_set("for a user", hosts=self.hosts)
         if pictures is None:
             check.exactly_one(**given)
             of_pictures = ("encoder", "weights", "resize", "bits", "skip_unreadable")
@@ -147,6 +163,12 @@ class Init:
     """Trust that users do not lie: keep their vectors as they are. Without this flag, `shares` with
     100 users or more and method discriminant clips every user's vectors to the length of honest
     ones and leaves second moments out: then few liars cannot ruin the model."""
+    behind_proxy: bool = False
+    """Services speak plain HTTP to reverse proxies, which have TLS by public authorities. Without
+    this flag each service has a certificate of its own, and users agree to these."""
+    deadlines: tuple[str, ...] = ()
+    """Seconds that parties of `secagg` have, as come=3600: come (300), present (10), answer (300),
+    send (120), goodbye (5), again (15), explained in docs/federation.md."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up, so that of ten
     two may be missing, of three nobody)."""
@@ -175,6 +197,7 @@ class Init:
         if self.protocol == "shares":
             of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
             check.not_set("with protocol shares", **of_secagg)
+            check.not_set("with protocol shares", deadlines=self.deadlines)
         else:
             check.not_set("with protocol secagg", trust_users=self.trust_users)
         settings = self._settings()
@@ -187,6 +210,10 @@ class Init:
         if clip is not None and settings.options.get("user_clip") is None:
             clips = " and ".join(map(str, clip)) if isinstance(clip, tuple | list) else clip
             print(f"vectors are clipped to {clips}, as some users may lie (see --trust-users)")
+        if federation.certificates is None:
+            print(BEHIND_PROXY.format(f"{LOOPBACK}, unless a service is told to listen elsewhere"))
+        if self.protocol == "secagg":
+            print(federation.deadlines.words)
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)
@@ -218,7 +245,7 @@ class Start:
     """Folder of the operator (from `init`) or of the party (from `join`)."""
     invitation: str | Path | None = None
     """Party: folder `invitation` that the operator handed out, or the link to it
-    (http://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
+    (https://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
     embeddings: Path | None = None
     """User: embedding set with its rows (default: FOLDER/embeddings, which `join --pictures` has
     made)."""
@@ -233,12 +260,10 @@ class Start:
     """Party: HOST:PORT of the operator (default: as in the invitation)."""
     patience: float = 3600.0
     """Party: seconds to wait for an operator that does not answer."""
-    host: str = "0.0.0.0"
-    """Operator: address to listen on."""
+    host: str | None = None
+    """Operator: address to listen on (default: all; behind a proxy, 127.0.0.1)."""
     port: int | None = None
     """Operator: port to listen on (default: as in the invitation)."""
-    timeout: float = 300.0
-    """Operator: seconds that parties have to connect, and to answer each question."""
     out: Path | None = None
     """Operator: directory of the model (default: in the folder of this run)."""
     passphrase_file: Path | None = None

@@ -14,9 +14,11 @@ from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.waiting import Waiting
 from pretrain.public import function
 from train_distributed.commands.federation.hosting import NextSum, own_keys
-from train_distributed.commands.federation.reporting import agreed, authorities
+from train_distributed.commands.federation.reporting import agreed
+from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.federation.documents.certificates import AGREED, trust
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.invitation import FEDERATION
+from train_distributed.federation.documents.invitation import FEDERATION, Invitation
 from train_distributed.federation.documents.place import ROLL, with_roll
 from train_distributed.federation.documents.terms import agreed_file
 from train_distributed.federation.documents.window_file import (
@@ -72,6 +74,8 @@ class MakeWindow:
             made = WindowFile.of(window, addresses)
             made.signed(keys).save(folder / WINDOW)
             shutil.copyfile(self.folder / ROLL, folder / ROLL)
+            if federation.certificates:
+                shutil.copyfile(self.folder / INVITATION / AGREED, folder / AGREED)
             keep_window(self.folder, made)
         sums = "two reports" if window.second else "one report"
         print(
@@ -97,8 +101,6 @@ class Collect:
     """Directory of the model."""
     ledger: Path | None = None
     """File that counts what is given away; in the operator's folder if left out; `none`."""
-    ca: Path | None = None
-    """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer; after that, collect again."""
     status: bool = False
@@ -134,13 +136,12 @@ class Collect:
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
+        tls = trust(Invitation.read(folder / INVITATION).certificates)
         entry = None
         if not self.status:
             refuse_existing(self.out, overwrite=None)
             entry = NextSum.of(self.ledger, folder, task)
-        lines = partial(
-            Aggregators, addresses=file.addresses, tls=authorities(self.ca), patience=self.patience
-        )
+        lines = partial(Aggregators, addresses=file.addresses, tls=tls, patience=self.patience)
         with lines(window) as first, ExitStack() as stack:
             order = first.published() if window.second else b""
             if entry is not None and window.second and not order:

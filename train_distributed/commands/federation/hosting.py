@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
-from train_distributed.commands.federation.setup import INVITATION, TLS
+from train_distributed.commands.federation.setup import BEHIND_PROXY, INVITATION, LOOPBACK, TLS
 from train_distributed.federation.centre import forget
-from train_distributed.federation.documents.certificates import check_server
+from train_distributed.federation.documents.certificates import serving
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import (
     FEDERATION,
@@ -59,32 +59,35 @@ def run_session(start: "Start") -> int:
     if port is None:
         port = int(Operator.load(folder / INVITATION / OPERATOR).address.rpartition(":")[2])
     check.within("[1, 65535]", port=port)
-    check.within("[0, inf)", timeout=start.timeout)
     keys = own_keys(folder, federation, start.passphrase_file)
-    check_server(folder / TLS)
+    shown, tls = Invitation.read(folder / INVITATION), None
+    if shown.certificates is not None:
+        tls = serving(folder / TLS, shown.certificates)
     from train_distributed.federation.evaluation_task import task_of
     from train_distributed.federation.links import invitation_routes
     from train_distributed.federation.model_task import ModelTask
     from train_distributed.federation.operation import Operation, operate
     from train_distributed.federation.sum_task import Facts
 
-    agreed, shown = folder / agreed_file(federation.task), folder / INVITATION
+    agreed = folder / agreed_file(federation.task)
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
+    host = start.host or (LOOPBACK if tls is None else "0.0.0.0")
+    if tls is None:
+        log.say(BEHIND_PROXY.format(host))
     out = log.directory / MODEL if start.out is None else start.out
     numbers = federation.dimension + federation.second_dimension
     size = 8 * numbers + 2 * agreed.stat().st_size + SPARE  # directions are fewer than its numbers
     operation = Operation(
         federation=federation,
         keys=keys,
-        certificates=folder / TLS,
-        host=start.host,
+        tls=tls,
+        host=host,
         port=port,
-        seconds=start.timeout,
         state=party_state(federation.digest, "operator", folder / STATE),
         run=log.directory,
-        routes=invitation_routes(Invitation.read(shown), None, None) if shown.exists() else (),
-        ready=lambda: log.say("parties may connect"),
+        routes=invitation_routes(shown, None, None),
+        ready=lambda: log.say(f"parties may connect: {federation.deadlines.words}"),
         say=log.say,
         publish=task.publish if isinstance(task, ModelTask) else None,
     )

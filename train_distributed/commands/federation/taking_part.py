@@ -63,7 +63,7 @@ def take_part(start: "Start") -> int:
             party=party,
             keys=user.keys,
             address=address,
-            ca=invitation.ca,
+            certificates=invitation.certificates,
             patience=start.patience,
             say=log.say,
         )

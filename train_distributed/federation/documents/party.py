@@ -8,6 +8,7 @@ import msgspec
 from train_distributed.federation.documents.document import (
     MOST_ROWS,
     SMALL,
+    Certificate,
     Document,
     Key,
     Name,
@@ -55,6 +56,7 @@ class Party(Keys, Signed, frozen=True, kw_only=True):
     name: Name
     role: Literal["user", "server"]  # "server": a computation server
     rows: Annotated[int, msgspec.Meta(ge=0, le=MOST_ROWS)]  # training rows of a user; a server: 0
+    certificate: Certificate = ""  # of a server that has TLS
     signature: Signature = ""
 
     def __post_init__(self) -> None:
@@ -62,6 +64,8 @@ class Party(Keys, Signed, frozen=True, kw_only=True):
         if (self.role == "user") != (self.rows > 0):
             rule = "of a user must be >= 1" if self.role == "user" else "of a server must be 0"
             raise ValueError(f"rows {rule}, got {self.rows}")
+        if self.role == "user" and self.certificate:
+            raise ValueError("certificate of a user must be left out, got one")
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -90,17 +90,15 @@ def read_private(folder: Path, passphrase_file: Path | None = None) -> PrivateKe
     else:
         raise ValueError(f"passphrase_file must be given, as {path} is encrypted, got none")
     seeds = list[bytes]()
-    for name, kind in _KINDS.items():
+    for name in _KINDS:
         try:
             key = load_pem_private_key(getattr(stated, name).encode(), passphrase)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise ValueError(f"passphrase must be the one that encrypts {path}, is not") from error
-        if not isinstance(key, kind):
-            raise ValueError(f"{path} must hold a key of Ed25519 and one of X25519, holds others")
-        seeds.append(key.private_bytes_raw())
-    keys = PrivateKeys(*seeds)
-    if keys.public != stated.public.public:
-        raise ValueError(f"{path} must hold the public keys of its private ones, holds others")
+        if isinstance(key, Ed25519PrivateKey | X25519PrivateKey):
+            seeds.append(key.private_bytes_raw())
+    if len(seeds) != 2 or (keys := PrivateKeys(*seeds)).public != stated.public.public:
+        raise ValueError(f"{path} must hold the private keys of its public ones, holds others")
     return keys
 
 

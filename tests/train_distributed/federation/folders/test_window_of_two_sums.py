@@ -18,6 +18,7 @@ from train_distributed import Release
 from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators, Refused
+from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.sum_task import Facts
@@ -55,7 +56,8 @@ class TwoSums(Home):
         self.start()
 
     def lines(self) -> Aggregators:
-        return Aggregators(self.file.window, self.file.addresses, patience=3.0)
+        tls = trust(self.home / "window" / "ca.pem")
+        return Aggregators(self.file.window, self.file.addresses, tls, 3.0)
 
     def first_sum(self, *users: int) -> None:
         """These users report to the first sum, and its centre is published."""

@@ -87,7 +87,6 @@ def make_window(
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll.lines.tobytes())
     for name in FOLDERS.values():
-        (folder / name / TLS).mkdir()
         write_certificate(folder / name / TLS, ["127.0.0.1"])
     made = [(folder / name / TLS / SERVER).read_bytes() for name in FOLDERS.values()]
     (folder / AGREED).write_bytes(b"".join(made))

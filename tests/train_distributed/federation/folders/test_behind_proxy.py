@@ -14,6 +14,8 @@ from train_distributed.commands.federation import Status
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.federation.documents.certificates import write_certificate
+from train_distributed.federation.documents.window_file import WindowFile
+from train_distributed.secure_sum.keys import FIRST_SERVER
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_nobody_between_with_another_certificate_gets_anything(
     write_certificate(other, ["127.0.0.1"])
     monkeypatch.setenv("SSL_CERT_FILE", str(other / "server.pem"))
     with running(Aggregate(home.aggregators[0], home.window), monkeypatch):
-        port = int(home.report(0).window.read_text().partition("127.0.0.1:")[2].partition('"')[0])
+        port = WindowFile.load(home.window / "window.json").addresses[FIRST_SERVER][1]
         with terminating(other, port) as between:
             MakeWindow(home.home / "fed", (f"127.0.0.1:{between}", "h:1"), tmp_path / "w").run()
             with pytest.raises(ConnectionError, match="and one that was agreed on"):

@@ -14,6 +14,7 @@ from train_distributed.commands.federation.setup import (
     TLS,
     ProtocolName,
     fill,
+    say_next,
 )
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import document, party
@@ -77,6 +78,12 @@ class Join:
             certificate=(tls / SERVER).read_text() if self.server and tls.exists() else "",
         ).signed(keys).save(out)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
+        if self.server:
+            command = "federation aggregator --folder {} --window WINDOW"
+            say_next("once there is a window", command, self.folder)
+        else:
+            command = "federation start --folder {} --invitation INVITATION"
+            say_next("once invited (to a window, report in place of start)", command, self.folder)
         return out
 
     def _rows(self) -> int:
@@ -205,7 +212,9 @@ class Init:
             partial.chmod(0o700)
             task = fill(partial, self, settings)
         federation, delta = task.federation, task.guarantee.privacy.delta
-        print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
+        missing = federation.enrolled - federation.minimum
+        absent = f"{missing} may be missing" if missing else "nobody may be missing"
+        print(f"{federation.enrolled} users, sums of {federation.minimum} and more: {absent}")
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and settings.options.get("user_clip") is None:
             clips = " and ".join(map(str, clip)) if isinstance(clip, tuple | list) else clip
@@ -219,6 +228,11 @@ class Init:
         print(task.if_all_others_collude)
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
+        if self.protocol == "secagg":
+            say_next("when they have it", "federation start --folder {} --out model", self.folder)
+        else:
+            window = "window --folder {} --aggregators HOST:PORT HOST:PORT --out window"
+            say_next("when they have it", f"federation {window}", self.folder)
         return self.folder
 
     def _settings(self) -> RunConfig:

@@ -13,9 +13,9 @@ from pretrain import check
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.waiting import Waiting
 from pretrain.public import function
-from train_distributed.commands.federation.hosting import NextSum, own_keys
+from train_distributed.commands.federation.hosting import NextSum, own_keys, say_use
 from train_distributed.commands.federation.reporting import agreed
-from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.commands.federation.setup import INVITATION, say_next
 from train_distributed.federation.documents.certificates import AGREED, trust
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION, Invitation
@@ -83,6 +83,11 @@ class MakeWindow:
             f"{task.bytes_of_reports} bytes"
         )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
+        say_next("each server", "federation aggregator --folder FOLDER --window {}", self.out)
+        report = "federation report --folder FOLDER --invitation INVITATION --window {}"
+        say_next("each user", report, WINDOW)
+        collect = "federation collect --folder {} --window {} --out model --wait"
+        say_next("yourself", collect, self.folder, self.out)
         return self.out
 
 
@@ -185,6 +190,7 @@ class Collect:
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
         print(f"{len(opened[-1].users)} of {window.enrolled} users in {self.out}")
+        say_use(task, self.out)
 
 
 federation_collect = function("federation_collect", Collect)

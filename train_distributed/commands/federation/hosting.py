@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
-from train_distributed.commands.federation.setup import BEHIND_PROXY, INVITATION, LOOPBACK, TLS
+from train_distributed.commands.federation.setup import (
+    BEHIND_PROXY,
+    INVITATION,
+    LOOPBACK,
+    TLS,
+    say_next,
+)
 from train_distributed.federation.centre import forget
 from train_distributed.federation.documents.certificates import serving
 from train_distributed.federation.documents.federation import Federation
@@ -114,7 +120,14 @@ def run_session(start: "Start") -> int:
     for reason in released.report.get("unsuitable_because", ()):
         log.say(f"not suitable for release: {reason}")
     log.say(f"{len(opened[-1].users)} of {len(federation.users)} users in {out}")
+    say_use(task, out)
     return 0
+
+
+def say_use(task: "ModelTask | EvaluationTask", out: Path) -> None:
+    """Prints how a model is used that a federation has made."""
+    if task.kind == "release":
+        say_next("anybody", "predict --model {} --data PICTURES --out predictions", out)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@
 """
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,12 @@ LOOPBACK = "127.0.0.1"
 BEHIND_PROXY = "plain HTTP on {}: your reverse proxy has TLS by a public authority"
 MOST_PLACES = 1000  # users whose places on the roll are files of the invitation; more fetch theirs
 BINS = 10  # of confidence, for the calibration error of an evaluation
+
+
+def say_next(who: str, command: str, *paths: object) -> None:
+    """Prints the command that comes next, with these paths in place of its braces."""
+    words = [shlex.quote(str(path)) for path in paths]
+    print(f"next, {who}: blind-averaging {command.format(*words)}")
 
 
 def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
 from tests.benchmarks.postgresql import BINARIES, running
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
@@ -93,12 +91,15 @@ def plain_proxy(home: Path, ports: dict[int, int]) -> Iterator[None]:
                 threading.Thread(target=joined, args=(line, behind), daemon=True).start()
 
     def joined(line: socket.socket, behind: int) -> None:
-        with contextlib.suppress(OSError), context.wrap_socket(line, server_side=True) as secure:
-            with socket.create_connection(("127.0.0.1", behind)) as there:
-                back = threading.Thread(target=carry, args=(there, secure), daemon=True)
-                back.start()
-                carry(secure, there)
-                back.join()
+        with (
+            contextlib.suppress(OSError),
+            context.wrap_socket(line, server_side=True) as secure,
+            socket.create_connection(("127.0.0.1", behind)) as there,
+        ):
+            back = threading.Thread(target=carry, args=(there, secure), daemon=True)
+            back.start()
+            carry(secure, there)
+            back.join()
 
     with ExitStack() as stack:
         for port, behind in ports.items():

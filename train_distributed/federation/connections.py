@@ -23,7 +23,7 @@ from train_distributed.federation.orders import (
     write_order,
 )
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record
+from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
@@ -59,7 +59,7 @@ class Operator:
     keys: PrivateKeys  # the operator's, server 0 of the federation
     journal: Journal  # the operator's, durable
     relay: Relay  # to the nodes
-    record: Record  # where the session is written down, to be resumed after a crash
+    record: SessionLog  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
     preface: bytes | None = None  # what every node is asked first: of a second sum
 

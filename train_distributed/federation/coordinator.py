@@ -6,7 +6,7 @@ from functools import partial
 from train_distributed.federation.connections import Connections, Operator
 from train_distributed.federation.orders import DONE, Request, join, split, words
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import CannotResume, Record
+from train_distributed.federation.record import CannotResume, SessionLog
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import name_of
@@ -97,7 +97,7 @@ def _say_goodbye(operator: Operator, connections: Connections, *, opened: bool) 
         return
 
 
-def _recalled(record: Record, user: int, kind: Kind) -> bytes:
+def _recalled(record: SessionLog, user: int, kind: Kind) -> bytes:
     """A message that a user has sent in this session, as it was written down."""
     for answer in record.answers_of(user):
         for message in split(answer[1:]) if answer[:1] == DONE else []:

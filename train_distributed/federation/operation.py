@@ -17,7 +17,7 @@ from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.orders import Request, words, write_order
 from train_distributed.federation.polling import open_relay
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import CannotResume, Record
+from train_distributed.federation.record import CannotResume, SessionLog
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
@@ -60,7 +60,11 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
     try:
         journal = DurableJournal(operation.state / JOURNAL)
         journal.check()
-        with Record(operation.state) as record, logged(operation.run), _relay(operation) as relay:
+        with (
+            SessionLog(operation.state) as record,
+            logged(operation.run),
+            _relay(operation) as relay,
+        ):
             operation.ready()
             operator = Operator(
                 federation=operation.federation,
@@ -102,7 +106,7 @@ def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[O
     if len(sums.opened) == 1:
         log.say("the second sum, about the centre of the first")
         preface = write_order(federation, Request.CENTRE, centre, operator.keys)
-        with Record(sums.directory) as record:
+        with SessionLog(sums.directory) as record:
             at = replace(operator, federation=federation.at(centre), record=record, preface=preface)
             sums.keep(1, run_session(at))
     log.session = hashlib.sha256(centre).hexdigest()

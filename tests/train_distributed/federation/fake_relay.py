@@ -16,7 +16,7 @@ from train_distributed.federation.documents.federation import Deadlines, Federat
 from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.endpoint import Endpoint, UserEndpoint
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record
+from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -97,7 +97,7 @@ def operator(
     relay: Any, log: Log, state: Path | None = None, journal: Journal | None = None
 ) -> Iterator[Operator]:
     """Whoever asks over a relay; its state is forgotten unless it has a place."""
-    with TemporaryDirectory() as home, Record(state or Path(home)) as record:
+    with TemporaryDirectory() as home, SessionLog(state or Path(home)) as record:
         yield Operator(
             federation=relay.federation,
             keys=KEYS[FIRST_SERVER],

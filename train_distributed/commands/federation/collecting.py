@@ -137,7 +137,7 @@ class Collect:
         file = WindowFile.load(self.window / WINDOW)
         from train_distributed.federation.evaluation_task import task_of
         from train_distributed.federation.model_task import ModelTask
-        from train_distributed.federation.sum_task import Facts
+        from train_distributed.federation.sum_task import SessionFacts
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
@@ -182,7 +182,7 @@ class Collect:
                 keep_opened(folder, window)
                 missing = dict.fromkeys(set(window.users) - opened[-1].users, "report")
                 sent, session = task.bytes_of_reports, window.digest.hex()
-                facts = Facts(session=session, bytes_per_user=sent, missing=missing)
+                facts = SessionFacts(session=session, bytes_per_user=sent, missing=missing)
                 released = task.released(*opened, facts=facts)
                 released = released.with_report(ledger=entry.report())
                 released.write(made)

@@ -73,7 +73,7 @@ def run_session(start: "Start") -> int:
     from train_distributed.federation.links import invitation_routes
     from train_distributed.federation.model_task import ModelTask
     from train_distributed.federation.operation import Operation, operate
-    from train_distributed.federation.sum_task import Facts
+    from train_distributed.federation.sum_task import SessionFacts
 
     agreed = folder / agreed_file(federation.task)
     task = task_of(federation, agreed)
@@ -102,7 +102,7 @@ def run_session(start: "Start") -> int:
         with reserved(partial, size):
             opening.reserve()
             opened, told = operate(operation)
-        facts = Facts(
+        facts = SessionFacts(
             session=federation.session(bytes.fromhex(told.session)).digest.hex(),
             bytes_per_user=max(told.bytes_of.get(user, 0) for user in federation.users),
             missing=told.missing,

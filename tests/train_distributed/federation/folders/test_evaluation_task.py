@@ -16,12 +16,12 @@ from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.documents.terms import EvaluationTerms
 from train_distributed.federation.evaluation_task import EvaluationTask, task_of
-from train_distributed.federation.sum_task import Facts
+from train_distributed.federation.sum_task import SessionFacts
 from train_distributed.released.evaluate import summed
 from train_distributed.secure_sum.opening import Opened
 
 USERS, EACH = 3, 40
-FACTS = Facts(session="5" * 64, bytes_per_user=7)
+FACTS = SessionFacts(session="5" * 64, bytes_per_user=7)
 
 
 def of_user(user: int) -> EmbeddingSet:

@@ -19,7 +19,7 @@ from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
-from train_distributed.federation.sum_task import Facts
+from train_distributed.federation.sum_task import SessionFacts
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.secure_sum.journal import FILE
@@ -95,7 +95,7 @@ def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monk
     home.collect().run()
     total = plain_sum(home, (0, 2)).view(np.uint64)
     expected = home.task().released(
-        Opened(total, frozenset({0, 2})), facts=Facts(session="", bytes_per_user=0)
+        Opened(total, frozenset({0, 2})), facts=SessionFacts(session="", bytes_per_user=0)
     )
     from train_distributed import Release
 

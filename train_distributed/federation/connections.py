@@ -80,8 +80,13 @@ class Connections:
         """Parties that are bound to a node and can take part."""
         return frozenset(self._willing)
 
-    def gather(self, wanted: frozenset[int], seconds: float | None = None) -> None:
-        """Waits until the wanted parties are here, or the time is up.
+    def gather(self, wanted: frozenset[int], seconds: float | None = None, needed: int = 0) -> None:
+        """Waits until the wanted parties are here, or the time is up, or too many have refused.
+
+        Args:
+            wanted: parties.
+            seconds: to wait; as agreed if left out.
+            needed: parties that must take part; once so many cannot, nobody is waited for.
 
         Raises:
             ConnectionError: the relay is gone.
@@ -99,7 +104,8 @@ class Connections:
                 self._bind(node, orders[node], answer)
             missing = map(self._federation.display_name, sorted(wanted - self._node.keys()))
             self._log.present(self._willing, len(wanted), missing)
-            if time.monotonic() >= deadline:
+            refused = self._node.keys() - self._willing
+            if time.monotonic() >= deadline or len(wanted - refused) < needed:
                 return
             patience = min(patience, max(LEAST_SECONDS, deadline - time.monotonic()))
             if not wanted <= self._node.keys():

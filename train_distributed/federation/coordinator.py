@@ -77,7 +77,7 @@ def _enough(
         TooFewUsers: fewer than the minimum; nobody has spent anything.
     """
     minimum, wanted = operator.federation.minimum, operator.federation.users.keys() - exclude
-    connections.gather(frozenset(wanted))
+    connections.gather(frozenset(wanted), needed=minimum)
     users = frozenset(connections.here & wanted)
     operator.log.lost(wanted - users, "be present")
     if len(users) < minimum:

@@ -65,7 +65,7 @@ class Aggregators:
         for aggregator, (host, port) in addresses.items():
             at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             given = {"base_url": f"https://{at}", "timeout": SECONDS, "headers": headers}
-            self._http[aggregator], through = client("https", host, tls, **given)
+            self._http[aggregator], through = client(host, tls, **given)
             self._called[aggregator] = f"aggregator {aggregator - LEADER} at {at}{through}"
 
     def __enter__(self) -> "Aggregators":
@@ -257,7 +257,7 @@ def remedy(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return "its certificate must be valid, for this address, and one that was agreed on"
+            return "its certificate must be valid, for this address, and agreed on or known"
         if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
             return "it does not speak TLS, which was agreed on"
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:

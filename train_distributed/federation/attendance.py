@@ -88,7 +88,7 @@ def attend(attendance: Attendance) -> int:
     timeout = httpx.Timeout(ANSWER_SECONDS, write=SEND_SECONDS)
     headers = {"content-type": OCTETS, "accept-encoding": "identity"}
     settings = {"base_url": f"https://{at}", "timeout": timeout, "headers": headers}
-    http, _ = client("https", host, tls, **settings)
+    http, _ = client(host, tls, **settings)
     with http:
         return _Visit(attendance, http).run()
 

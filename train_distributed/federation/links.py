@@ -84,7 +84,7 @@ def fetched(link: str, folder: Path, keys: PrivateKeys) -> Invitation:
     digest, host = _parts(link)
     tls = ssl.create_default_context()
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # the digest is what is checked
-    http, through = client("https", host, tls, timeout=SECONDS, follow_redirects=False)
+    http, through = client(host, tls, timeout=SECONDS, follow_redirects=False)
     (folder / "invitations").mkdir(parents=True, exist_ok=True)
     kept, key = folder / "invitations" / digest[:16], keys.public.verifying
     with tempfile.TemporaryDirectory(

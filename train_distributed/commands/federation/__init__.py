@@ -202,9 +202,8 @@ class Init:
         check.given(hosts=self.hosts or None)
         check.within("[1, 65535]", port=self.port)
         if self.protocol == "shares":
-            of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
-            check.not_set("with protocol shares", **of_secagg)
-            check.not_set("with protocol shares", deadlines=self.deadlines)
+            of_secagg = ("corrupt_fraction", "dropout_fraction", "deadlines")
+            check.not_set("with protocol shares", **{n: getattr(self, n) for n in of_secagg})
         else:
             check.not_set("with protocol secagg", trust_users=self.trust_users)
         settings = self._settings()
@@ -213,8 +212,10 @@ class Init:
             task = fill(partial, self, settings)
         federation, delta = task.federation, task.guarantee.privacy.delta
         missing = federation.enrolled - federation.minimum
-        absent = f"{missing} may be missing" if missing else "nobody may be missing"
-        print(f"{federation.enrolled} users, sums of {federation.minimum} and more: {absent}")
+        print(
+            f"{federation.enrolled} users, sums of {federation.minimum} and more: "
+            f"{missing or 'nobody'} may be missing"
+        )
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and settings.options.get("user_clip") is None:
             clips = " and ".join(map(str, clip)) if isinstance(clip, tuple | list) else clip

@@ -77,6 +77,6 @@ def test_nobody_between_with_another_certificate_gets_anything(
         port = WindowFile.load(home.window / "window.json").addresses[FIRST_SERVER][1]
         with terminating(other, port) as between:
             MakeWindow(home.home / "fed", (f"127.0.0.1:{between}", "h:1"), tmp_path / "w").run()
-            with pytest.raises(ConnectionError, match="and one that was agreed on"):
+            with pytest.raises(ConnectionError, match="for this address, and agreed on"):
                 home.report(0, window=tmp_path / "w", patience=60.0).run()
     assert home.used(0) == 0

@@ -100,8 +100,8 @@ def test_what_no_patience_mends_ends_at_once(home, capsys) -> None:
         for host, port, words in (
             ("no.such.host.invalid", 1, r"at no\.such\..* no host has this name"),
             ("127.0.0.1", plain, "it does not speak TLS, which was agreed on"),
-            ("localhost", secure, "must be valid, for this address, and one that was ag"),
-            ("127.0.0.1", foreign, "must be valid, for this address, and one that was ag"),
+            ("localhost", secure, "must be valid, for this address, and agreed on"),
+            ("127.0.0.1", foreign, "must be valid, for this address, and agreed on"),
             ("127.0.0.1", secure, "aggregator 0 at 127.* refuses: status 501"),
         ):
             report = home.report(0, window=at(home, host, port), patience=600.0)

@@ -101,11 +101,3 @@ def _fit_linear(x: Tensor, y: Tensor, l2_reg: float, iterations: int) -> tuple[T
 
     solver.step(closure)  # pyright: ignore[reportArgumentType]
     return weights.detach() @ back.T, bias.detach()
-
-
-def pixel_directions(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Mean (p,) and leading principal directions (p, dim) of (n, p) rows."""
-    mean = x.mean(0)
-    centred = x - mean
-    _, vectors = torch.linalg.eigh(centred.T @ centred)
-    return mean, vectors.flip(1)[:, :dim]

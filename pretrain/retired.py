@@ -166,6 +166,17 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         },
     },
     ("embed run", "pretrain probe"): {"--image-size": f"{AFTER} --encoder NAME@224"},
+    ("pretrain simclr",): {
+        "--checkpoint-steps": "leave it out, as each epoch and 200 steps end with a checkpoint",
+        "--new-horizon": "begin another run, with all its epochs",
+        "--config.accumulate": "take a smaller --config.batch-size",
+        "--config.optimizer": "leave it out, as AdamW is taken",
+    },
+    ("pretrain probe",): {
+        "--baselines": "leave it out; another encoder is measured by a probe of its own",
+        "--no-baselines": "leave it out, as there are none",
+        "--l2-reg": "leave it out, as a tenth of the training rows chooses it",
+    },
     ("protect",): {
         **{
             f"--{name.replace('_', '-')}": f"give {name} in the file of --settings"

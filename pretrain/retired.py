@@ -89,6 +89,7 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
     ("federation aggregator", "federation report", "federation collect"): {
         "--ca": "leave it out, as certificates are agreed on; of a proxy see init --behind-proxy",
     },
+    ("embed plot",): {"": "draw the rows of embeddings.npy by scikit-learn's PCA or TSNE"},
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
     ("run", "audit"): {
@@ -238,7 +239,7 @@ MOVED = {
         "exclude_public": "embed.commands.exclude",
         "hold_out_rows": "embed.commands.hold_out",
         "import_reference": "embed.commands.import_reference",
-        "plot_embeddings": "embed.commands.plot",
+        "plot_embeddings": "sklearn.manifold.TSNE, of the rows of an EmbeddingSet",
     },
     "pretrain": {
         "convert_checkpoint": "pretrain.commands.convert",

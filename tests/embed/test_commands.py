@@ -7,7 +7,6 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import in_both, refuse_leak
-from embed.plot import Plot
 from embed.reference import ImportReference
 from embed.run import Exclude, FitTransform, Run
 
@@ -185,12 +184,3 @@ def test_bad_reference_files(tmp_path: Path, name: str, values: np.ndarray, rule
     with pytest.raises(ValueError, match=rule):
         ImportReference(source=source, out=tmp_path / "out").run()
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("method", ["pca", "tsne"])
-def test_the_plot_separates_separated_classes(tmp_path: Path, public: Path, method: Any) -> None:
-    out = tmp_path / "plot"
-    Plot(embeddings=public, out=out, method=method, rows=90).run()
-    assert (out / "projection.png").read_bytes()[:4] == b"\x89PNG"
-    assert np.load(out / "projection.npy").shape == (90, 2)
-    assert json.loads((out / "report.json").read_text())["method"] == method

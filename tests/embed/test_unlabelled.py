@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.plot import Plot
 from embed.run import Exclude, FitTransform
 from pretrain.datasets import concatenate, decode_name
 from pretrain.intake.archive import open_npz
@@ -67,8 +66,6 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
     Exclude(embeddings=tmp_path / "mixed", public=public, out=tmp_path / "kept").run()
     kept = EmbeddingSet.open(tmp_path / "kept")
     assert (len(kept), kept.name(0)) == (6, "ward/2 ü.png")
-    Plot(embeddings=tmp_path / "public", out=tmp_path / "plot", method="pca", rows=8).run()
-    assert (tmp_path / "plot" / "projection.png").exists()
 
 
 def test_nan_names_file_row_and_image(tmp_path: Path) -> None:

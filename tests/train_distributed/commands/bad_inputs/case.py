@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 OUT = {  # commands that write a directory: it is told to replace a model, which it must not do
-    *("embed run", "embed hold-out", "embed exclude", "embed fit-transform", "embed plot"),
+    *("embed run", "embed hold-out", "embed exclude", "embed fit-transform"),
     *("embed import-reference", "pretrain simclr", "pretrain probe", "pretrain convert", "run"),
     *("predict", "evaluate", "export", "card", "rehearse", "sweep", "audit", "protect"),
 }

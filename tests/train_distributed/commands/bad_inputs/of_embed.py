@@ -9,7 +9,6 @@ from tests.train_distributed.commands.bad_inputs.case import Spoil, table
 
 HOLD = "embed hold-out --embeddings train_only --share"
 FIT = "embed fit-transform --components 3 --public"
-PLOT = "embed plot --method pca --embeddings"
 IMPORT = "embed import-reference --source"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
 
@@ -60,11 +59,6 @@ CASES = table(
     (f"{FIT} public --out public --overwrite", r"out must not hold what the command reads"),
     (f"{FIT} public --apply-to public", r"public must be another set"),
     (f"{FIT} public --apply-to foreign", r"one encoder"),
-    (f"{PLOT} nowhere", r"existing directory, got nowhere"),
-    (f"{PLOT} nan", NAN_ROW.format("nan")),
-    (f"{PLOT} private --rows 0", r"rows must be .* got 0"),
-    (f"{PLOT} private --seed -1", r"seed must be .* got -1"),
-    (f"{PLOT} private --out private --overwrite", r"out must not hold what the command reads"),
     (f"{IMPORT} pictures", r"pictures must hold code_space_\*\.npy, got none"),
     (f"{IMPORT} reference", r"labels_train\.npy must be", reference(CODES, None)),
     (

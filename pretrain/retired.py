@@ -89,6 +89,7 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
     ("federation aggregator", "federation report", "federation collect"): {
         "--ca": "leave it out, as certificates are agreed on; of a proxy see init --behind-proxy",
     },
+    ("embed import-reference",): {"": "make an EmbeddingSet of the arrays and save it"},
     ("embed plot",): {"": "draw the rows of embeddings.npy by scikit-learn's PCA or TSNE"},
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
@@ -238,7 +239,7 @@ MOVED = {
         "concat_sets": "embed.commands.concat",
         "exclude_public": "embed.commands.exclude",
         "hold_out_rows": "embed.commands.hold_out",
-        "import_reference": "embed.commands.import_reference",
+        "import_reference": "embed.EmbeddingSet, made of the arrays and saved",
         "plot_embeddings": "sklearn.manifold.TSNE, of the rows of an EmbeddingSet",
     },
     "pretrain": {

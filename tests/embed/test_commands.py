@@ -7,7 +7,6 @@ import pytest
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import in_both, refuse_leak
-from embed.reference import ImportReference
 from embed.run import Exclude, FitTransform, Run
 
 
@@ -109,40 +108,6 @@ def test_transformed_rows_say_whether_they_were_compared(
     assert EmbeddingSet.open(tmp_path / "good" / "embeddings").is_compared
 
 
-def write_reference(directory: Path) -> dict[str, np.ndarray]:
-    directory.mkdir()
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for name, rows in (("train", 6), ("test", 4)):
-        arrays[f"code_space_{name}"] = rng.standard_normal((rows, 5)).astype(np.float32)
-        arrays[f"labels_{name}"] = (np.arange(rows) % 3).astype(np.float64)
-        arrays[f"userid_{name}"] = np.arange(rows)[:, None] // 2
-    for name, values in arrays.items():
-        np.save(directory / f"{name}.npy", values)
-    return arrays
-
-
-def test_reference_files_are_imported(tmp_path: Path) -> None:
-    arrays = write_reference(tmp_path / "reference")
-    ImportReference(source=tmp_path / "reference", out=tmp_path / "out").run()
-    opened = EmbeddingSet.open(tmp_path / "out")
-    expected = np.concatenate([arrays["code_space_test"], arrays["code_space_train"]])
-    assert np.array_equal(opened.embeddings, expected)
-    assert opened.labels.tolist() == [0, 1, 2, 0, 0, 1, 2, 0, 1, 2]
-    assert opened.split.tolist() == [1] * 4 + [0] * 6
-    assert np.asarray(opened.users).tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2]
-
-
-def test_imported_classes_are_declared_or_marked(tmp_path: Path) -> None:
-    write_reference(tmp_path / "reference")
-    source = tmp_path / "reference"
-    ImportReference(source=source, out=tmp_path / "counted").run()
-    assert EmbeddingSet.open(tmp_path / "counted").meta["classes"] == "inferred"
-    assert EmbeddingSet.open(tmp_path / "counted").declared_classes == ()
-    ImportReference(source=source, out=tmp_path / "declared", num_classes=10).run()
-    assert EmbeddingSet.open(tmp_path / "declared").declared_classes == tuple("0123456789")
-
-
 def test_embedded_classes_are_declared_or_marked(
     tmp_path: Path, archive: Path, checkpoint: Path
 ) -> None:
@@ -155,32 +120,3 @@ def test_embedded_classes_are_declared_or_marked(
     assert EmbeddingSet.open(tmp_path / "named").declared_classes == ("a", "b", "c")
     with pytest.raises(ValueError, match=r"label must be >= 0 and < 2, got 2 in row 2 of y_train"):
         Run(**command, out=tmp_path / "few", num_classes=2).run()
-
-
-def test_one_hot_labels_and_missing_users(tmp_path: Path) -> None:
-    write_reference(tmp_path / "reference")
-    np.save(tmp_path / "reference" / "labels_train.npy", np.eye(3)[np.arange(6) % 3])
-    (tmp_path / "reference" / "userid_test.npy").unlink()
-    ImportReference(source=tmp_path / "reference", out=tmp_path / "out").run()
-    opened = EmbeddingSet.open(tmp_path / "out")
-    assert opened.labels[4:].tolist() == [0, 1, 2, 0, 1, 2]
-    assert opened.users is None
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "rule"),
-    [
-        ("labels_train", np.zeros(5), "labels must be 6 integers"),
-        ("labels_train", np.full(6, np.nan), "must be whole numbers"),
-        ("labels_train", np.ones((6, 3)), "must be labels or one-hot rows"),
-        ("code_space_train", np.zeros((6, 4)), r"one dimension, got \[4, 5\]"),
-        ("code_space_train", np.array([{}], dtype=object), "must be a complete npy file"),
-    ],
-)
-def test_bad_reference_files(tmp_path: Path, name: str, values: np.ndarray, rule: str) -> None:
-    source = tmp_path / "reference"
-    write_reference(source)
-    np.save(source / f"{name}.npy", values, allow_pickle=True)
-    with pytest.raises(ValueError, match=rule):
-        ImportReference(source=source, out=tmp_path / "out").run()
-    assert not (tmp_path / "out").exists()

@@ -125,7 +125,6 @@ pretrain_simclr = function("pretrain_simclr", Simclr)
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
     """Monitor of the kNN accuracy: up to 2,000 rows, test rows if any, against 10,000 others."""
     import numpy as np
-    import torch
 
     from pretrain.probe import embed_all, knn_accuracy
 
@@ -135,11 +134,10 @@ def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]"
         keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
     parts = [images.take(rows) for rows in (keys[:10_000], queries[:2000])]
     pixels = [_pixels(part) for part in parts]
-    labels = [torch.from_numpy(part.labels) for part in parts]
 
     def measure(encoder: "nn.Module") -> dict[str, float]:
         train, test = (embed_all(encoder, p) for p in pixels)
-        return {"knn": knn_accuracy(train, labels[0], test, labels[1], k=min(20, len(train)))}
+        return {"knn": knn_accuracy(train, parts[0].labels, test, parts[1].labels)}
 
     return measure
 
@@ -234,8 +232,8 @@ class Probe:
         device = usual_device(self.device)
         encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         x, z = (embed_all(encoder, _pixels(part), encoder.preprocess) for part in (train, test))
-        rows = (x, torch.from_numpy(train.labels), z, torch.from_numpy(test.labels))
-        scores = {"knn": knn_accuracy(*rows, k=min(20, len(x))), "linear": linear_accuracy(*rows)}
+        rows = (x, train.labels, z, test.labels)
+        scores = {"knn": knn_accuracy(*rows), "linear": linear_accuracy(*rows)}
         report: dict[str, Any] = {
             "command": "probe",
             "data": images.name,

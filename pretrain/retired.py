@@ -138,6 +138,8 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         "--no-invert": "leave it out, as pictures are embedded as they are",
     },
     ("embed fit-transform",): {
+        "--apply-to": "leave it out, as run maps and compares rows; classes are named by --names",
+        "--i-know-this-leaks": "leave it out, as no private rows are given here",
         "--shrinkage": RAW,
         "--clip-norm": "leave it out, as features have length 1",
     },

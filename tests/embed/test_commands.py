@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +35,21 @@ def private(tmp_path: Path) -> Path:
     return tmp_path / "private"
 
 
-def test_fit_transform_writes_transform_and_rows(
-    tmp_path: Path, public: Path, private: Path
-) -> None:
+def test_fit_transform_writes_a_transform(tmp_path: Path, public: Path) -> None:
     out = tmp_path / "out"
-    FitTransform(public=public, apply_to=private, out=out, components=4).run()
-    transform = PublicTransform.load(out / "transform.safetensors")
-    rows, original = EmbeddingSet.open(out / "embeddings"), EmbeddingSet.open(private)
-    assert np.array_equal(rows.embeddings, transform(original.embeddings).numpy())
-    assert rows.users is not None
-    assert rows.meta["transform"]["fitted_on"] == EmbeddingSet.open(public).content_hash()
-    report = json.loads((out / "report.json").read_text())
-    assert report["dim"] == 5
-    assert report["applied_to"] == "random 1"
+    FitTransform(public=public, out=out, components=4).run()
+    fitted = PublicTransform.fit(EmbeddingSet.open(public), components=4)
+    assert PublicTransform.load(out / "transform.safetensors").identifier == fitted.identifier
+    assert fitted.fitted_on == EmbeddingSet.open(public).content_hash()
+    assert json.loads((out / "report.json").read_text())["dim"] == 5
     with pytest.raises(FileExistsError):
         FitTransform(public=public, out=out).run()
 
 
-def test_the_private_set_may_not_pass_for_public(tmp_path: Path, private: Path) -> None:
-    command: dict[str, Any] = {"public": private, "apply_to": private, "components": 4}
-    with pytest.raises(ValueError, match="public must be another set"):
-        FitTransform(**command, out=tmp_path / "out").run()
-    assert not (tmp_path / "out").exists()
-    FitTransform(**command, out=tmp_path / "out", i_know_this_leaks=True).run()
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["leaks"] is True
-
-
-def test_neither_may_a_part_or_another_precision_of_it() -> None:
+def test_the_private_set_nor_a_part_of_it_nor_another_precision_may_pass_for_public() -> None:
     private = random_set(1)
+    with pytest.raises(ValueError, match="public must be another set"):
+        refuse_leak(private, private)
     part = private.subset(slice(0, 50))
     assert in_both(part, private).sum() == 50
     with pytest.raises(ValueError, match="public must be another set"):
@@ -75,7 +63,7 @@ def test_neither_may_a_part_or_another_precision_of_it() -> None:
     refuse_leak(random_set(0, dim=4), private)
 
 
-def test_neither_may_a_single_row_of_it(tmp_path: Path, public: Path, private: Path) -> None:
+def test_neither_may_a_single_row_of_it(tmp_path: Path, private: Path) -> None:
     """No share is tolerated: the row goes before the fit, or there is no fit."""
     one = random_set(1).embeddings[3:4]
     mixed = EmbeddingSet(
@@ -84,28 +72,18 @@ def test_neither_may_a_single_row_of_it(tmp_path: Path, public: Path, private: P
     with pytest.raises(ValueError, match="got 1 of 201 rows in both"):
         refuse_leak(mixed, random_set(1))
     mixed.save(tmp_path / "mixed")
-    command: dict[str, Any] = {"apply_to": private, "components": 4, "out": tmp_path / "out"}
     with pytest.raises(ValueError, match=r"without any of its rows .*embed exclude.* takes them"):
-        FitTransform(public=tmp_path / "mixed", **command).run()
+        refuse_leak(mixed, EmbeddingSet.open(private))
     Exclude(embeddings=private, public=(tmp_path / "mixed",), out=tmp_path / "rest").run()
-    command["apply_to"] = tmp_path / "rest"
-    FitTransform(public=tmp_path / "mixed", **command).run()
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["public_rows"] == 201
+    refuse_leak(mixed, EmbeddingSet.open(tmp_path / "rest"))
     assert len(EmbeddingSet.open(tmp_path / "rest")) == 199
 
 
-def test_transformed_rows_say_whether_they_were_compared(
-    tmp_path: Path, public: Path, private: Path
-) -> None:
-    for name, fitted_on in (("honest", public), ("leaky", private)):
-        out = tmp_path / name
-        FitTransform(
-            public=fitted_on, apply_to=private, components=4, out=out, i_know_this_leaks=True
-        ).run()
-        assert not EmbeddingSet.open(out / "embeddings").is_compared
-    FitTransform(public=public, apply_to=private, components=4, out=tmp_path / "good").run()
-    assert EmbeddingSet.open(tmp_path / "good" / "embeddings").is_compared
+def test_transformed_rows_of_0_2_say_whether_they_were_compared() -> None:
+    whole = random_set(1)
+    for made_by in ({"compared": True}, {"compared": False}, {}):
+        rows = replace(whole, meta=whole.meta | {"transform": made_by})
+        assert rows.is_compared is made_by.get("compared", False)
 
 
 def test_embedded_classes_are_declared_or_marked(

@@ -36,6 +36,4 @@ CASES = table(
     (f"{FIT} public --constant nan", r"constant must be .* got nan"),
     (f"{FIT} public --constant 1e9", r"constant must be .* got 1"),
     (f"{FIT} public --out public --overwrite", r"out must not hold what the command reads"),
-    (f"{FIT} public --apply-to public", r"public must be another set"),
-    (f"{FIT} public --apply-to foreign", r"one encoder"),
 )

@@ -112,14 +112,6 @@ def test_samples_of_any_size_lead_to_the_same_minimiser(
         assert distance <= 2e-11 / head.l2_reg
 
 
-def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "ALONE", 0)
-    monkeypatch.setattr(descent, "LEAST_SAMPLE", 2)
-    monkeypatch.setattr(descent, "iteration_cap", lambda head, tau: 1)
-    with pytest.raises(ArithmeticError, match=r"missed its tolerance .* nothing may be released"):
-        fit_exact(HEADS[0], *rows(300, 40))
-
-
 def test_weights_that_cancelled_down_from_far_are_no_end() -> None:
     """Coefficients of equal rows that pull against each other: ‖∇J‖ is 0, and nobody knows it."""
     head = SoftmaxHead(num_classes=2, l2_reg=1.0, clip_norm=1.0)

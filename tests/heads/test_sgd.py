@@ -114,17 +114,6 @@ def test_a_user_gets_the_same_bits_whoever_leaves_its_ball_beside_it(
     assert torch.equal(found, fit(x, radius))
 
 
-@each_head
-@each_method
-def test_padded_users_equal_separate_users(head: Head, method: Method) -> None:
-    x, y = rows(users=4, n=11)
-    counts = torch.tensor([11, 1, 4, 7])
-    padded = fit_sgd(head, x, y, epochs=5, batch_size=4, counts=counts, method=method)
-    for user, n in enumerate(counts.tolist()):
-        alone = fit_sgd(head, x[user, :n], y[user, :n], epochs=5, batch_size=4, method=method)
-        torch.testing.assert_close(padded[user], alone, rtol=1e-12, atol=1e-13)
-
-
 def plain_autograd(head: Head, x: Tensor, y: Tensor, epochs: int, batch_size: int) -> Tensor:
     """Algorithm 1/2 for one user, gradients by autograd of the loss."""
     b, m = min(batch_size, len(y)), 0
@@ -148,12 +137,14 @@ def plain_autograd(head: Head, x: Tensor, y: Tensor, epochs: int, batch_size: in
 
 @each_head
 @each_method
-@pytest.mark.parametrize(("n", "batch_size"), [(1, 1), (7, 3), (12, 12), (12, 50), (25, 7)])
-def test_equals_a_plain_autograd_loop(head: Head, method: Method, n: int, batch_size: int) -> None:
-    x, y = rows(users=2, n=n)
-    weights = fit_sgd(head, x, y, epochs=6, batch_size=batch_size, method=method)
-    for user in range(2):
-        expected = plain_autograd(head, x[user], y[user], 6, batch_size)
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 50])
+def test_equals_a_plain_autograd_loop(head: Head, method: Method, batch_size: int) -> None:
+    """Of each user alone, though the users of a call are of several sizes."""
+    x, y = rows(users=5, n=25)
+    counts = torch.tensor([25, 1, 7, 12, 24])
+    weights = fit_sgd(head, x, y, epochs=6, batch_size=batch_size, counts=counts, method=method)
+    for user, n in enumerate(counts.tolist()):
+        expected = plain_autograd(head, x[user, :n], y[user, :n], 6, batch_size)
         torch.testing.assert_close(weights[user], expected, rtol=1e-10, atol=1e-13)
 
 
@@ -166,13 +157,6 @@ def test_a_generator_draws_a_new_order_per_user_and_epoch(method: Method) -> Non
     found = [fit_sgd(HEADS[0], x, y, generator=draw, **options) for draw in draws]
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0][0], found[0][1], rtol=1e-6)
-
-
-def test_the_last_iterate_approaches_the_minimiser() -> None:
-    x, y = rows(users=1, n=8)
-    head = HEADS[0]
-    weights = fit_sgd(head, x, y, epochs=4000, batch_size=8)
-    assert head.gradient(weights, x, y).norm() <= 1e-3 * head.lipschitz
 
 
 @each_method

@@ -12,10 +12,9 @@ the plain loop; how much is to be gained with the others, which embed a tenth of
 on what the CPU multiplies.
 """
 
-import argparse
 import contextlib
 import itertools
-import json
+import json as text
 import os
 import platform
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from PIL import Image
 from torch import nn
 
@@ -39,6 +39,7 @@ from pretrain.intake.archive import open_npz
 from pretrain.intake.decode import decode
 from pretrain.preprocess import Preprocess
 from pretrain.sources import open_images
+from tests.benchmarks.saving import save
 
 BLOCK, PLAIN_BATCH, PHOTOS, BAR = 256, 64, 512, 3.0
 LITE0 = "timm:tf_efficientnet_lite0"
@@ -181,20 +182,16 @@ def profile(images: ImageSet) -> dict[str, Any]:
         return told | {"images_per_second": round(PHOTOS / (time.perf_counter() - begin), 1)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--reference-data", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=25_000)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    images = open_npz(options.reference_data / "data" / "cifar10_jpeg.npz")
+def main(reference_data: Path, rows: int = 25_000, json: Path | None = None) -> int:
+    """Prints a line for every engine, encoder and precision."""
+    images = open_npz(reference_data / "data" / "cifar10_jpeg.npz")
     table: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for name in ENCODERS:
             with contextlib.redirect_stderr(sys.stdout):
-                rows = options.rows if name == LITE0 else options.rows // 10
-                table += compared(name, images.take(slice(0, rows)))
+                count = rows if name == LITE0 else rows // 10
+                table += compared(name, images.take(slice(0, count)))
         folder = profile(images)
     result = {
         "threads": torch.get_num_threads(),
@@ -205,15 +202,14 @@ def main() -> int:
         "table": table,
         "folder_of_500_px_jpegs_cpu_ms": folder,
     }
-    print(json.dumps(result, indent=2))
+    print(text.dumps(result, indent=1))
     for name in ENCODERS:
         ratio = max(line["ratio"] for line in table if line["encoder"] == name)
         print(f"{name}: best engine {ratio} times the plain loop")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    save(json, result)
     reached = max(line["ratio"] for line in table if line["encoder"] == LITE0)
     return 0 if reached >= BAR else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

@@ -9,8 +9,6 @@ Needs `pip install flwr==1.41.0`.
 
 # pyright: reportMissingImports=false
 
-import argparse
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.common import FitIns, FitRes, Status, ndarrays_to_parameters, serde
@@ -31,8 +30,8 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.supercore.task_identity import TaskIdentity
 
-from pretrain.cli.output import new_file
 from tests.benchmarks.bench_secure_sum import machine
+from tests.benchmarks.saving import save
 from train_distributed.secure_sum.graph import choose_degree
 
 CLIP = 8.0  # Flower's clipping range by default
@@ -89,10 +88,10 @@ class Everyone(FedAvg):
         return [(proxy, FitIns(parameters, {})) for proxy in client_manager.all().values()]
 
 
-def measure(users: int, dimension: int, fractions: tuple[float, float]) -> dict[str, Any]:
+def measure(users: int, dimension: int) -> dict[str, Any]:
     """One run; the average is checked."""
     vector = np.random.default_rng(0).uniform(-1, 1, dimension).astype(np.float32)
-    graph = choose_degree(users, *fractions)
+    graph = choose_degree(users, 0.1, 0.2)
     cohort, manager = Cohort(users, vector), SimpleClientManager()
     for i in cohort.contexts:
         manager.register(Proxy(i))
@@ -128,27 +127,18 @@ def measure(users: int, dimension: int, fractions: tuple[float, float]) -> dict[
     }
 
 
-def main() -> None:
+def main(
+    users: tuple[int, ...] = (10, 100), dimension: int = 61_450, write: Path | None = None
+) -> None:
     """Prints a row per number of users."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--users", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--dimension", type=int, default=61_450)
-    parser.add_argument("--corrupt-fraction", type=float, default=0.1)
-    parser.add_argument("--dropout-fraction", type=float, default=0.2)
-    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
-    options = parser.parse_args()
     logging.disable(logging.WARNING)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0
-    fractions = options.corrupt_fraction, options.dropout_fraction
     rows = []
-    for users in options.users:
-        rows.append(measure(users, options.dimension, fractions))
+    for count in users:
+        rows.append(measure(count, dimension))
         print(rows[-1], flush=True)
-    if options.write:
-        result = {"machine": machine() | {"flwr": version("flwr")}, "cost": rows}
-        with new_file(options.write) as partial:
-            partial.write_text(json.dumps(result, indent=1) + "\n")
+    save(write, {"machine": machine() | {"flwr": version("flwr")}, "cost": rows})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

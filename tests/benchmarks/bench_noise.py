@@ -12,8 +12,6 @@ which is below 1e-33 where 2^(i+4) <= s/2. Pairs of neighbours must be independe
 Exit code 1 if a ratio is below 10, or one p-value of all is below 1e-6.
 """
 
-import argparse
-import json
 import math
 import platform
 import sys
@@ -24,10 +22,11 @@ from pathlib import Path
 
 import mpmath
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from pretrain.cli.output import new_file
+from tests.benchmarks.saving import save
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 
 STDS = [0.3, 1.0, 3.7, 40.0, 2.0**10, 1.7 * 2**20, 2.0**40 / 3, 2.0**45, 2.0**53]
@@ -134,19 +133,14 @@ def p_value(seen: NDArray[np.int64], mass: NDArray[np.float64]) -> float:
     return float(chi2.sf(statistic, len(pairs) - 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--draws", type=int, default=10**7)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def main(draws: int = 10**7, json: Path | None = None) -> None:
+    """Prints a line for every standard deviation."""
     rows = []
     print("    standard deviation   ns a draw   OpenDP's   ratio   p-values: least of how many")
     for std in STDS:
         ours, theirs = nanoseconds(std)
         law = Law(std)
-        p = law.p_values(law.counts(options.draws))
+        p = law.p_values(law.counts(draws))
         rows.append({"std": std, "ns": ours, "opendp_ns": theirs, "p_values": p})
         least = f"{min(p.values()):8.2g} of {len(p)}"
         print(f"{std:22.9g} {ours:11.0f} {theirs:10.0f} {theirs / ours:7.1f}   {least}", flush=True)
@@ -155,13 +149,10 @@ def main() -> None:
     fits = min(p) >= LEAST_P
     print(f"ratio >= {BAR:g}: {ratio >= BAR} (least {ratio:.1f})")
     print(f"p-values >= {LEAST_P:g}: {fits} (least {min(p):.2g} of {len(p)})")
-    if options.json:
-        versions = {name: version(name) for name in ("numpy", "opendp")}
-        facts = {"machine": platform.machine(), "draws": options.draws} | versions
-        with new_file(options.json) as path:
-            path.write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
+    versions = {name: version(name) for name in ("numpy", "opendp")}
+    save(json, {"machine": platform.machine(), "draws": draws, **versions, "rows": rows})
     sys.exit(not (ratio >= BAR and fits))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

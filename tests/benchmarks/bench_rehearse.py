@@ -8,7 +8,6 @@ private rows are held out of what the rehearsal sees, and in most their classes 
 of a release with float noise are compared with the interval of 80 %.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Mapping
@@ -18,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 
 from embed import EmbeddingSet, PublicTransform
 from embed.identity import found, known_rows, row_hashes
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed import Privacy, release
 from train_distributed.partition import split
 from train_distributed.simulation.prediction import Predictions
@@ -145,32 +146,26 @@ def line_of(asked: Combination, sets: Mapping[str, EmbeddingSet], seed: int) -> 
     }
 
 
-def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Coverage of the intervals of rehearse")
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument(
-        "--names", nargs="*", default=["tiny=tiny_simclr", "cifar10=cifar10_simclr"]
-    )
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of combinations")
-    parser.add_argument("--seed", type=int, default=0, help="of what is held out")
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    called = dict(pair.split("=") for pair in arguments.names)
-    chosen = [COMBINATIONS[n] for n in arguments.only or range(len(COMBINATIONS))]
+def main(
+    data: Path,
+    names: tuple[str, ...] = ("tiny=tiny_simclr", "cifar10=cifar10_simclr"),
+    only: tuple[int, ...] = (),
+    seed: int = 0,
+    write: Path | None = None,
+) -> None:
+    """All combinations, or those of some numbers; the seed is of what is held out."""
+    called = dict(pair.split("=") for pair in names)
+    chosen = [COMBINATIONS[n] for n in only or range(len(COMBINATIONS))]
     wanted = {"tiny"} | {name for c in chosen for name in (c.private, c.like) if name}
-    sets = {name: EmbeddingSet.open(arguments.data / called.get(name, name)) for name in wanted}
+    sets = {name: EmbeddingSet.open(data / called.get(name, name)) for name in wanted}
     lines = []
     for number, asked in enumerate(chosen):
-        lines.append(line_of(asked, sets, arguments.seed + number))
+        lines.append(line_of(asked, sets, seed + number))
         print(json.dumps(lines[-1]), flush=True)
     covered = sum(line["covered"] for line in lines)
     print(f"{covered} of {len(lines)} covered")
-    if arguments.write is not None:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        made = {**provenance(), "seed": arguments.seed, "covered": covered, "lines": lines}
-        arguments.write.write_text(json.dumps(made, indent=1) + "\n")
+    save(write, {**provenance(), "seed": seed, "covered": covered, "lines": lines})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -15,8 +15,6 @@ user's own discrete noise and a secure sum: 100 times fewer users. Every measure
 process of its own; its peak memory is the operating system's figure.
 """
 
-import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -24,14 +22,17 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
+import tyro
 from scipy.optimize import brentq
 from torch import Tensor
 
 from embed import PublicTransform
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk
@@ -164,33 +165,31 @@ def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
     return seconds, peak, error, (noise.square().mean().sqrt() / std).item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--users", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
+def main(
+    users: tuple[int, ...] = (10_000, 100_000, 1_000_000),
+    methods: tuple[str, ...] = METHODS,
+    json: Path | None = None,
+) -> None:
+    """Prints a line for every method and number of users."""
     result, rows = provenance() | {"load": os.getloadavg()[0]}, []
     context = multiprocessing.get_context("spawn")
     print(
         f"{'method':22}{'users':>9}{'seconds':>9}{'us/user':>10}{'peak GiB':>10}{'error':>10}"
         f"{'noise':>8}"
     )
-    for method in options.methods:
-        for users in options.users:
-            count = max(users // INTEGERS, 2) if method.endswith("-integers") else users
-            with context.Pool(1) as pool:
-                row = Row(method, count, *pool.apply(measure, (method, count)))
-            rows.append(asdict(row))
-            error = math.nan if row.error is None else row.error
-            print(
-                f"{method:22}{count:9}{row.seconds:9.2f}{1e6 * row.seconds / count:10.1f}"
-                f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
-                flush=True,
-            )
-    if options.json:
-        options.json.write_text(json.dumps(result | {"rows": rows}, indent=2) + "\n")
+    for method, count in product(methods, users):
+        count = max(count // INTEGERS, 2) if method.endswith("-integers") else count
+        with context.Pool(1) as pool:
+            row = Row(method, count, *pool.apply(measure, (method, count)))
+        rows.append(asdict(row))
+        error = math.nan if row.error is None else row.error
+        print(
+            f"{method:22}{count:9}{row.seconds:9.2f}{1e6 * row.seconds / count:10.1f}"
+            f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
+            flush=True,
+        )
+    save(json, result | {"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,10 @@ class Slopes:
         """Writes risk.csv, cuts.csv, report.json, amplification.json and a PNG."""
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, value) for name, values in SWEEPS.items() for value in values]
-        rows = [
-            self.measure(name, value, seed)
-            for name, value in tqdm(settings, unit="setting", disable=None)
-            for seed in range(self.seeds)
-        ]
+        runs = list(product(settings, range(self.seeds)))
+        rows = [self.measure(*at, seed) for at, seed in tqdm(runs, unit="run", disable=None)]
         risks, cuts = pd.DataFrame(rows).astype({"bits": "Int64"}), pd.DataFrame(count_cuts())
-        found = {
-            **summarise(risks),
-            "cuts": fit_cuts(cuts),
-            "noise_over_the_paper": compare_noise(),
-        }
+        found = summarise(risks) | {"cuts": fit_cuts(cuts), "noise_over_the_paper": compare_noise()}
         used = {"configuration": asdict(self) | {"output": self.output.name}}
         cells = [compare_accounts(plan) for plan in tqdm(self.plans(), unit="cell", disable=None)]
         with new_directory(self.output, overwrite=self.overwrite) as directory:
@@ -119,15 +113,7 @@ class Slopes:
             row[f"{name}_bits_by_formula"] = payload(plan)
             row[f"{name}_framing_bits"] = report["framing_bits_per_user"]
         descended = private_gradient_descent(
-            data,
-            objective,
-            epsilon=at["epsilon"],
-            delta=self.delta,
-            rounds=at["rounds"],
-            gradient_clip=CLIP,
-            step=0.5,
-            half_width=1.0,
-            generator=generator,
+            data, objective, at["epsilon"], self.delta, at["rounds"], generator
         )
         row["dp_sgd"] = float((descended[0] - mean).square().sum() / 2)
         row["dp_sgd_bits"] = 32 * self.dimension * at["rounds"]
@@ -150,9 +136,8 @@ class Slopes:
     def plans(self) -> list[CharterPlan]:
         """Plan of every private cell whose noise differs from the others'."""
         varied = [(name, value) for name in ("rows", "epsilon", "rounds") for value in SWEEPS[name]]
-        cells = [self.at(name, value) for name, value in varied]
-        private = [at for at in cells if math.isfinite(at["epsilon"])]
-        return [self.plan(at) for at in {str(at): at for at in private}.values()]
+        cells = {str(at): at for at in (self.at(*each) for each in varied)}
+        return [self.plan(at) for at in cells.values() if math.isfinite(at["epsilon"])]
 
 
 def sphere(
@@ -178,33 +163,16 @@ def payload(plan: CharterPlan) -> int:
 def private_gradient_descent(
     data: Sequence[tuple[Tensor, Tensor]],
     objective: Objective,
-    *,
     epsilon: float,
     delta: float,
     rounds: int,
-    gradient_clip: float,
-    step: float,
-    half_width: float,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """DP-SGD with full batches: every client sends a noisy mean of clipped gradients each round.
+    """(problems, d) by DP-SGD with full batches: clients send noisy means of clipped gradients.
 
-    Steps fall as 1/√t; the result is the mean of the second half of the projected iterates. A
-    replaced record moves each of a client's T messages by at most 2 G/N.
-
-    Args:
-        data: (x, y) of every client.
-        objective: the loss of a record.
-        epsilon: of each client's records against the server; inf: no noise.
-        delta: δ.
-        rounds: T.
-        gradient_clip: G.
-        step: first step size.
-        half_width: half the side of the cube that is projected on.
-        generator: of the noise.
-
-    Returns:
-        (problems, d) points.
+    Steps fall as 1/(2 √t), and points are projected on [-1, 1]^d; the result is the mean of the
+    second half of the iterates. A replaced record moves each of a client's T messages by at most
+    2 G/N. An infinite epsilon is no noise.
     """
     points = torch.zeros(objective.problems, objective.dimension, dtype=torch.float64)
     private = math.isfinite(epsilon)
@@ -215,12 +183,10 @@ def private_gradient_descent(
         for x, y in data:
             gradients = objective.gradients(points, x, y)
             norms = gradients.flatten(1).norm(dim=1)[:, None, None]
-            over = norms > gradient_clip
-            clipped = torch.where(over, gradients * (gradient_clip / norms), gradients)
+            clipped = torch.where(norms > CLIP, gradients * (CLIP / norms), gradients)
             noise = normal(tuple(points.shape), generator)
-            total += clipped.mean(0) + 2 * gradient_clip / len(x) * multiplier * noise
-        points = points - step / math.sqrt(t) * total / len(data)
-        points = points.clamp(-half_width, half_width)
+            total += clipped.mean(0) + 2 * CLIP / len(x) * multiplier * noise
+        points = (points - 0.5 / math.sqrt(t) * total / len(data)).clamp(-1.0, 1.0)
         if t > rounds // 2:
             late += points
     return late / (rounds - rounds // 2)
@@ -248,15 +214,9 @@ def lowest_values(
     cuts: int,
     target: float,
 ) -> list[float]:
-    """Least value of a convex function so far, after each cut without noise.
+    """Least value so far of a convex function in [-half_width, half_width]^d, after each cut.
 
-    Args:
-        value: the function.
-        gradient: a subgradient at a point.
-        dimension: d.
-        half_width: half the side of the cube that is searched.
-        cuts: largest number of gradients to ask for.
-        target: the search stops at a value this low.
+    Without noise, until a value as low as the target or so many cuts.
     """
     planes, history = cutting_planes(dimension, half_width), []
     with contextlib.suppress(StopIteration):
@@ -301,15 +261,11 @@ def compare_noise() -> list[dict[str, float]]:
         task = CharterTask(
             clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0
         )
-        tight, paper = (
-            make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
-            for constants in ("tight", "paper")
-        )
-        ratios = {
-            "learning": tight.gradient_std / paper.gradient_std,
-            "verification": tight.loss_std / paper.loss_std,
-        }
-        found.append({"rounds": rounds, "epsilon": epsilon} | ratios)
+        clips = {"rounds": rounds, "gradient_clip": 1.0, "loss_clip": 1.0}
+        tight, paper = (make_plan(task, constants=each, **clips) for each in ("tight", "paper"))
+        row = {"learning": tight.gradient_std / paper.gradient_std}
+        row["verification"] = tight.loss_std / paper.loss_std
+        found.append({"rounds": rounds, "epsilon": epsilon} | row)
     return found
 
 
@@ -342,17 +298,14 @@ def compare_accounts(plan: CharterPlan) -> dict[str, float]:
 
 def summarise(risks: pd.DataFrame) -> dict[str, Any]:
     """Measured slopes, the theorem's, and in how many runs the payload is the formula's."""
-    equal = {
-        name: int(np.count_nonzero(risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"]))
-        for name in CHARTERS
-    }
+    equal = {name: risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"] for name in CHARTERS}
     return {
         "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY},
         "slopes_of_the_theorem": THEORY,
         "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
         "payload": {
-            name: {"runs": len(risks), "exactly_as_the_formula": count}
-            for name, count in equal.items()
+            name: {"runs": len(risks), "exactly_as_the_formula": int(each.sum())}
+            for name, each in equal.items()
         },
     }
 

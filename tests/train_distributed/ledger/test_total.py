@@ -27,15 +27,21 @@ def epsilon(mu: float, delta: float = 1e-5) -> float:
     return accounting.epsilon(delta, 1 / mu)
 
 
-def test_gaussian_entries_add_up_as_squares() -> None:
+def test_gaussian_entries_and_compositions_add_up_as_squares() -> None:
     total = Total.of([gaussian(0.3), gaussian(0.4)], "record")
     assert total.epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
     assert total.epsilon(1e-5) >= epsilon(0.5)
-
-
-def test_compositions_are_those_of_one_entry() -> None:
     four = Total.of([gaussian(0.1, compositions=4)], "record").epsilon(1e-5)
     assert four == pytest.approx(epsilon(0.2), rel=1e-12)
+
+
+def test_pure_promises_need_no_delta_and_no_noise_is_no_privacy() -> None:
+    total = Total.of([replace(STATED, delta=0.0)] * 2, "record")
+    assert (total.epsilon(), total.epsilon(1e-12)) == pytest.approx((1.0, 1.0))
+    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
+    for none in ([bare, GAUSSIAN], [replace(STATED, epsilon=math.inf)]):
+        assert Total.of(none, "record").epsilon(1e-5) == math.inf
+    assert Total.of([], "record").epsilon(1e-5) == 0.0
 
 
 @pytest.mark.parametrize("mus", [(0.3, 0.2, 0.7), (1.5,), (0.05,) * 12])
@@ -64,13 +70,6 @@ def test_other_promises_add_up_and_take_their_delta_from_the_gaussian_ones() -> 
     assert alone.epsilon(2e-6 * (1 + 1e-12)) == pytest.approx(1.0)
     assert alone.epsilon(1.9e-6) == math.inf
     assert alone.epsilon() == pytest.approx(1.0)
-
-
-def test_pure_promises_need_no_delta() -> None:
-    pure = replace(STATED, delta=0.0)
-    total = Total.of([pure, pure], "record")
-    assert total.epsilon() == pytest.approx(1.0)
-    assert total.epsilon(1e-12) == pytest.approx(1.0)
 
 
 def test_discreteness_is_charged_twice_over() -> None:
@@ -177,13 +176,6 @@ def test_no_total_is_below_the_exact_sum() -> None:
         gaussian = accounting.epsilon(left, 1 / (0.1 * COST_ROUND_UP))
         exact = Fraction(gaussian) + 2 * Fraction(cost.zeta) + Fraction(cost.epsilon)
         assert Fraction(cost.at(1e-5)) >= exact
-
-
-def test_no_noise_is_no_privacy() -> None:
-    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
-    assert Total.of([bare, GAUSSIAN], "record").epsilon(1e-5) == math.inf
-    assert Total.of([replace(STATED, epsilon=math.inf)], "record").epsilon(1e-5) == math.inf
-    assert Total.of([], "record").epsilon(1e-5) == 0.0
 
 
 def test_costs_of_disjoint_rows_are_at_least_either() -> None:

@@ -1,6 +1,5 @@
 """Primitives against published vectors: what reaches the cipher is the seed, whole."""
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -12,7 +11,7 @@ from train_distributed.secure_sum.keys import (
     check_order,
     exchange_key,
 )
-from train_distributed.secure_sum.prg import CHUNK_WORDS, add_stream, derive, stream
+from train_distributed.secure_sum.prg import CHUNK_WORDS, derive, stream
 
 
 def _octets(seed: bytes, count: int) -> bytes:
@@ -52,14 +51,6 @@ def test_the_first_blocks_of_a_mask_are_the_aes_256_ctr_keystream(key: str, bloc
 def test_a_seed_of_another_width_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="seed must be 32 bytes"):
         next(stream(bytes(size), 1))
-
-
-def test_chunks_join_into_one_keystream() -> None:
-    count = 3 * CHUNK_WORDS + 5
-    total = np.zeros(count, np.uint64)
-    add_stream(total, b"k" * 32)
-    assert total.tobytes() == _octets(b"k" * 32, count)
-    assert len(np.unique(total)) == count  # no chunk repeats
 
 
 def test_key_agreement_is_x25519() -> None:

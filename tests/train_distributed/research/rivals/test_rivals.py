@@ -17,12 +17,13 @@ from train_distributed import Privacy, accounting
 from train_distributed.one_shot.registry import NOT_PRIVATE, RIVALS
 from train_distributed.one_shot.statistic import Chunk
 from train_distributed.partition import split
-from train_distributed.research.rivals import averages, dp_fl
+from train_distributed.research.rivals import averages, central, dp_fl
 from train_distributed.research.rivals.averages import AveragedMinimisers
 from train_distributed.research.rivals.gradient_perturbation import GradientSum
 
 CLASSES, DIM, ROWS = 3, 6, 240
 FLOAT_ONLY = ("dp-fl", "amp")
+IN_ONE_PROCESS = ("centralised-softmax", "centralised-svm", *FLOAT_ONLY)
 EPSILON = {"dp-fl": 4.0}  # a large one takes the account long
 OPTIONS: dict[str, dict[str, Any]] = {"dp-fl": {"epochs": 5, "batch_size": 60}}
 
@@ -83,34 +84,36 @@ def test_sums_are_released_with_discrete_noise(method: str, rows, arguments):
     assert released.report["test_accuracy"] > 0.9
 
 
-@pytest.mark.parametrize("method", FLOAT_ONLY)
-def test_others_refuse_it(method: str, rows, arguments):
-    with pytest.raises(ValueError, match="noise must be 'float' for"):
-        learn(rows, method, Privacy(1.0, 1e-5), **arguments)
+FLOAT, ONE = {"noise": "float"}, Privacy(1.0, 1e-5)
+BY_SERVERS = Privacy(1.0, 1e-5, noise_by="servers")
 
 
-@pytest.mark.parametrize("method", list(NOT_PRIVATE))
-def test_no_promise_is_made_without_noise(method: str, rows, arguments):
-    with pytest.raises(ValueError, match="epsilon must be inf for 'non-private"):
-        learn(rows, method, Privacy(1.0, 1e-5), **arguments)
-
-
-@pytest.mark.parametrize("method", ["centralised-softmax", "centralised-svm", "amp", "dp-fl"])
-def test_no_servers_are_promised_where_one_process_adds_the_noise(method: str, rows, arguments):
-    promise = Privacy(1.0, 1e-5, noise_by="servers")
-    with pytest.raises(ValueError, match=f"noise_by must be 'users' for method '{method}'"):
-        learn(rows, method, promise, noise="float", **arguments)
-
-
-def test_unknown_options_and_methods(rows, arguments):
-    with pytest.raises(ValueError, match=r"options must fit method 'amp', got \['colour'\]"):
-        learn(rows, "amp", Privacy(1.0, 1e-5), noise="float", **arguments, colour="red")
-    with pytest.raises(ValueError, match="method must be one of"):
-        learn(rows, "forest", Privacy(1.0, 1e-5), **arguments)
-    with pytest.raises(ValueError, match="gradient_clip must be finite and > 0, got 0"):
-        learn(rows, "dp-fl", Privacy(1.0, 1e-5), noise="float", **arguments, gradient_clip=0)
-    with pytest.raises(ValueError, match="rounds must be >= 1, got 0"):
-        learn(rows, "gradient-perturbation", Privacy(1.0, 1e-5), **arguments, rounds=0)
+@pytest.mark.parametrize(
+    ("methods", "promise", "given", "says"),
+    [
+        (FLOAT_ONLY, ONE, {}, "noise must be 'float' for"),
+        (NOT_PRIVATE, ONE, {}, "epsilon must be inf for 'non-private"),
+        (IN_ONE_PROCESS, BY_SERVERS, FLOAT, "noise_by must be 'users' for method '"),
+        (
+            ["amp"],
+            ONE,
+            FLOAT | {"colour": "red"},
+            r"options must fit method 'amp', got \['colour'\]",
+        ),
+        (["forest"], ONE, {}, "method must be one of"),
+        (
+            ["dp-fl"],
+            ONE,
+            FLOAT | {"gradient_clip": 0},
+            "gradient_clip must be finite and > 0, got 0",
+        ),
+        (["gradient-perturbation"], ONE, {"rounds": 0}, "rounds must be >= 1, got 0"),
+    ],
+)
+def test_what_a_baseline_cannot_promise_is_refused(methods, promise, given, says, rows, arguments):
+    for method in methods:
+        with pytest.raises(ValueError, match=says):
+            learn(rows, method, promise, **arguments, **given)
 
 
 # DP-FL
@@ -263,3 +266,48 @@ def test_a_sum_of_many_gradients_is_charged_for_its_rounding():
         charged = step.record_sensitivity(torch.tensor([1, n])) / (2 * head.lipschitz) - 1
         assert charged >= n**2 * 2.0**-53
         assert charged < 1e-5
+
+
+# Approximate minima perturbation: its minimiser, and the share of ε of each of its noises
+
+
+def test_minimiser_has_a_small_gradient():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.nn.functional.normalize(torch.randn(500, 5, generator=generator).double(), dim=1)
+    sign = torch.where(x[:, 0] > 0, 1.0, -1.0).double()
+    linear = 0.1 * torch.randn(5, generator=generator).double()
+    head = HuberSVMHead(num_classes=2, l2_reg=0.01, clip_norm=1.0)
+    w = central.minimise(head, x, sign, linear, 1e-9).requires_grad_()
+    gap = 1.1 - (x @ w) * sign
+    loss = torch.where(gap > 0.2, gap - 0.1, gap.clamp(min=0) ** 2 / 0.4).mean()
+    (loss + 0.005 * w @ w + linear @ w).backward()
+    assert w.grad is not None
+    assert float(w.grad.norm()) < 2e-9
+
+
+def test_machines_compose_to_the_promise():
+    each, share = central.per_machine(1.0, 1e-5, 10)
+    assert 0.1 <= each < 1
+    assert share == 1e-5 / 20
+    assert central.per_machine(1.0, 1e-5, 1)[0] == pytest.approx(1.0, rel=2e-2)
+
+
+def test_noise_is_the_published_formula():
+    budget = central.Budget(0.5, 1e-6, 0.001, 0.99)
+    assert budget.regulariser == pytest.approx(2 * 5 / (0.999 * 0.5 * 0.01))
+    tail = 1 + math.sqrt(2 * math.log(1 / (0.999 * 1e-6)))
+    assert budget.linear_std(100) == pytest.approx(2 / 100 * tail / (0.999 * 0.5 * 0.99))
+    assert budget.output_std(100, 1e-4) > 2 * 100 * 1e-4 / budget.regulariser
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 5.0, 12.0, 60.0])
+def test_linear_noise_keeps_its_share_of_a_large_epsilon(epsilon: float):
+    """The loss (2 u·b + |u|²)/(2σ²) for |u| = 2L/n and u·b at its δ₁ quantile.
+
+    The published σ₁ is too small beyond ε₃ = 2(1 + t).
+    """
+    budget = central.Budget(epsilon, 1e-6, 0.001, 0.99)
+    share, n = 0.999 * epsilon * 0.99, 100
+    std, moved = budget.linear_std(n), 2 / n
+    quantile = std * math.sqrt(2 * math.log(1 / (0.999 * 1e-6)))
+    assert (2 * moved * quantile + moved**2) / (2 * std**2) <= share * (1 + 1e-12)

@@ -9,7 +9,7 @@ import torch
 
 from train_distributed import partition
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.rivals.admm import calibration, learner, solver
+from train_distributed.research.rivals.admm import calibration, solver
 from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Network
 from train_distributed.research.rivals.admm.graph import (
     Graph,
@@ -163,13 +163,14 @@ def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
         )
 
 
-def test_excess_risk_vanishes_without_noise():
-    nodes = random_nodes()
-    run = AdmmSettings(method="none", iterations=300, rho=0.05, eta=0.1)
-    network = Network(nodes, ring(9), run)
-    _, report = learner.run(network, 1e-5, None, measure_risk=True)
-    assert abs(report["simulation_only"]["excess_risk"]) < 1e-10
-    assert "epsilon_composed" not in report
+def test_a_graph_says_who_talks_to_whom():
+    assert ring(3).degrees.tolist() == [2, 2, 2]
+    assert star(4).degrees.tolist() == [3, 1, 1, 1]
+    for nodes, degree, seed in itertools.product((7, 12, 20), (2, 4, 6), range(3)):
+        assert (random_regular(nodes, degree, generator(seed)).degrees == degree).all()
+    values = torch.randn(4, 2, 3, dtype=torch.float64)
+    assert torch.allclose(star(4).neighbour_sum(values)[0], values[1:].sum(0))
+    assert torch.equal(star(4).neighbour_sum(values)[3], values[0])
 
 
 def test_nodes_are_gathered_from_a_partition():
@@ -205,10 +206,15 @@ def filled(x, y, counts, nodes=None):
         (lambda: settings(rho=0.0), "rho must be finite and > 0"),
         (lambda: settings(method="dvp"), r"alpha must be in \(0, inf\)"),
         (lambda: settings(method="dvp", alpha=-1.0), r"alpha must be in \(0, inf\)"),
-        (
-            lambda: Network(random_nodes(), ring(4), settings()),
-            "nodes_of_graph must be 9",
-        ),
+        (lambda: Network(random_nodes(), ring(4), settings()), "nodes_of_graph must be 9"),
+        (lambda: Graph(4, ((0, 1), (2, 3))), "graph must be connected"),
+        (lambda: Graph(2, ()), "graph must be connected"),
+        (lambda: Graph(1, ()), "nodes must be >= 2"),
+        (lambda: Graph(2, ((1, 1),)), r"edges must join two of 2 nodes"),
+        (lambda: Graph(2, ((0, 1), (1, 0))), r"edges must be distinct"),
+        (lambda: ring(2), "nodes must be >= 3"),
+        (lambda: random_regular(5, 3, generator()), r"degree must be in \[2"),
+        (lambda: random_regular(4, 4, generator()), r"degree must be in \[2"),
     ],
 )
 def test_bad_input_is_named(call, message):

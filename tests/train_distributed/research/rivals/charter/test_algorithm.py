@@ -7,7 +7,12 @@ import torch
 
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.research.rivals.charter import encoding
-from train_distributed.research.rivals.charter.algorithm import Client, Distance, run
+from train_distributed.research.rivals.charter.algorithm import (
+    Client,
+    Distance,
+    OneVsRestLogistic,
+    run,
+)
 from train_distributed.research.rivals.charter.encoding import Quantised, Summed
 from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan
 
@@ -17,14 +22,8 @@ def generator(seed=0):
 
 
 def task(**changes):
-    defaults = {
-        "clients": 4,
-        "rows": 600,
-        "dimension": 3,
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "diameter": 2.0,
-    }
+    defaults = {"clients": 4, "rows": 600, "dimension": 3}
+    defaults |= {"epsilon": 1.0, "delta": 1e-5, "diameter": 2.0}
     return CharterTask(**(defaults | changes))
 
 
@@ -48,6 +47,25 @@ def points_around(mean, clients, rows, seed=0):
         z = torch.randn(rows, len(mean), generator=draw, dtype=torch.float64)
         data.append((mean + 0.3 * z / z.norm(dim=1, keepdim=True), torch.zeros(rows).long()))
     return data
+
+
+OBJECTIVES = [OneVsRestLogistic(2, 4), OneVsRestLogistic(3, 4), Distance(4)]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+def test_gradients_are_those_of_the_losses(objective):
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(7, 4, generator=draw, dtype=torch.float64)
+    y = torch.randint(2 if objective == OBJECTIVES[0] else 3, (7,), generator=draw)
+    shape = objective.problems, objective.dimension
+    points = torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
+    found = objective.gradients(points.detach(), x, y)
+    assert found.shape == (7, *shape)
+    for row in range(7):
+        loss = objective.losses(points, x[row : row + 1], y[row : row + 1])[0]
+        (expected,) = torch.autograd.grad(loss, points)
+        assert torch.allclose(found[row], expected)
+        assert loss >= 0
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 17])

@@ -8,7 +8,6 @@ swapped, doubled or emptied; and entries of a ledger, by several processes at on
 reproduced by a seed: what is found is printed with all of its settings.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -21,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 
 from embed import EmbeddingSet, PublicTransform
 from embed.engines import trial_pictures
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from tests.train_distributed.research.audit.pipeline.neighbours import (
     COMPUTED,
     PipelineAudit,
@@ -204,18 +205,13 @@ def ledgers(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
                 tally.note("totals", share, 1.0, entries)
 
 
-def main() -> None:
+def main(hours: float = 24.0, output: Path = Path("search")) -> None:
     """Plays until the time is up; writes what was tried after each quarter of an hour."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--output", type=Path, default=Path("search"))
-    options = parser.parse_args()
     torch.set_num_threads(1)
     draw, tally, started = np.random.default_rng(), Tally(), time.monotonic()
-    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="search-") as scratch:
         saved = 0.0
-        while (seconds := time.monotonic() - started) < 3600 * options.hours:
+        while (seconds := time.monotonic() - started) < 3600 * hours:
             pictures(draw, tally, Path(scratch))
             for _ in range(100):
                 sums(draw, tally)
@@ -224,9 +220,9 @@ def main() -> None:
             if seconds - saved > 900 or not saved:
                 saved = seconds
                 told = {**provenance(), "hours": seconds / 3600, **asdict(tally)}
-                (options.output / "search.json").write_text(json.dumps(told, indent=1) + "\n")
+                save(output / "search.json", told)
     print(json.dumps(asdict(tally), indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -1,7 +1,9 @@
 """Sweeps show what always the largest class would reach, and balanced accuracy."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +19,36 @@ from train_distributed.simulation.plan import Result
 ROW = Result("softmax", "softmax", "iid", 1.0, 0, 0.899, {}, "raw", balanced=0.5, majority=0.899)
 
 
-@pytest.fixture
-def sets(tmp_path: Path) -> tuple[Path, Path]:
-    """Nine rows in ten are of one class, whose features say nothing."""
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Callable[..., Path]:
+    """Folder of a sweep's result; nine rows in ten are of one class, whose features say nothing."""
+    home = tmp_path_factory.mktemp("sweeps")
     draw = np.random.default_rng(0)
     labels = (np.arange(400) % 10 == 0).astype(np.int64)
     x = draw.standard_normal((400, 6)).astype(np.float32)
     split = np.repeat([0, 1], [300, 100]).astype(np.uint8)
     meta = {"class_names": ["healthy", "ill"], "data": "blobs"}
-    EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta).save(tmp_path / "private")
+    EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta).save(home / "private")
     public = draw.standard_normal((60, 6)).astype(np.float32)
-    EmbeddingSet(embeddings=public, labels=np.arange(60) % 3).save(tmp_path / "public")
-    return tmp_path / "private", tmp_path / "public"
+    EmbeddingSet(embeddings=public, labels=np.arange(60) % 3).save(home / "public")
+
+    @cache
+    def sweep(name: Any, **changes: Any) -> Path:
+        given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2, "components": (2,)}
+        out = home / f"{name} {len(changes)}"
+        Sweep(name, home / "private", home / "public", out=out, **given | changes).run()
+        return out
+
+    return sweep
 
 
-def swept(sets: tuple[Path, Path], out: Path, name: Any, **changes: Any) -> list[dict[str, Any]]:
-    given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2}
-    Sweep(name, *sets, out=out, **given | changes).run()
+def cells_of(out: Path) -> list[dict[str, Any]]:
     return json.loads((out / "results.json").read_text())["cells"]
 
 
 @pytest.mark.parametrize("name", ["frontier", "non-iid"])
-def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: str) -> None:
-    out = tmp_path / "out"
-    cells = swept(sets, out, name)
+def test_an_accuracy_is_beside_that_of_the_largest_class(swept, name: str) -> None:
+    cells = cells_of(out := swept(name))
     assert {cell["majority"] for cell in cells} == {0.9}
     assert all(abs(cell["balanced"] - 0.5) < 0.3 for cell in cells)
     text, priors = (out / "table.txt").read_text().split("with prior equal: ")
@@ -49,29 +57,28 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: s
     assert text.count(" ± ") == text.count("(") > 3
 
 
-def test_folds_have_their_own(sets, tmp_path) -> None:
-    folded = swept(sets, tmp_path / "folds", "frontier", folds=3, seeds=1, schemes=("iid",))
+def test_folds_have_their_own(swept) -> None:
+    folded = cells_of(swept("frontier", folds=3, seeds=1, schemes=("iid",)))
     assert all(0.88 < cell["majority"] < 0.92 for cell in folded)
 
 
-def test_so_do_rivals_of_many_rounds(sets, tmp_path) -> None:
-    cells = swept(sets, tmp_path / "out", "rivals", components=(2,), seeds=1)
+def test_so_do_rivals_of_many_rounds(swept) -> None:
+    cells = cells_of(out := swept("rivals"))
     assert {cell["majority"] for cell in cells if "accuracy" in cell} == {0.9}
-    head = (tmp_path / "out" / "table.txt").read_text().splitlines()[0]
+    head = (out / "table.txt").read_text().splitlines()[0]
     assert "balanced accuracy  always the largest class" in head
 
 
 @pytest.mark.parametrize("missing", [("balanced", "majority"), ("majority",)])
 @pytest.mark.parametrize("name", ["frontier", "rivals"])
 def test_an_older_result_is_drawn_and_says_what_it_lacks(
-    sets, tmp_path, capsys, name: str, missing: tuple[str, ...]
+    swept, tmp_path, capsys, name: str, missing: tuple[str, ...]
 ) -> None:
-    swept(sets, tmp_path / "out", name, components=(2,), seeds=1)
-    path = tmp_path / "out" / "results.json"
-    result = json.loads(path.read_text())
+    result = json.loads((swept(name) / "results.json").read_text())
     for cell in result["cells"]:
         for each in missing:
             cell.pop(each, None)
+    path = tmp_path / "results.json"
     path.write_text(json.dumps(result))
     capsys.readouterr()
     Plot(path, out=tmp_path / "again.png").run()

@@ -1,4 +1,4 @@
-"""The figures of Zhang and Zhu's paper on UCI Adult: decentralised ADMM with two perturbations.
+"""Zhang and Zhu's comparison on UCI Adult: decentralised ADMM with two perturbations.
 
     python -m tests.benchmarks.adult --data adult.data.gz --output results/rivals/admm
 
@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 from torch import Tensor
 from tqdm import tqdm
@@ -54,7 +53,7 @@ PAPER = {
     "intermediate": "DVP is slightly more robust to noise than PVP",
     "final": "PVP is slightly better than DVP in empirical loss",
 }
-LABELS = {"loss": "mean logistic loss", "error": "test error"}
+MEASURES = ("loss", "error")  # mean logistic loss, test error
 WHEN = {"intermediate, mean of t = 2 … 99": slice(1, -1), "final": slice(-1, None)}
 Measured = dict[str, np.ndarray]  # loss and error: (T, seeds), means over nodes
 Runs = dict[tuple[str, float], Measured]  # by method and α
@@ -110,7 +109,7 @@ class Figures:
     overwrite: bool = False
 
     def run(self) -> None:
-        """Trains everything, then writes curves.csv, report.json, comparison.txt and three PNGs."""
+        """Trains everything, then writes curves.csv, report.json and comparison.txt."""
         refuse_existing(self.output, overwrite=self.overwrite)
         check.at_least(max(MOMENTS), iterations=self.iterations)
         nodes, test = self._split(*read_adult(self.data))
@@ -138,7 +137,6 @@ class Figures:
             as_table(runs).to_csv(directory / "curves.csv", index=False, float_format="%.6g")
             write_json(directory / "report.json", report)
             (directory / "comparison.txt").write_text(text)
-            draw(directory, runs, fits)
         print(text, end="")
 
     def _split(self, x: Tensor, labels: Tensor) -> tuple[Nodes, tuple[Tensor, Tensor]]:
@@ -171,7 +169,7 @@ class Figures:
         states = network.iterations(generator, shares=shares if private else None)
         progress = tqdm(states, desc=method, total=self.iterations, unit="step", disable=None)
         rows = [_measure(copies, test, state.sent) for state in progress]
-        stacked = {name: np.stack([row[name] for row in rows]) for name in LABELS}
+        stacked = {name: np.stack([row[name] for row in rows]) for name in MEASURES}
         parts = {a: slice(i * self.seeds, (i + 1) * self.seeds) for i, a in enumerate(alphas)}
         return {
             (method, alpha): {name: values[:, part] for name, values in stacked.items()}
@@ -235,7 +233,7 @@ def compare(runs: Runs) -> list[dict[str, Any]]:
     One is better where the mean difference of a seed's two runs exceeds twice its standard error.
     """
     found = []
-    for alpha, (label, when), measure in product(CURVES, WHEN.items(), LABELS):
+    for alpha, (label, when), measure in product(CURVES, WHEN.items(), MEASURES):
         row: dict[str, Any] = {"alpha": alpha, "when": label, "measure": measure}
         values = {method: runs[method, alpha][measure][when].mean(0) for method in NAMES}
         for method, of_seeds in values.items():
@@ -272,45 +270,6 @@ def as_table(runs: Runs) -> pd.DataFrame:
             columns[f"{name}_mean"], columns[f"{name}_std"] = _spread(values)
         tables.append(pd.DataFrame(columns))
     return pd.concat(tables)
-
-
-def draw(directory: Path, runs: Runs, fits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Fig. 3, loss and error against t; Fig. 4, loss against α with its fit; Fig. 5, the end."""
-    panels: dict[str, list[Any]] = {"convergence": [], "tradeoff": [], "final": []}
-    for measure, (method, name) in product(LABELS, NAMES.items()):
-        lines = {f"α = {alpha}": runs[method, alpha] for alpha in CURVES}
-        lines["no noise"] = runs["none", math.inf]
-        drawn = {
-            label: (np.arange(1, len(of[measure]) + 1), *_spread(of[measure]))
-            for label, of in lines.items()
-        }
-        panels["convergence"].append((measure, "iteration", name, drawn))
-    for method, name in NAMES.items():
-        by_alpha = [runs[method, alpha]["loss"] for alpha in ALPHAS]
-        drawn = {f"t = {t}": (ALPHAS, *_spread([of[t - 1] for of in by_alpha])) for t in MOMENTS}
-        fine = np.geomspace(ALPHAS[0], ALPHAS[-1], 200)
-        best = fits[method]["best_alpha_of_fit"]
-        fit = accuracy_loss(fine, **fits[method]["fit"])
-        drawn[f"fit at t = 100, best at {best:.2g}"] = (fine, fit, 0 * fine)
-        panels["tradeoff"].append(("loss", "α", name, drawn))
-    for measure in LABELS:
-        drawn = {
-            name: (ALPHAS, *_spread([runs[method, alpha][measure][-1] for alpha in ALPHAS]))
-            for method, name in NAMES.items()
-        }
-        panels["final"].append((measure, "α", "final output", drawn))
-    for name, each in panels.items():
-        figure = Figure(figsize=(10, 1.75 * len(each)), layout="constrained")
-        axes = figure.subplots(len(each) // 2, 2, squeeze=False).flatten()
-        for axis, (measure, x, title, lines) in zip(axes, each, strict=True):
-            for label, (at, mean, std) in lines.items():
-                (line,) = axis.plot(at, mean, label=label, linewidth=1)
-                axis.fill_between(at, mean - std, mean + std, alpha=0.2, color=line.get_color())
-            axis.set(xlabel=x, ylabel=LABELS[measure], title=title)
-            axis.set_xscale("log" if x == "α" else "linear")
-            axis.set_yscale("log" if measure == "loss" else "linear")
-            axis.legend(fontsize=7)
-        figure.savefig(directory / f"{name}.png", dpi=120, metadata={"Software": None})
 
 
 def _spread(values: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -19,8 +19,6 @@ import torch
 import tyro
 from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
 from dp_accounting.rdp import RdpAccountant
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
@@ -55,7 +53,6 @@ THEORY = {
 }
 CHARTERS = {"charter": False, "charter_secure_sum": True}
 NOISY = (*CHARTERS, "dp_sgd")
-NAMES = (*NOISY, "not_private")
 SPREAD = 0.3  # of a record around the mean
 CLIP = 1.5  # gradients w - x have about this length at the corners
 
@@ -76,7 +73,7 @@ class Slopes:
     overwrite: bool = False
 
     def run(self) -> None:
-        """Writes risk.csv, cuts.csv, report.json, amplification.json and a PNG."""
+        """Writes risk.csv, cuts.csv, report.json and amplification.json."""
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, value) for name, values in SWEEPS.items() for value in values]
         runs = list(product(settings, range(self.seeds)))
@@ -90,7 +87,6 @@ class Slopes:
             cuts.to_csv(directory / "cuts.csv", index=False)
             write_json(directory / "report.json", used | provenance() | found)
             write_json(directory / "amplification.json", provenance() | {"cells": cells})
-            draw(directory / "charter.png", risks, cuts)
         print(json.dumps(found | {"amplification": cells}, indent=1))
 
     def at(self, sweep: str, value: float) -> dict[str, Any]:
@@ -330,41 +326,6 @@ def by_seed(risks: pd.DataFrame, sweep: str, method: str) -> tuple[np.ndarray, n
     rows = risks[(risks["sweep"] == sweep) & np.isfinite(risks[sweep].astype(float))]
     table: pd.DataFrame = rows.pivot(index=sweep, columns="seed", values=method)
     return table.index.to_numpy(), np.ascontiguousarray(table.to_numpy())
-
-
-def draw(path: Path, risks: pd.DataFrame, cuts: pd.DataFrame) -> None:
-    """Mean excess risk and its standard error along every sweep, theory's slopes, and cuts."""
-    figure = Figure(figsize=(17, 7), layout="constrained")
-    axes = figure.subplots(2, 4).flatten()
-    for axis, sweep in zip(axes, SWEEPS, strict=False):
-        _draw_sweep(axis, risks, sweep)
-    rows = risks[risks["sweep"] == "rounds"]
-    for name in NOISY:
-        axes[5].plot(rows[f"{name}_bits"], rows[name], ".", label=name.replace("_", " "))
-    axes[5].set(xlabel="payload bits per client", ylabel="excess risk", xscale="log", yscale="log")
-    for dimension, rows in cuts.groupby("dimension"):
-        axes[6].plot(rows["digits"], rows["cuts"], "o-", label=f"d = {dimension}")
-    axes[6].set(xlabel="-log10 error", ylabel="cuts", title="max-affine problems, no noise")
-    for axis in axes[5:7]:
-        axis.legend(fontsize=7)
-    axes[7].set_axis_off()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def _draw_sweep(axis: Axes, risks: pd.DataFrame, sweep: str) -> None:
-    for name in NAMES[:1] if sweep == "bits" else NAMES:
-        x, y = by_seed(risks, sweep, name)
-        error = y.std(1, ddof=1) / math.sqrt(y.shape[1])
-        axis.errorbar(x, y.mean(1), error, fmt="o-", label=name.replace("_", " "))
-    x, y = by_seed(risks, sweep, "charter")
-    for (term, exponent), style in zip(THEORY.get(sweep, {}).items(), (":", "--"), strict=False):
-        line = y[0].mean() * (x / x[0]) ** exponent
-        axis.plot(x, line, f"k{style}", label=f"theory, {term}: slope {exponent:g}")
-    label = {"clients": "clients M", "rows": "rows N", "epsilon": "ε", "bits": "bits per number"}
-    axis.set(xlabel=label.get(sweep, sweep), ylabel="excess risk", xscale="log", yscale="log")
-    axis.set_xticks(x, [f"{at:g}" for at in x])
-    axis.minorticks_off()
-    axis.legend(fontsize=6)
 
 
 if __name__ == "__main__":

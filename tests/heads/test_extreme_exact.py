@@ -74,9 +74,7 @@ def test_exact_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype, seed
 
 
 @each_dtype
-def test_what_cannot_be_certified_or_takes_for_ever_is_refused(
-    dice: Callable[[int], Any], dtype: torch.dtype
-) -> None:
+def test_what_cannot_be_certified_or_takes_for_ever_is_refused(dice, dtype) -> None:
     """Before anything is computed, from public numbers alone."""
     for seed in range(40):
         head = dice(seed).head(HOPELESS, radius=None)

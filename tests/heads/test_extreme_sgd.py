@@ -72,9 +72,7 @@ def test_rounding_exceeds_the_exact_sensitivity_and_is_charged(dtype: torch.dtyp
     ("kind", "radius", "epochs"),
     [(SoftmaxHead, 8.857e-5, 500), (HuberSVMHead, 1.215e-4, 500), (LogisticHead, 1.824e-5, 150)],
 )
-def test_a_radius_far_below_the_reach(
-    kind: Any, radius: float, epochs: int, method: Any, dtype: torch.dtype
-) -> None:
+def test_a_radius_far_below_the_reach(kind, radius, epochs, method, dtype) -> None:
     """Equal rows with labels in turn: every step leaves the ball, and the scale shrinks by 10⁴."""
     head = kind(num_classes=2, l2_reg=1.0, clip_norm=1.0013, radius=radius)
     x = torch.full((49, 401), 0.05, dtype=dtype)
@@ -119,9 +117,7 @@ def ball(dice: Any, dtype: torch.dtype) -> int:
 
 @each_dtype
 @pytest.mark.parametrize("seeds", [300, pytest.param(6000, marks=pytest.mark.slow)])
-def test_projection_at_any_scale(
-    dice: Callable[[int], Any], dtype: torch.dtype, seeds: int
-) -> None:
+def test_projection_at_any_scale(dice, dtype, seeds) -> None:
     assert np.count_nonzero([ball(dice(seed), dtype) for seed in range(seeds)]) > 0.6 * seeds
 
 
@@ -147,9 +143,7 @@ F64, F32 = torch.float64, torch.float32
         (F32, {"l2_reg": 1e9, "clip_norm": 1e14}, r"l2_reg \+ curvature must be <= 1e\+24"),
     ],
 )
-def test_what_cannot_be_proven_is_refused(
-    dtype: torch.dtype, change: dict[str, float], message: str
-) -> None:
+def test_what_cannot_be_proven_is_refused(dtype, change, message) -> None:
     x, y = torch.zeros(4, 9, dtype=dtype), torch.arange(4) % 2
 
     def fit() -> None:

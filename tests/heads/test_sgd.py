@@ -1,7 +1,6 @@
 """Projected SGD: golden values, both paths, padding, and a plain autograd loop."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,7 @@ def rows(users: int, n: int, dim: int = 9) -> tuple[Tensor, Tensor]:
 
 @each_method
 @pytest.mark.parametrize("case", ["plain", "projected", "wide", "late"])
-def test_golden_values_of_the_reference_implementation(
-    reference_data: Path, case: str, method: Method
-) -> None:
+def test_golden_values_of_the_reference_implementation(reference_data, case, method) -> None:
     with np.load(reference_data / "golden" / "softmax_psgd.npz") as file:
         golden = {
             key.removeprefix(f"{case}_"): file[key] for key in file.files if key.startswith(case)
@@ -60,9 +57,7 @@ def test_golden_values_of_the_reference_implementation(
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize(("epochs", "batch_size"), [(1, 20), (7, 4), (40, 3)])
-def test_gram_and_primal_take_the_same_steps(
-    head: Head, counted: bool, shuffled: bool, epochs: int, batch_size: int
-) -> None:
+def test_gram_and_primal_take_the_same_steps(head, counted, shuffled, epochs, batch_size) -> None:
     x, y = rows(users=3, n=8)
     counts = torch.tensor([8, 1, 5]) if counted else None
     options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "counts": counts}
@@ -75,9 +70,7 @@ def test_gram_and_primal_take_the_same_steps(
 
 @each_head
 @pytest.mark.parametrize("epochs", [3, 40])
-def test_a_user_gets_the_same_bits_whoever_leaves_its_ball_beside_it(
-    head: Head, epochs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_gets_the_same_bits_whoever_leaves_its_ball_beside_it(head, epochs, monkeypatch):
     """Neither balls of others nor whether norms are looked at: a neighbour must not be told by it.
 
     The second user's rows are short, so it stays far inside; the first one's are, or are not.

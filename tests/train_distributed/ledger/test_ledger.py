@@ -151,9 +151,7 @@ class Frozen:
         return datetime(2026, 1, 1, tzinfo=zone)
 
 
-def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(
-    tmp_path, monkeypatch
-) -> None:
+def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(tmp_path, monkeypatch):
     """Each would find no other ledger before the other has written: one of them must wait."""
     counted, refused = [], []
     look = Ledger._refuse_elsewhere

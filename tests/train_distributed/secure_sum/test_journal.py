@@ -34,9 +34,7 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
     assert DurableJournal(tmp_path / "new" / "folder").detail(SESSION, "open") == b"\x01\x02"
 
 
-def test_a_journal_is_the_same_from_every_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_is_the_same_from_every_directory(tmp_path, monkeypatch) -> None:
     """With a relative path, another working directory had all sessions left."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="journal must be an absolute path"):

@@ -92,9 +92,7 @@ def _narrow() -> bytes:
     ],
     ids=["reused", "32 bits", "constant"],
 )
-def test_a_bad_seed_is_caught(
-    mutation: Callable[[], bytes], finding: str, make_secagg: Callable, monkeypatch
-) -> None:
+def test_a_bad_seed_is_caught(mutation, finding, make_secagg, monkeypatch) -> None:
     monkeypatch.setattr(secagg_user, "new_seed", mutation)
     assert finding in audit_secagg_seeds(make_secagg, monkeypatch)
 

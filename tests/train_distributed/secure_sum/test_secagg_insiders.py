@@ -164,9 +164,7 @@ def _run(make_secagg: Callable, drive, stage: Kind, attack) -> tuple:
 
 
 @pytest.mark.parametrize("attack", NAMED)
-def test_the_insider_is_named_and_the_rest_of_the_sum_exact(
-    attack: str, make_secagg: Callable, drive
-) -> None:
+def test_the_insider_is_named_and_the_rest_of_the_sum_exact(attack, make_secagg, drive) -> None:
     stage, change, goes_on = NAMED[attack]
     opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
     assert set(named) == {INSIDER}
@@ -186,9 +184,7 @@ def _as_another(insider: Insider, message: bytes) -> bytes:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("how", ["silent", "under another's name"])
-def test_silence_and_another_s_name_cost_the_insider_alone(
-    how: str, stage: Kind, make_secagg: Callable, drive
-) -> None:
+def test_silence_and_another_s_name_cost_the_insider_alone(how, stage, make_secagg, drive) -> None:
     change = _as_another if how == "under another's name" else lambda insider, message: None
     opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
     assert (named, sessions) == ({}, 1)
@@ -200,9 +196,7 @@ def test_silence_and_another_s_name_cost_the_insider_alone(
 
 
 @pytest.mark.parametrize("digest", [lambda p: hashlib.sha256(p).digest(), lambda p: bytes(32)])
-def test_an_invented_complaint_names_who_invented_it(
-    digest: Callable[[bytes], bytes], make_secagg: Callable, drive
-) -> None:
+def test_an_invented_complaint_names_who_invented_it(digest, make_secagg, drive) -> None:
     """About a sound packet, which its dealer opens; or about one that was never sent on."""
     parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
     insider = Insider(parties)

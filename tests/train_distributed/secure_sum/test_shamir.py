@@ -14,9 +14,7 @@ SECRETS = st.one_of(st.binary(min_size=32, max_size=32), st.sampled_from([bytes(
 
 @settings(derandomize=True, deadline=None)
 @given(SECRETS, st.integers(1, 12), st.integers(0, 5), st.randoms(use_true_random=False))
-def test_any_threshold_shares_reconstruct(
-    secret: bytes, threshold: int, extra: int, random
-) -> None:
+def test_any_threshold_shares_reconstruct(secret, threshold, extra, random) -> None:
     points = random.sample(range(1, 300), threshold + extra)
     shares = dict(zip(points, split(secret, threshold, points), strict=True))
     assert all(len(share) == SHARE_BYTES for share in shares.values())
@@ -76,8 +74,6 @@ def test_shares_of_no_secret_are_noticed() -> None:
         (b"s" * 32, 1, [0], r"in \(0, 2\^16\), got \[0\]"),
     ],
 )
-def test_impossible_arguments_are_named(
-    secret: bytes, threshold: int, points: list[int], message: str
-) -> None:
+def test_impossible_arguments_are_named(secret, threshold, points, message) -> None:
     with pytest.raises(ValueError, match=message):
         split(secret, threshold, points)

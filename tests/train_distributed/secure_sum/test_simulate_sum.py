@@ -33,14 +33,8 @@ def test_the_total_is_the_plain_sum(w: int, d: int, vectors: Vectors) -> None:
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
-@given(
-    st.integers(2, 12),
-    st.integers(1, 50),
-    st.data(),
-)
-def test_the_survivors_total_is_exact_whoever_drops_out(
-    w: int, d: int, data: st.DataObject
-) -> None:
+@given(st.integers(2, 12), st.integers(1, 50), st.data())
+def test_the_survivors_total_is_exact_whoever_drops_out(w, d, data) -> None:
     most = whole_users(w, 0.2, "fraction")
     stages = data.draw(st.dictionaries(st.integers(0, w - 1), st.integers(0, 3), max_size=most))
     drop = {stage: [u for u, s in stages.items() if s == stage] for stage in range(4)}

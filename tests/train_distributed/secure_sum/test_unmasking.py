@@ -55,9 +55,7 @@ def test_the_sum_is_exact_where_every_chunk_of_a_mask_is_taken_off_once(
     assert np.array_equal(finish().total, expected) == (times == 1)
 
 
-def test_a_failure_here_leaves_nothing_released(
-    almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_here_leaves_nothing_released(almost_summed, monkeypatch) -> None:
     server, finish, expected = almost_summed(8)
     done = []
 

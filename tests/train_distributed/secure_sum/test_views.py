@@ -59,9 +59,7 @@ def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dro
     return sent, parties.server.finish().total, pairs
 
 
-def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(
-    make_secagg: Callable, fixed_keys: dict[int, PrivateKeys]
-) -> None:
+def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(make_secagg, fixed_keys):
     """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest."""
     corrupt, dropped, honest = 4, 5, range(4)
     first = np.random.default_rng(2).integers(0, 2**64, (6, D), np.uint64)

@@ -168,11 +168,7 @@ def test_an_audited_release_is_marked() -> None:
     assert "an audit: 1 users or servers added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
         release(
-            data,
-            "discriminant",
-            Privacy(1.0, 1e-5),
-            faults=FaultInjection(known_noise=[4]),
-            sums=1,
+            data, "discriminant", Privacy(1.0, 1e-5), faults=FaultInjection(known_noise=[4]), sums=1
         )
 
 
@@ -228,17 +224,7 @@ def test_baselines_can_be_audited(method: str) -> None:
     assert not attack(target, trials=300).broken
 
 
-QUICK = [
-    "audit",
-    "--method",
-    "discriminant",
-    "--noise",
-    "float",
-    "--users",
-    "1",
-    "--epsilon",
-    "8",
-]
+QUICK = ["audit", "--method", "discriminant", "--noise", "float", "--users", "1", "--epsilon", "8"]
 
 
 def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:
@@ -266,9 +252,7 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
         ("evaluation", {}, {"honest_fraction": 0.5, "group_size": 2}),
     ],
 )
-def test_a_file_says_what_is_attacked(
-    call, tmp_path, monkeypatch, method: str, options: dict, promise: dict
-) -> None:
+def test_a_file_says_what_is_attacked(call, tmp_path, monkeypatch, method, options, promise):
     monkeypatch.setattr(worst_case, "DEGREES", (0, 180))
     privacy = {"epsilon": 2.0, "delta": 1e-5} | promise
     said = {"method": method, "options": options, "privacy": privacy}

@@ -190,9 +190,7 @@ FAULTS = {
 }
 LONG_FAULTS = {
     "short batch over its own size": Fault(
-        short_batch_over_its_own_size,
-        Target("svm", federation(rows=9), "float", SHORT_BATCH),
-        150,
+        short_batch_over_its_own_size, Target("svm", federation(rows=9), "float", SHORT_BATCH), 150
     ),
     "one composition for ten classes": Fault(
         one_composition, Target("svm", federation(classes=10), "float", {"l2_reg": 20.0}), 150
@@ -212,9 +210,7 @@ LONG_FAULTS = {
         no_users_clip, Target("discriminant", CLIPPED, "discrete", {"user_clip": 1.0}), 150
     ),
     "no users' clip, trained": Fault(
-        no_users_clip,
-        Target("svm", CLIPPED, "float", {"l2_reg": 20.0, "user_clip": 0.03}),
-        150,
+        no_users_clip, Target("svm", CLIPPED, "float", {"l2_reg": 20.0, "user_clip": 0.03}), 150
     ),
     "projection after the noise": Fault(projection_after_the_noise, PROJECTED, 600),
     "half the noise, trained, discrete": Fault(

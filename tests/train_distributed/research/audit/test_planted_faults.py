@@ -158,12 +158,7 @@ def test_a_step_of_admm_that_float64_cannot_resolve_is_refused():
     def solve(size: float) -> torch.Tensor:
         linear = torch.full((1, 1, 2), size, dtype=torch.float64)
         return solver.solve_step(
-            nodes,
-            loss_weight=1.0,
-            quadratic=quadratic,
-            linear=linear,
-            start=zero,
-            tolerance=1e-9,
+            nodes, loss_weight=1.0, quadratic=quadratic, linear=linear, start=zero, tolerance=1e-9
         )
 
     assert bool(solve(100.0).isfinite().all())
@@ -172,12 +167,7 @@ def test_a_step_of_admm_that_float64_cannot_resolve_is_refused():
     assert admm_privacy.charged(1.0, 1e-9) >= 1 + 1e-9 + admm_privacy.ROUNDING
     with pytest.raises(ValueError, match=r"loss_weight / .* must be below 1e.08"):
         solver.solve_step(
-            nodes,
-            loss_weight=1e12,
-            quadratic=quadratic,
-            linear=zero,
-            start=zero,
-            tolerance=1e-9,
+            nodes, loss_weight=1e12, quadratic=quadratic, linear=zero, start=zero, tolerance=1e-9
         )
 
 

@@ -1,7 +1,6 @@
 """Lines of an experiment: ours are what `run` does, those of the paper have their own settings."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments.catalogue import ours, published, trials
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.simulation.plan import MethodConfig, Scenario
+from train_distributed.simulation.plan import Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
 
@@ -34,9 +33,7 @@ def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
 
 @pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_ours_has_the_settings_of_run(
-    sets, tmp_path: Path, line: MethodConfig, epsilon: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ours_has_the_settings_of_run(sets, tmp_path, line, epsilon, monkeypatch) -> None:
     for rows, name in zip(sets, ("private", "public"), strict=True):
         rows.save(tmp_path / name)
     Simulate(

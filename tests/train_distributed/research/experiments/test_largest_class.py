@@ -71,9 +71,7 @@ def test_so_do_rivals_of_many_rounds(swept) -> None:
 
 @pytest.mark.parametrize("missing", [("balanced", "majority"), ("majority",)])
 @pytest.mark.parametrize("name", ["frontier", "rivals"])
-def test_an_older_result_is_drawn_and_says_what_it_lacks(
-    swept, tmp_path, capsys, name: str, missing: tuple[str, ...]
-) -> None:
+def test_an_older_result_is_drawn_and_says_what_it_lacks(swept, tmp_path, capsys, name, missing):
     result = json.loads((swept(name) / "results.json").read_text())
     for cell in result["cells"]:
         for each in missing:

@@ -31,8 +31,7 @@ def integer_sum(w):
 
 
 @pytest.mark.parametrize(
-    "mechanism",
-    [protect.Paillier(KEY_BITS), protect.Shares(), protect.Shares(servers=2)],
+    "mechanism", [protect.Paillier(KEY_BITS), protect.Shares(), protect.Shares(servers=2)]
 )
 def test_the_wire_gives_the_exact_fixed_point_sum(mechanism):
     w = models()
@@ -142,10 +141,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
     [
         (lambda: protect.Sparsification(1.5), r"rho must be in \[0, 1\]"),
         (lambda: protect.Randomisation(-1.0), "variance must be in"),
-        (
-            lambda: KeyPair.generate(WIDE, 32),
-            "key_bits must be >= 45, the message space",
-        ),
+        (lambda: KeyPair.generate(WIDE, 32), "key_bits must be >= 45, the message space"),
         (lambda: KeyPair.generate(WIDE, 1001), "key_bits must be a positive multiple of 16"),
         (lambda: protect.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
     ],

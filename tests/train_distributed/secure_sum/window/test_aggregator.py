@@ -39,9 +39,7 @@ def test_the_opened_sum_is_the_plain_sum_and_both_noises(make_service, d) -> Non
     assert opened.users == {0, 1, 3}
 
 
-def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
-    make_service,
-) -> None:
+def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(make_service):
     service = make_service(3)
     edge = np.array([BOUND, 0, 0, 0, 0])
     service.taken(0, service.report(0, edge))
@@ -55,9 +53,7 @@ def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
     assert service.opened().users == {0, 1}
 
 
-def test_a_proof_that_lies_is_refused_and_the_sum_is_that_of_the_others(
-    make_service, monkeypatch
-) -> None:
+def test_a_proof_that_lies_is_refused_and_the_sum_is_that_of_the_others(make_service, monkeypatch):
     """Ten times too long, with the bits of a short vector's norm."""
     service = make_service(4)
     service.send(0, 1)

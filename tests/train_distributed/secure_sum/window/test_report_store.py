@@ -35,9 +35,7 @@ def test_all_that_are_held_are_read_however_many(store: ReportStore, monkeypatch
     assert np.flatnonzero(store.held()).tolist() == [0, 1, 2, 5, 7, 8]
 
 
-def test_processes_begin_at_numbers_of_their_own_and_leave_none(
-    store: ReportStore, monkeypatch
-) -> None:
+def test_processes_begin_at_numbers_of_their_own_and_leave_none(store, monkeypatch) -> None:
     store.keep([(user, bytes(32), b"%d" % user) for user in (0, 1, 6, 8)])
     monkeypatch.setattr(report_store.secrets, "randbelow", lambda most: 3 if most == 9 else 0)
     seen = []

@@ -11,7 +11,7 @@ from tests.benchmarks.charter_rates import Slopes, private_gradient_descent
 from train_distributed import accounting
 from train_distributed.research.rivals.charter.algorithm import Distance
 
-FILES = {"risk.csv", "cuts.csv", "report.json", "amplification.json", "charter.png"}
+FILES = {"risk.csv", "cuts.csv", "report.json", "amplification.json"}
 
 
 def descend(rows, epsilon, seed=0, rounds=40):

@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tests.benchmarks.charter_rates import (
-    lowest_values,
-    max_affine,
-)
+from tests.benchmarks.charter_rates import lowest_values, max_affine
 from train_distributed.research.rivals.charter import vaidya
 
 

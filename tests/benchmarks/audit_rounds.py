@@ -16,9 +16,8 @@ import tyro
 from pretrain.cli.command import run_command
 from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
-from tests.train_distributed.research.audit.rounds import admm as admm_audit
-from tests.train_distributed.research.audit.rounds import charter as charter_audit
-from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
+from tests.train_distributed.research.audit import rounds as exact
+from tests.train_distributed.research.audit.rounds import epsilon_below
 from train_distributed.privacy.promise import Privacy
 from train_distributed.research.rivals.admm.calibration import largest_alpha
 from train_distributed.research.rivals.admm.learner import TOLERANCE, VARIANTS, settings
@@ -50,13 +49,13 @@ def audit(
     if method in VARIANTS:
         alpha = largest_alpha(epsilon, delta, rounds, TOLERANCE)
         constants = settings(AdmmOptions(iterations=rounds), VARIANTS[method], alpha)
-        pair = admm_audit.worst_pair(10, math.pi - 0.1)
-        losses = partial(admm_audit.trajectory_losses, pair, constants, 2)
+        pair = exact.worst_pair(10, math.pi - 0.1)
+        losses = partial(exact.trajectory_losses, pair, constants, 2)
     else:
         size = {"clients": 1, "rows": 6 * rounds, "dimension": 1, "diameter": 1.0}
         task = CharterTask(epsilon=epsilon, delta=delta, **size)
         plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
-        losses = partial(charter_audit.learning_losses, plan)
+        losses = partial(exact.learning_losses, plan)
     given = {"replicas": replicas, "noise_scale": noise_scale}
     given["generator"] = torch.Generator().manual_seed(0)
     first, second = (losses(truth=truth, **given) for truth in (0, 1))

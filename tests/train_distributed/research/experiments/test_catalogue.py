@@ -1,18 +1,24 @@
-"""Lines of an experiment: ours are what `run` does, those of the paper have their own settings."""
+"""Lines of an experiment: ours are what `run` does; a journal continues the same work alone."""
 
 import json
+import shutil
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import heads
 from embed import EmbeddingSet, PublicTransform
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot import request
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
+from train_distributed.research.experiments import checkpoint
 from train_distributed.research.experiments.catalogue import ours, published, trials
+from train_distributed.research.experiments.checkpoint import Checkpoint
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.simulation.plan import Scenario
 
@@ -77,3 +83,43 @@ def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
     assert {row["options"]["bound"] for row in of_paper} == {"paper"}
     left = dict(work.jobs(dict(list(done.items())[:-3])))
     assert tuple(left) == work.keys[-3:]
+
+
+def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
+    rows = [{"accuracy": 0.5, "options": {}}]
+    first = Checkpoint(tmp_path / "j", {"users": (1,)})
+    assert first.read() == {}
+    first.append("job", rows)
+    assert Checkpoint(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
+    other = Checkpoint(tmp_path / "j", {"users": (2,)})
+    assert other.read() == {}
+    with pytest.raises(ValueError, match="must be of this work"):
+        other.append("job", rows)
+
+
+def test_a_checkpoint_that_was_changed_is_named(tmp_path):
+    journal = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    journal.append("job", [{"x": 1}])
+    journal.path.write_text("nonsense\n")
+    with pytest.raises(ValueError, match=r"unfinished\.sqlite must be"):
+        Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read()
+
+
+def test_rows_of_another_version_are_not_continued(tmp_path, monkeypatch):
+    """A sweep killed before an update would mix what two estimators have found."""
+    before = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    before.append("job", [{"accuracy": 0.5}])
+    assert Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read() == before.read() != {}
+    assert before.identity["sources"] == checkpoint.sources()
+    room = tmp_path / "room"
+    shutil.copytree(Path(heads.__file__).parent, room)
+    copied = ModuleType("heads")
+    copied.__file__ = str(room / "__init__.py")
+    monkeypatch.setattr(checkpoint, "ROOMS", (copied,))
+    monkeypatch.setattr(checkpoint, "sources", checkpoint.sources.__wrapped__)
+    one = checkpoint.sources()
+    (room / "balls.py").write_text("RADIUS = 2\n")
+    assert checkpoint.sources() != one
+    after = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    assert after.read() == {}
+    assert after.others() == [before.path]

@@ -226,8 +226,9 @@ def test_baselines_can_be_audited(method: str) -> None:
 
 def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(worst_case, "DEGREES", (0, 180))
-    typed = "audit --method discriminant --noise float --users 1 --epsilon 8 --trials 60 --canaries 0 --out"
-    code, printed, error = call(*typed.split(), "good")
+    words = "audit --method discriminant --noise float --users 1 --epsilon 8 "
+    words += "--trials 60 --canaries 0 --out"
+    code, printed, error = call(*words.split(), "good")
     assert (code, error) == (0, "")
     assert "0 of 1 promises broken at 99.99 % confidence each" in printed
     assert printed.startswith((tmp_path / "good" / "table.txt").read_text().rstrip())
@@ -235,7 +236,7 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
     right = mechanism.gaussian
     monkeypatch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 5, g))
-    code, printed, _ = call(*typed.split(), "bad")
+    code, printed, _ = call(*words.split(), "bad")
     assert code == 1
     assert "BROKEN" in printed
     assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1

@@ -37,15 +37,8 @@ def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
 def test_charter_clips_all_one_vs_rest_problems_together():
     """Four gradients of 0.9 G each are 1.8 G long together: a record moves 2G, not 3.6 G."""
     task = CharterTask(clients=1, rows=6, dimension=8, epsilon=1.0, delta=1e-5, diameter=1.0)
-    plan = CharterPlan(
-        task=task,
-        rounds=2,
-        gradient_clip=1.0,
-        loss_clip=1.0,
-        gradient_std=0.0,
-        loss_std=0.0,
-        honest=None,
-    )
+    bounds = {"rounds": 2, "gradient_clip": 1.0, "loss_clip": 1.0}
+    plan = CharterPlan(task=task, gradient_std=0.0, loss_std=0.0, honest=None, **bounds)
     origin = torch.zeros(4, 2, dtype=torch.float64)
     sums = []
     for sign in (1, -1):
@@ -64,14 +57,8 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
     )
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)
-    report = learn(
-        labelled(300, 3),
-        "charter-sum",
-        promise,
-        partition=users,
-        generator=torch.Generator().manual_seed(0),
-        cut_rounds=3,
-    ).report
+    given = {"partition": users, "generator": torch.Generator().manual_seed(0), "cut_rounds": 3}
+    report = learn(labelled(300, 3), "charter-sum", promise, **given).report
     assert plans[0].honest == honest
     assert report["honest_users"] == honest
 
@@ -80,13 +67,8 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
 def test_the_integers_of_all_rounds_of_gradients_meet_the_promise_together(epsilon):
     """The rounding of every round is charged: the theorem for M d K numbers at once."""
     embeddings, count = labelled(120, 3), 9
-    report = learn(
-        embeddings,
-        "gradient-perturbation",
-        Privacy(epsilon, 1e-5),
-        partition=split(torch.from_numpy(embeddings.labels), 6),
-        rounds=count,
-    ).report
+    given = {"partition": split(torch.from_numpy(embeddings.labels), 6), "rounds": count}
+    report = learn(embeddings, "gradient-perturbation", Privacy(epsilon, 1e-5), **given).report
     together = DiscreteGaussian(
         local_std=report["local_noise_std"],
         step=report["step"],
@@ -130,18 +112,9 @@ def test_dp_fl_trains_in_float64_and_charges_its_rounding(monkeypatch):
     totals = []
     for last in (0, 1):
         y[-1] = last
-        found = dp_fl.fit_private(
-            x,
-            y,
-            2,
-            noise=0.0,
-            learning_rate=1.0,
-            gradient_clip=0.1,
-            epochs=1,
-            batch_size=n,
-            generator=torch.Generator().manual_seed(0),
-        )
-        totals.append(found * n)
+        steps = {"learning_rate": 1.0, "gradient_clip": 0.1, "epochs": 1, "batch_size": n}
+        draw = torch.Generator().manual_seed(0)
+        totals.append(n * dp_fl.fit_private(x, y, 2, noise=0.0, generator=draw, **steps))
     moved = float((totals[0] - totals[1]).norm())
     assert moved <= 2 * 0.1 * dp_fl.rounding(n, 2)
     assert dp_fl.rounding(n, 2) >= 1 + n**2 * 2.0**-53

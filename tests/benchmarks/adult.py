@@ -7,7 +7,6 @@ Number of nodes, graph and η are not published; ρ and C are (Sec. V).
 
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from scipy.optimize import curve_fit
 from torch import Tensor
 from tqdm import tqdm
 
@@ -42,12 +40,9 @@ RANGES = {
 }
 TARGET = "Salary"
 PUBLISHED = {"none": (10**-10, 1750.0), "dvp": (10**-2.5, 1750.0), "pvp": (0.1, 146.0)}  # ρ, C
-PUBLISHED_CURVES = {"dvp": (0.2, 25.0), "pvp": (20.0, 20.0)}  # c4, c5
-PRIVACY_WEIGHTS = (0.02, 6.0, 9.0, 1.0)  # ω1 … ω4
 NAMES = {"dvp": "DVP", "pvp": "PVP"}
 CURVES = (0.01, 0.1, 0.5, 1.0)  # α of Fig. 3
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-MOMENTS = (2, 100)  # t of Fig. 4
 TOLERANCE = 1e-6  # of a step's gradient norm, in units of C/B
 PAPER = {
     "intermediate": "DVP is slightly more robust to noise than PVP",
@@ -95,7 +90,7 @@ def read_adult(path: Path) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Convergence, privacy-accuracy curves and the fitted trade-off of DVP and PVP on UCI Adult."""
+    """Convergence and accuracy of DVP and PVP on UCI Adult, by the privacy of an iteration."""
 
     data: Path  # adult.data.gz
     output: Path = Path("results/rivals/admm")
@@ -111,12 +106,10 @@ class Figures:
     def run(self) -> None:
         """Trains everything, then writes curves.csv, report.json and comparison.txt."""
         refuse_existing(self.output, overwrite=self.overwrite)
-        check.at_least(max(MOMENTS), iterations=self.iterations)
         nodes, test = self._split(*read_adult(self.data))
         runs: Runs = {}
         for method, alphas in (("none", (math.inf,)), ("dvp", ALPHAS), ("pvp", ALPHAS)):
             runs |= self._runs(nodes, test, method, alphas)
-        fits = {method: fit_tradeoff(runs, method) for method in NAMES}
         found = compare(runs)
         composed = {
             str(alpha): asdict(compose(charged(alpha, TOLERANCE), self.iterations, 1e-5))
@@ -128,7 +121,6 @@ class Figures:
             **provenance(),
             "seeds": f"{self.seeds} noise seeds on one split; mean, sample standard deviation",
             "composed_over_all_iterations": composed,
-            "tradeoff": fits,
             "comparison": found,
             "paper": PAPER,
         }
@@ -181,50 +173,6 @@ def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], weights: Tensor) -> Meas
     right = (torch.einsum("pkd,nd->pkn", weights, test[0]) > 0) == (test[1] == 1)
     error = 1 - right.double().mean((0, 2))
     return {"loss": loss(nodes, weights).mean(0).numpy(), "error": error.numpy()}
-
-
-def accuracy_loss(
-    alpha: np.ndarray | float, amplitude: float, rate: float, floor: float
-) -> np.ndarray:
-    """L_acc(α) = c4 exp(-c5 α) + c6 (Sec. V of the paper)."""
-    return amplitude * np.exp(-rate * np.asarray(alpha)) + floor
-
-
-def best_alpha(curve: Mapping[str, float], low: float = ALPHAS[0], high: float = 1.0) -> float:
-    """The α in [low, high], to 1e-4 of it, with the largest U_priv(α) - L_acc(α).
-
-    The range is part of the question: U_priv grows without bound as α falls to 0. Two local maxima
-    are usual.
-    """
-    grid = np.geomspace(low, high, 50_001)
-    return float(grid[np.argmax(privacy_utility(grid) - accuracy_loss(grid, **curve))])
-
-
-def privacy_utility(alpha: np.ndarray) -> np.ndarray:
-    """U_priv(α) = ω1 ln(ω2 / (ω3 α + ω4 α²)), which falls with α."""
-    w1, w2, w3, w4 = PRIVACY_WEIGHTS
-    return w1 * np.log(w2 / (w3 * alpha + w4 * alpha**2))
-
-
-def fit_tradeoff(runs: Runs, method: str) -> dict[str, Any]:
-    """Least-squares c4, c5 >= 0 of L_acc at t = 100; the best α by them and as published."""
-    losses = np.array([runs[method, alpha]["loss"].mean(1) for alpha in ALPHAS])  # (α, T)
-    settled, late = losses[-1], losses[:, max(MOMENTS) - 1]
-    floor = float(settled.min() if method == "dvp" else settled[19:100].mean())
-    start = (max(1e-6, float(late[0]) - floor), 1 / float(np.median(ALPHAS)))
-    (amplitude, rate), _ = curve_fit(
-        lambda alpha, amplitude, rate: accuracy_loss(alpha, amplitude, rate, floor),
-        *(np.array(ALPHAS), late),
-        p0=start,
-        bounds=(0, np.inf),
-        max_nfev=10_000,
-    )
-    curves = {"fit": (float(amplitude), float(rate)), "published": PUBLISHED_CURVES[method]}
-    found: dict[str, Any] = {}
-    for name, constants in curves.items():
-        curve = dict(zip(("amplitude", "rate", "floor"), (*constants, floor), strict=True))
-        found |= {name: curve, f"best_alpha_of_{name}": best_alpha(curve)}
-    return found
 
 
 def compare(runs: Runs) -> list[dict[str, Any]]:

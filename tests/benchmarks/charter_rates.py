@@ -1,4 +1,4 @@
-"""Rates at which Charter's excess risk falls, cuts of Vaidya's method, and what its accounts gain.
+"""Rates at which Charter's excess risk falls, its payloads and noise, cuts of Vaidya's method.
 
 python -m tests.benchmarks.charter_rates --output results/rivals/charter
 """
@@ -17,8 +17,6 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
-from dp_accounting.rdp import RdpAccountant
 from torch import Tensor
 from tqdm import tqdm
 
@@ -28,11 +26,6 @@ from pretrain.cli.provenance import provenance
 from train_distributed import accounting
 from train_distributed.privacy.float_noise import normal
 from train_distributed.research.rivals.charter.algorithm import Distance, Objective, run
-from train_distributed.research.rivals.charter.amplification import (
-    ORDERS,
-    composed_epsilon,
-    sampled_noise_multiplier,
-)
 from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan
 from train_distributed.research.rivals.charter.vaidya import Vector, cutting_planes
 
@@ -73,7 +66,7 @@ class Slopes:
     overwrite: bool = False
 
     def run(self) -> None:
-        """Writes risk.csv, cuts.csv, report.json and amplification.json."""
+        """Writes risk.csv, cuts.csv and report.json."""
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, value) for name, values in SWEEPS.items() for value in values]
         runs = list(product(settings, range(self.seeds)))
@@ -81,13 +74,11 @@ class Slopes:
         risks, cuts = pd.DataFrame(rows).astype({"bits": "Int64"}), pd.DataFrame(count_cuts())
         found = summarise(risks) | {"cuts": fit_cuts(cuts), "noise_over_the_paper": compare_noise()}
         used = {"configuration": asdict(self) | {"output": self.output.name}}
-        cells = [compare_accounts(plan) for plan in tqdm(self.plans(), unit="cell", disable=None)]
         with new_directory(self.output, overwrite=self.overwrite) as directory:
             risks.to_csv(directory / "risk.csv", index=False)
             cuts.to_csv(directory / "cuts.csv", index=False)
             write_json(directory / "report.json", used | provenance() | found)
-            write_json(directory / "amplification.json", provenance() | {"cells": cells})
-        print(json.dumps(found | {"amplification": cells}, indent=1))
+        print(json.dumps(found, indent=1))
 
     def at(self, sweep: str, value: float) -> dict[str, Any]:
         """The varied settings, one of them at this value."""
@@ -128,12 +119,6 @@ class Slopes:
             diameter=2 * math.sqrt(self.dimension),
         )
         return make_plan(task, rounds=at["rounds"], gradient_clip=CLIP, loss_clip=CLIP, **options)
-
-    def plans(self) -> list[CharterPlan]:
-        """Plan of every private cell whose noise differs from the others'."""
-        varied = [(name, value) for name in ("rows", "epsilon", "rounds") for value in SWEEPS[name]]
-        cells = {str(at): at for at in (self.at(*each) for each in varied)}
-        return [self.plan(at) for at in cells.values() if math.isfinite(at["epsilon"])]
 
 
 def sphere(
@@ -263,33 +248,6 @@ def compare_noise() -> list[dict[str, float]]:
         row["verification"] = tight.loss_std / paper.loss_std
         found.append({"rounds": rounds, "epsilon": epsilon} | row)
     return found
-
-
-def compare_accounts(plan: CharterPlan) -> dict[str, float]:
-    """Multiplier of a record used once, our multiplier, and its ε by our account and another.
-
-    The other is dp-accounting's general theorem for sampling without replacement (Wang, Balle and
-    Kasiviswanathan 2019) at the rate of every round. It takes one rate for both neighbours, which
-    rounds that never use a record twice do not grant (`charter.renyi`, corners (q, 0) and (0, q)):
-    a yardstick, no promise.
-    """
-    task = plan.task
-    multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
-    accountant = RdpAccountant(list(ORDERS), NeighboringRelation.REPLACE_ONE)
-    unused = plan.learning_rows
-    for taken in plan.fresh:
-        noise = GaussianDpEvent(multiplier)
-        accountant.compose(SampledWithoutReplacementDpEvent(unused, taken, noise))
-        unused -= taken
-    return {
-        "rows": task.rows,
-        "rounds": plan.rounds,
-        "epsilon": task.epsilon,
-        "multiplier_without_amplification": accounting.noise_multiplier(task.epsilon, task.delta),
-        "multiplier": multiplier,
-        "epsilon_by_our_account": composed_epsilon(multiplier, task.delta, plan.rates),
-        "epsilon_by_dp_accounting": float(accountant.get_epsilon(task.delta)),
-    }
 
 
 def summarise(risks: pd.DataFrame) -> dict[str, Any]:

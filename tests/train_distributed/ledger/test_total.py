@@ -37,7 +37,7 @@ def epsilon(mu: float, delta: float = 1e-5) -> float:
     return accounting.epsilon(delta, 1 / mu)
 
 
-def test_gaussian_entries_and_compositions_add_up_as_squares() -> None:
+def test_gaussian_entries_add_up_as_squares() -> None:
     total = Total.of([gaussian(0.3), gaussian(0.4)], "record")
     assert total.epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
     assert total.epsilon(1e-5) >= epsilon(0.5)

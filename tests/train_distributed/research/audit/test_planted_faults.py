@@ -2,12 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
+from tests.embedding_sets import clusters
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.blind_averaging import TrainedHeads
@@ -22,16 +21,6 @@ from train_distributed.research.rivals.charter import learner
 from train_distributed.research.rivals.charter.algorithm import Client, OneVsRestLogistic
 from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask
 from train_distributed.research.rivals.gradient_perturbation import GradientSum
-
-
-def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
-    draw = np.random.default_rng(0)
-    return EmbeddingSet(
-        embeddings=draw.standard_normal((rows, dim)).astype(np.float32),
-        labels=np.arange(rows) % classes,
-        split=np.zeros(rows, np.uint8),
-        meta={"class_names": [str(k) for k in range(classes)]},
-    )
 
 
 def test_charter_clips_all_one_vs_rest_problems_together():
@@ -58,7 +47,7 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)
     given = {"partition": users, "generator": torch.Generator().manual_seed(0), "cut_rounds": 3}
-    report = learn(labelled(300, 3), "charter-sum", promise, **given).report
+    report = learn(clusters(300, 3, 4, scale=0, noise=1), "charter-sum", promise, **given).report
     assert plans[0].honest == honest
     assert report["honest_users"] == honest
 
@@ -66,7 +55,7 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_the_integers_of_all_rounds_of_gradients_meet_the_promise_together(epsilon):
     """The rounding of every round is charged: the theorem for M d K numbers at once."""
-    embeddings, count = labelled(120, 3), 9
+    embeddings, count = clusters(120, 3, 4, scale=0, noise=1), 9
     given = {"partition": split(torch.from_numpy(embeddings.labels), 6), "rounds": count}
     report = learn(embeddings, "gradient-perturbation", Privacy(epsilon, 1e-5), **given).report
     together = DiscreteGaussian(

@@ -2,16 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import heads
 from embed import EmbeddingSet, PublicTransform
+from tests.embedding_sets import clusters
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot import request
 from train_distributed.one_shot.method import Method
@@ -27,14 +28,8 @@ USERS, CLASSES, WIDTH = 10, 4, 40
 
 @pytest.fixture
 def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
-    draw = np.random.default_rng(0)
-    labels, known = np.arange(260) % CLASSES, np.arange(320) % 8
-    x = 2 * np.eye(CLASSES, WIDTH)[labels] + 0.3 * draw.standard_normal((260, WIDTH))
-    public = 2 * np.eye(8, WIDTH, 2)[known] + 0.3 * draw.standard_normal((320, WIDTH))
-    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
-    meta = {"class_names": list("abcd")}
-    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
-    return private, EmbeddingSet(embeddings=public.astype(np.float32), labels=known)
+    public = replace(clusters(320, 8, WIDTH, first=2, seed=1), meta={})
+    return clusters(260, CLASSES, WIDTH, test=60), public
 
 
 @pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)

@@ -54,15 +54,6 @@ def test_one_gradient_of_a_head_gives_the_record_away(client):
     assert float((guess - x).norm() / x.norm()) <= 1e-5
 
 
-def test_the_server_recovers_w_from_the_update():
-    start = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    gradient, step = torch.arange(7.0).double(), 0.5
-    view = View((0,), start - step * gradient, torch.ones(7, dtype=torch.bool))
-    found = Observation.of(view, start, step)
-    assert torch.allclose(found.gradient, gradient)
-    assert torch.allclose(view.values + step * found.gradient, start)
-
-
 def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
     target = TargetHead(200, 10)
     x, y = rows(1, 200)

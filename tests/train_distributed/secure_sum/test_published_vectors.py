@@ -1,9 +1,9 @@
 """Primitives against published vectors, secret sharing, and no generator but the system's."""
 
-from fractions import ast
+import ast
+from fractions import Fraction
 from pathlib import Path
 
-import Fraction
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings

@@ -93,7 +93,7 @@ def digits():
 
 
 def test_leakage_and_accuracy_both_fall_with_noise(digits):
-    """Must-show d: 8 levels that span both transitions, Spearman <= −.9."""
+    """8 levels that span both transitions, Spearman <= −.9."""
     models = tuple(digits.models(8, 5, 0))
     benchmark = AttackBenchmark(digits, 0.9, models, 1, 8, 5, 0)
     levels = np.geomspace(0.2, 6.0, 8) * benchmark.update_size

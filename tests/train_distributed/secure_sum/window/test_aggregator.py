@@ -30,6 +30,11 @@ from train_distributed.secure_sum.wire import Kind, write
 from train_distributed.store.sql import Sqlite
 
 
+def signed(service, kind: Kind, payload: bytes, by: int = LEADER) -> bytes:
+    """What an aggregator could say to everybody."""
+    return write(service.window, kind, by, EVERYONE, payload, service.keys[by].signing)
+
+
 @pytest.mark.parametrize("d", [1, 5, 300])
 def test_the_opened_sum_is_the_plain_sum_and_both_noises(make_service, d) -> None:
     service = make_service(4, d)
@@ -183,9 +188,7 @@ def test_fewer_than_the_minimum_are_never_opened(make_service) -> None:
     service.work()
     with pytest.raises(TooFewUsers, match="must be >= 3, got 2"):
         service.ordered(LEADER, COMMIT)
-    small = write(
-        service.window, Kind.COMMIT, LEADER, EVERYONE, b"\3", service.keys[LEADER].signing
-    )
+    small = signed(service, Kind.COMMIT, b"\3")
     with pytest.raises(TooFewUsers):
         service.ordered(HELPER, COMMIT, [small])
     service.send(3)  # the window goes on
@@ -213,9 +216,7 @@ def test_after_the_commitment_nothing_is_taken_and_no_other_set_is_opened(make_s
     commits = service.commits()
     assert service.refused(late).startswith("OutOfOrder")
     assert service.commits() == commits
-    other = write(
-        service.window, Kind.COMMIT, LEADER, EVERYONE, b"\3", service.keys[LEADER].signing
-    )
+    other = signed(service, Kind.COMMIT, b"\3")
     with pytest.raises(AlreadyOpened):
         service.ordered(HELPER, COMMIT, [other])
     with pytest.raises(SetMismatch):
@@ -231,8 +232,7 @@ def test_the_helper_signs_no_set_of_users_it_does_not_hold(make_service) -> None
     service = make_service()
     service.send(0, 1)
     service.work()
-    signing = service.keys[LEADER].signing
-    more = write(service.window, Kind.COMMIT, LEADER, EVERYONE, b"\7", signing)
+    more = signed(service, Kind.COMMIT, b"\7")
     with pytest.raises(SetMismatch, match=r"got 1 others, \[2\]"):
         service.ordered(HELPER, COMMIT, [more])
 
@@ -253,9 +253,7 @@ def test_nothing_is_opened_before_both_have_committed(make_service) -> None:
 
 def test_orders_are_the_operators_alone(make_service) -> None:
     service = make_service()
-    forged = write(
-        service.window, Kind.ORDER, HELPER, EVERYONE, STATUS, service.keys[HELPER].signing
-    )
+    forged = signed(service, Kind.ORDER, STATUS, by=HELPER)
     with pytest.raises(WrongSender, match="ORDER must come from the operator"):
         service.leader.order(forged)
     with pytest.raises(BadSignature):

@@ -172,8 +172,10 @@ def test_without_noise_it_finds_the_mean(summed):
         secure_sum=summed,
     )
     data = points_around(mean, 4, 3000)
-    points, _ = run(data, Distance(3), plan, half_width=1.0, generator=generator())
+    points, report = run(data, Distance(3), plan, half_width=1.0, generator=generator())
     assert (points[0] - mean).norm() < 0.08  # it starts at a distance of .37
+    bits = (64, 64) if summed else (plan.gradient_bits, plan.loss_bits)
+    assert report["payload_bits_per_user"] == 40 * (3 * bits[0] + bits[1])
 
 
 def test_a_release_draws_from_the_system(monkeypatch):

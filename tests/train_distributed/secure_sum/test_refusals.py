@@ -60,6 +60,8 @@ def test_a_message_that_is_mangled_misdelivered_or_repeated_is_refused_and_forgo
             with pytest.raises(again):
                 parties.users[1].receive(questions[1])
     assert parties.server.finish().total.tolist() == [21] * 4
+    with pytest.raises(errors.OutOfOrder):
+        parties.server.receive(answers[1])
 
 
 def test_a_party_takes_part_once_per_session(make_secagg: Callable) -> None:

@@ -25,8 +25,9 @@ def generator(seed=0):
 
 
 def task(**changes):
-    size: dict[str, Any] = {"clients": 4, "rows": 600, "dimension": 3, "diameter": 2.0}
-    return CharterTask(**size | {"epsilon": 1.0, "delta": 1e-5} | changes)
+    given: dict[str, Any] = {"clients": 4, "rows": 600, "dimension": 3}
+    given |= {"epsilon": 1.0, "delta": 1e-5, "diameter": 2.0} | changes
+    return CharterTask(**given)
 
 
 def plan_of(rounds=20, *, stds=(0.05, 0.01), honest=None, **changes):

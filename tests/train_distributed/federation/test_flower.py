@@ -263,7 +263,7 @@ def test_ten_users_of_digits_by_their_own_commands(make_flower: Callable[..., Fl
     told = ("--invitation", home / "fed" / "invitation", "--accept", digest)
     parties = [start(f"{u}", "--operator", f"unix:{home}/{u}.sock", *told) for u in range(10)]
     operator = start("fed", "--host", "127.0.0.1", "--out", home / "model")
-    field.wait_for(lambda: "may connect" in (home / "fed.log").read_text())
+    field.wait_for(lambda: "may connect" in (home / "fed.log").read_text(), 300)
     run = flower.run(home / "fed")
     cost = flower.watch(operator)
     assert [party.wait(60) for party in parties] == [0] * 10

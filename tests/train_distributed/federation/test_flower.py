@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("flwr"), reason="flwr is not installed"),
 ]
 APP = Path(flower_app.__file__).parent
-TIMEOUT = 60.0  # that parties have to come, and to answer
+TIMEOUT = 120.0  # that parties have to come, and to answer
 HTTP = (1, 42)  # from this version on one port has all of the SuperLink
 
 
@@ -187,7 +187,7 @@ def finish(flower: Flower, strike: str | None) -> None:
     began = time.monotonic()
     run = flower.run()
     if strike:
-        field.wait_for(lambda: field.status().get("stage") == strike)
+        field.wait_for(lambda: field.status().get("stage") == strike, 300)
         nodes[1].kill()
         left -= {1}
     cost = flower.watch(operator)

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 HEAD_BYTES = 1 + 32 + 132  # before a poll: is its party done, federation, what a header shows
 NOTHING = (204).to_bytes(2, "big")  # there is no question yet
 LATER = {204, 408, 429, 500, 502, 503, 504}  # statuses after which the same poll is sent again
-NODE_SECONDS = 300.0  # that a message has to a node and back
+NODE_SECONDS = 90.0  # that a message has to a node and back, until it is sent again
 POLL_SECONDS = 60.0  # that the operator has to answer a poll
 FRESH_SECONDS = 300.0  # after which a party that nobody asks is asked for a fresh poll
 RETRY_SECONDS = 2.0  # before the operator is tried again

@@ -105,12 +105,7 @@ class Flower:
             own = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
             self.spawn(
                 *("flower-supernode", "--superlink", f"127.0.0.1:{fleet}", *own),
-                *(
-                    "--root-certificates",
-                    tls / "server.pem",
-                    "--auth-supernode-private-key",
-                    private,
-                ),
+                *("--root-certificates", authority, "--auth-supernode-private-key", private),
                 *("--node-config", f'socket="{field.folder}/{user}.sock"'),
             )
 
@@ -166,9 +161,7 @@ def make_flower(make_field: Callable[..., Any]) -> Iterator[Callable[..., Flower
     made: list[Flower] = []
 
     def make(users: int) -> Flower:
-        made.append(
-            Flower(make_field(users, TIMEOUT, dropout_fraction=0.34))
-        )  # one of three may be lost
+        made.append(Flower(make_field(users, seconds=TIMEOUT, dropout_fraction=0.34)))
         return made[-1]
 
     yield make

@@ -87,4 +87,4 @@ def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[st
         MENU.parse(["simclr", "--help"], "pretrain")
     shown = capsys.readouterr().out
     assert "(default: None)" not in shown
-    assert "(default: adamw)" in shown
+    assert "(default: 512)" in shown

@@ -80,7 +80,8 @@ def check_findings(x: Tensor, y: Tensor, num_classes: int) -> None:
         )
     if y.dtype != torch.int8 or y.min() < -1 or y.max() > 1:
         raise ValueError(
-            f"y must be int8 findings of 0, 1 or -1, got {y.dtype}, {int(y.min())} to {int(y.max())}"
+            f"y must be int8 findings of 0, 1 or -1, got {y.dtype} from {int(y.min())} to "
+            f"{int(y.max())}"
         )
 
 

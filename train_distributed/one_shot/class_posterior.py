@@ -13,7 +13,7 @@ wrong guess stays and does harm. All of it is post-processing of a private sum.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ class Guess:
     scales: Scales
     log_prior: float = 0.0  # log odds among the guesses
     shifts: tuple[float, ...] = SHIFTS
+
+    @property
+    def about_their_mean(self) -> "Guess":
+        """Guess of how far the means lie from one place, which the shifts then weigh."""
+        return replace(self, means=self.means - self.means.mean(1, keepdim=True), shifts=SHIFTS)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from train_distributed.ledger.ledger import NONE
 from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.model import INSIDE, Release, reading
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.report_file import Report
 from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest
 from train_distributed.one_shot.statistic import CHUNK, Users
@@ -93,6 +94,7 @@ def release_of(request: ReleaseRequest) -> Release:
         temperature=1.0 if request.faults else fitted.temperature,
         class_shares=None if request.faults else fitted.class_shares,  # go with T
         prior=fitted.prior,
+        findings=request.findings or not METHODS[method.name].classes,
     )
     return reported(released, facts, verdict, source.embeddings)
 
@@ -210,7 +212,8 @@ def reported(
         report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
-    if embeddings is not None and (embeddings.split == TEST).any():
+    measurable = embeddings is not None and embeddings.findings is None
+    if measurable and (embeddings.split == TEST).any():
         metrics = measure(replace(released, report=Report.of(report)), embeddings)
         shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
         report |= {"test_accuracy": metrics["accuracy"]}

@@ -20,6 +20,7 @@ from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
 from embed.store import BLOCK, INFERRED
 from heads.rows import SLACK, check_rows, row_norms
+from pretrain import check
 from pretrain.datasets import TRAIN
 from train_distributed.one_shot.statistic import CHUNK, Chunk, Users
 from train_distributed.partition import Partition, apart, split

@@ -44,6 +44,11 @@ class Chunk:
         """(u, n) bool: True for true rows, False for padding."""
         return torch.arange(self.x.shape[1]) < self.counts[:, None]
 
+    @property
+    def one_class(self) -> Tensor:
+        """(u, n) int64 zeros: every row is of the same class."""
+        return torch.zeros(self.x.shape[:2], dtype=torch.int64)
+
     def select(self, users: Tensor) -> "Chunk":
         """Those of its users for which (u,) `users` is true."""
         if users.all():

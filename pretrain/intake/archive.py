@@ -148,8 +148,8 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
     Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes, or
     (n, K) numbers 0 and 1 that are `findings`, or of which `label_is` takes one column; without
     any `y_` the images are unlabelled. Optional: `writer_<split>`, users as numbers or names, and
-    the class names `names` or `wnids`. `val` is held out for an evaluation. Without class names in the archive or in
-    `classes` they are counted from the labels, and the set is marked as inferred.
+    the class names `names` or `wnids`. `val` is held out for an evaluation. Without class names in
+    the archive or in `classes` they are counted from the labels: the set is marked as inferred.
 
     Args:
         path: the archive; its checksums are verified.

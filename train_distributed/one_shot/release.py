@@ -212,9 +212,11 @@ def reported(
         report |= {"other_priors": f"none: {INSIDE}"}
     if released.temperature != 1:
         report |= {"temperature": released.temperature}
-    measurable = embeddings is not None and embeddings.findings is None
-    if measurable and (embeddings.split == TEST).any():
+    if embeddings is not None and (embeddings.split == TEST).any():
         metrics = measure(replace(released, report=Report.of(report)), embeddings)
+        if released.findings:
+            report |= {"test_findings": metrics | {"of": CLEAR}}
+            return replace(released, report=Report.of(report), encoding=made)
         shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
         report |= {"test_accuracy": metrics["accuracy"]}
         report |= {"majority_baseline": metrics["majority_baseline"]}
@@ -247,13 +249,15 @@ def suitability(
 
 def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:
     """All metrics on the rows of a split; see `metrics`. Raises ValueError for an empty split."""
+    from train_distributed.one_shot.finding_metrics import FindingMetrics
     from train_distributed.one_shot.metrics import ClassifierMetrics
 
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
-    evaluation = ClassifierMetrics.of(released, len(rows))
+    kind = FindingMetrics if released.findings else ClassifierMetrics
+    evaluation = kind.of(released, len(rows))
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
-        evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])
+        evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.targets[part])
     return evaluation.report()

@@ -335,8 +335,10 @@ LONG_VALUES = "path,finding,value\n" + "".join(
     f"{k}.png,{name},{int(name in each)}\n" for k, each in enumerate(FINDINGS) for name in NAMES
 )
 WIDE = "\n".join(
-    ["Path,Sex,No Finding,Mass,Edema", "0.png,F,,0.0,1", "1.png,M,,1,1.0", "2.png,F,1,-1,"]
-    + ["3.png,F,,1,nan", ""]
+    [
+        *("Path,Sex,No Finding,Mass,Edema", "0.png,F,,0.0,1", "1.png,M,,1,1.0", "2.png,F,1,-1,"),
+        *("3.png,F,,1,nan", ""),
+    ]
 )
 
 

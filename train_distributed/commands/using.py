@@ -202,6 +202,8 @@ class Predict(ModelPictures):
         if self.evaluate:
             findings = None if found.findings is None else found.findings[chosen]
             names = found.declared_classes
+            if findings is not None:
+                names = found.meta.get("class_names", ())
             labels = own_targets(released, names, found.labels[chosen], findings)
         return Rows.of(found, chosen, labels)
 
@@ -367,6 +369,8 @@ class Evaluate(Promise, ModelPictures):
             kind="evaluation",
             partition=simulated,
         )
+        names, several = release.class_names, release.findings
+        given = with_shares({"prior": self.prior}, names, findings=several)
         digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
         configuration = jsonable(asdict(self))
         with counted.explained():
@@ -374,7 +378,7 @@ class Evaluate(Promise, ModelPictures):
                 release,
                 embeddings,
                 self.privacy,
-                prior=with_shares({"prior": self.prior}, release.class_names)["prior"],
+                prior=given["prior"],
                 bins=self.bins,
                 confidence=self.confidence,
                 sampling=self.sampling,
@@ -401,6 +405,17 @@ def lines_of(report: dict[str, Any]) -> Iterator[str]:
         if name in report:
             yield f"{name:28} {report[name]}"
     yield f"{'intervals':28} at {100 * report['confidence_level']:g} % each"
+    if "per_finding" in report:
+        yield f"{'one_sum':28} {report['one_sum']}"
+        yield f"{'balanced_accuracy':28} {_share(report['balanced_accuracy'])}"
+        for name, of in report["per_finding"].items():
+            kinds = {"sensitivity": of["recall"]["present"], "specificity": of["recall"]["absent"]}
+            kinds |= {"balanced accuracy": of["balanced_accuracy"]}
+            kinds |= {"calibration error": of["expected_calibration_error"]}
+            for what, share in kinds.items():
+                if share is not None:
+                    yield f"{name + ', ' + what:28} {_share(share)}"
+        return
     shares = ("accuracy", "majority_baseline", "balanced_accuracy", "expected_calibration_error")
     for name in shares:
         if report[name] is not None:

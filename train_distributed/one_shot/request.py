@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.store import ASK
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
 from pretrain import check
 from train_distributed import accounting
@@ -220,8 +221,8 @@ class ReleaseRequest:
         found = with_shares(self.options, names, findings=several)
         mapped = not transform.is_identity
         discriminant = entry is not None and entry.sums_rows
-        if method == "findings" and self.held is not None and self.held.meta.get("unknown"):
-            found = {"unknown": self.held.meta["unknown"], **found}
+        if method == "findings" and self.held is not None and self.held.meta.get("unknown") == ASK:
+            found = {"unknown": ASK, **found}
         if method not in METHODS:
             noise, most = self.class_noise(), found.pop("components", None)
             if mapped and transform.directions is None:

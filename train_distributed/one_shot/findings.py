@@ -191,6 +191,14 @@ class FindingMoments(ClassMoments):
         known = self.sums(noised)[0, 1 + self.num_classes :] / constant
         return known.clamp(min=rows / 20, max=rows)
 
+    def row_variance(self, noised: NoisedSum) -> float:
+        """Mean variance of a feature among the rows; of public rows where no moments are sent."""
+        if not self.moments:
+            return float(self.transform.public.covariance.diagonal().mean())
+        mean = self.sums(noised)[1:, 0] / noised.rows
+        found = self.moment_matrix(noised).trace() / noised.rows - mean.square().sum()
+        return max(float(found) / self.features, 0.0)
+
     def _counted(self, row: Tensor, noised: NoisedSum, weight: float) -> Tensor:
         """Positive counts from a·counts, whose noise has the deviation s/weight in a count."""
         constant, std = self.transform.constant, noised.noise_std / weight
@@ -252,13 +260,14 @@ class FindingDiscriminant(Estimator):
         noise = (
             noised.noise_std * ((1 / (PRESENT * counts)).square() + (weight * known) ** -2).sqrt()
         )
-        return NoisyMeans(apart, noise, counts / counts.sum())
+        chance = own.row_variance(noised) * (1 / counts - 1 / known).clamp(min=0)
+        return NoisyMeans(apart, (noise.square() + chance).sqrt(), counts / counts.sum())
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of d, and the probability of each guess by its source."""
         seen = self.statistic.transform.public
         within = conditioned(seen.covariance, PUBLIC_SHRINKAGE)
-        about = [each.about_their_mean for each in guesses_of(self.statistic.transform)]
+        about = [each.of_findings for each in guesses_of(self.statistic.transform)]
         return believed(self.noisy(noised), about, seen.covariance, within)
 
     def fit(self, noised: NoisedSum) -> Fitted:

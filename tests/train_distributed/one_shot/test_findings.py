@@ -117,6 +117,18 @@ def test_no_numbers_of_findings_move_a_sum_further(
             assert math.sqrt(worst) >= stated * (1 - 1e-3)
 
 
+@pytest.mark.parametrize(("m", "k", "ask"), [(1, 14, None), (2.5, 4, "ask"), (3, 9, None)])
+def test_the_spread_is_that_of_the_lightest_findings(m: float, k: int, ask: str | None) -> None:
+    """No two records' findings differ in more places than κ times their distance."""
+    own, y = statistic(k, most_findings=m, unknown=ask), several(k)
+    features = torch.zeros(len(y), FEATURES, dtype=torch.float64)
+    sent = own.submit(records(features, y, 0.5)) * own.scale / 0.5
+    b = sent[:, k : k + own.columns]
+    places = torch.cdist((y == 1).double(), (y == 1).double()).square()
+    assert (places <= own.spread * torch.cdist(b, b).square() + 1e-9).all()
+    assert float(b.square().sum(1).max()) <= own.length2 + 1e-12
+
+
 def test_rows_on_a_grid_give_whole_steps_and_fit_their_bounds() -> None:
     """Also of records whose findings weigh less than one each."""
     draw, grid, own = torch.Generator().manual_seed(0), 2.0**-9, statistic(6, most_findings=2)

@@ -100,7 +100,7 @@ def test_no_numbers_of_findings_move_a_sum_further(
     alpha = heavy * math.sqrt(length2 / 2)
     free = (length2 + 1) / (2 * length2) - constant**2
     t = np.linspace(-1, 1, 401)
-    for counts in {max(free, 0.0), max(free, 0.0) + 0.5}:
+    for counts in {0.0, max(free, 0.0), max(free, 0.0) + 0.5}:
         c, worst = counts / kappa, 0.0
         stated = finding_sums_sensitivity(math.hypot(1, constant), constant, length2, alpha, counts)
         for i, j in itertools.product(range(k + 1), repeat=2):

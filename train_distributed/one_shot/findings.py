@@ -16,11 +16,17 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from embed.clip import LEAST
 from heads import finding_sums_sensitivity, second_moments, svec_scale
 from heads.head import require_scale
 from pretrain import check
 from train_distributed.one_shot.class_gaussians import TAILS, NoisyScatter, Posterior, conditioned
-from train_distributed.one_shot.class_posterior import NoisyMeans, believed, true_share
+from train_distributed.one_shot.class_posterior import (
+    LEAST_TRUE,
+    NoisyMeans,
+    believed,
+    true_share,
+)
 from train_distributed.one_shot.class_prior import (
     ClassPrior,
     checked_prior,
@@ -41,6 +47,8 @@ PRESENT = 1.0  # prior: g, weight of the findings; alike from .7 to 2
 KNOWN = 0.5  # prior: h, weight of what is known, where unknown findings are told apart
 MOST_FINDINGS = 3.0  # prior: m, findings of a record that count in full
 LEVELS = 64  # size: w(y) is a whole number of such parts, so that sums of grid rows stay whole
+OWN = 0.12  # prior: deviation of a finding's η about that of all
+MISFIT = 0.05  # prior: of a finding's mean w about that of all, relatively
 LEAST_RATE = 0.002  # guard: prevalences lie between it and 1 less it
 
 
@@ -175,13 +183,29 @@ class FindingMoments(ClassMoments):
         return found / torch.cat([torch.ones(1), self._units])
 
     def counts(self, noised: NoisedSum) -> Tensor:
-        """(K,) unweighted counts of the findings, as `class_counts` has them."""
-        return self._counted(noised.total[: self.num_classes], noised, self.count_weight)
+        """(K,) counts of the findings, as `class_counts` has them.
+
+        Where noise is more than `MISFIT` of them, those by w(y) say more: each is divided by the
+        mean w, and both are averaged by their precisions.
+        """
+        row, weighted = noised.total[: self.num_classes], self._weighted_row(noised)
+        ratio = float(weighted.sum() / row.sum().clamp(min=LEAST))
+        ratio = min(max(ratio, float(self.levels[-1]) / LEVELS), 1.0)
+        constant, std = self.transform.constant, max(noised.noise_std, LEAST)
+        plain = (self.count_weight / (constant * std)) ** 2  # of row, a times the counts
+        even = weighted.clamp(min=0) / ratio
+        other = 1 / ((std / (PRESENT * ratio)) ** 2 + (MISFIT * even).square())
+        joint = (plain * row + other * weighted / ratio) / (plain + other)
+        return self._counted(joint, noised, constant * float((plain + other).mean().sqrt()) * std)
 
     def weighted_counts(self, noised: NoisedSum) -> Tensor:
         """(K,) counts of the findings by w(y), as `class_counts` has them."""
-        row = self.sums(noised)[0, 1 : 1 + self.num_classes]
+        row = self._weighted_row(noised)
         return self._counted(row, noised, PRESENT * self.transform.constant)
+
+    def _weighted_row(self, noised: NoisedSum) -> Tensor:
+        """(K,) a times the counts by w(y), noised."""
+        return self.sums(noised)[0, 1 : 1 + self.num_classes]
 
     def known_counts(self, noised: NoisedSum) -> Tensor:
         """(K,) rows that know each finding; all N where unknown ones are not told apart."""
@@ -190,6 +214,14 @@ class FindingMoments(ClassMoments):
             return torch.full((self.num_classes,), float(rows), dtype=torch.float64)
         known = self.sums(noised)[0, 1 + self.num_classes :] / constant
         return known.clamp(min=rows / 20, max=rows)
+
+    def row_variance(self, noised: NoisedSum) -> float:
+        """Mean variance of a feature among the rows; of public rows where no moments are sent."""
+        if not self.moments:
+            return float(self.transform.public.covariance.diagonal().mean())
+        mean = self.sums(noised)[1:, 0] / noised.rows
+        found = self.moment_matrix(noised).trace() / noised.rows - mean.square().sum()
+        return max(float(found) / self.features, 0.0)
 
     def _counted(self, row: Tensor, noised: NoisedSum, weight: float) -> Tensor:
         """Positive counts from a·counts, whose noise has the deviation s/weight in a count."""
@@ -252,13 +284,14 @@ class FindingDiscriminant(Estimator):
         noise = (
             noised.noise_std * ((1 / (PRESENT * counts)).square() + (weight * known) ** -2).sqrt()
         )
-        return NoisyMeans(apart, noise, counts / counts.sum())
+        chance = own.row_variance(noised) * (1 / counts - 1 / known).clamp(min=0)
+        return NoisyMeans(apart, (noise.square() + chance).sqrt(), counts / counts.sum())
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of d, and the probability of each guess by its source."""
         seen = self.statistic.transform.public
         within = conditioned(seen.covariance, PUBLIC_SHRINKAGE)
-        about = [each.about_their_mean for each in guesses_of(self.statistic.transform)]
+        about = [each.of_findings for each in guesses_of(self.statistic.transform)]
         return believed(self.noisy(noised), about, seen.covariance, within)
 
     def fit(self, noised: NoisedSum) -> Fitted:
@@ -284,6 +317,12 @@ class FindingDiscriminant(Estimator):
                 ratios[k] = scatter.ratio_along(squares, scatter.noised)
         true = true_share(noisy, posterior, covariance)
         rates = self.rates(noised)
+        # η of each finding about that of all, found as `true_share` finds it
+        taken = torch.linalg.solve(covariance, posterior.noise).trace()
+        taken = taken * noisy.noise / noisy.noise.mean()
+        found = ((slopes * noisy.means).sum(0) - taken) / said
+        doubt = noisy.noise.square() * slopes.square().sum(0) / said.square()
+        true = (true + OWN**2 / (OWN**2 + doubt) * (found - true)).clamp(min=LEAST_TRUE, max=1)
         present, odds = true * said, rates / (1 - rates)
         absent = -odds * present
         distance = present - absent

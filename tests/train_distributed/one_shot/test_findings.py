@@ -100,7 +100,7 @@ def test_no_numbers_of_findings_move_a_sum_further(
     alpha = heavy * math.sqrt(length2 / 2)
     free = (length2 + 1) / (2 * length2) - constant**2
     t = np.linspace(-1, 1, 401)
-    for counts in {max(free, 0.0), max(free, 0.0) + 0.5}:
+    for counts in {0.0, max(free, 0.0), max(free, 0.0) + 0.5}:
         c, worst = counts / kappa, 0.0
         stated = finding_sums_sensitivity(math.hypot(1, constant), constant, length2, alpha, counts)
         for i, j in itertools.product(range(k + 1), repeat=2):
@@ -115,6 +115,18 @@ def test_no_numbers_of_findings_move_a_sum_further(
         if heavy <= 1 and 0 <= counts <= free:
             assert stated == pytest.approx(2 * math.sqrt(length2), rel=1e-12)
             assert math.sqrt(worst) >= stated * (1 - 1e-3)
+
+
+@pytest.mark.parametrize(("m", "k", "ask"), [(1, 14, None), (2.5, 4, "ask"), (3, 9, None)])
+def test_the_spread_is_that_of_the_lightest_findings(m: float, k: int, ask: str | None) -> None:
+    """No two records' findings differ in more places than κ times their distance."""
+    own, y = statistic(k, most_findings=m, unknown=ask), several(k)
+    features = torch.zeros(len(y), FEATURES, dtype=torch.float64)
+    sent = own.submit(records(features, y, 0.5)) * own.scale / 0.5
+    b = sent[:, k : k + own.columns]
+    places = torch.cdist((y == 1).double(), (y == 1).double()).square()
+    assert (places <= own.spread * torch.cdist(b, b).square() + 1e-9).all()
+    assert float(b.square().sum(1).max()) <= own.length2 + 1e-12
 
 
 def test_rows_on_a_grid_give_whole_steps_and_fit_their_bounds() -> None:

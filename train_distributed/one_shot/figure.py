@@ -57,6 +57,20 @@ def _draw_classes(report: Report, per_class: Mapping[str, float], panel: Axes) -
     panel.tick_params(axis="x", rotation=90 if crowded else 0)
 
 
+def draw_roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
+    """Draws false and true positive rates of every finding, with the area under each, as a PNG."""
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
+    for name, (false, true) in curves.items():
+        axes.plot(false, true, label=f"{_called(name)}: {np.trapezoid(true, false):.3f}")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.set_title("Findings, and areas under their curves")
+    if curves:
+        axes.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
 def draw_confusion(
     confusion: Sequence[Sequence[int]] | np.ndarray, names: Sequence[str], path: Path
 ) -> None:

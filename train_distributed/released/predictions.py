@@ -1,16 +1,20 @@
 """Rows to classes: a stream of embeddings in, a CSV file and metrics out, memory bounded."""
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from embed import EmbeddingSet
 from embed.clip import ROWS
 from pretrain.datasets import SPLITS
+from train_distributed.one_shot.finding_metrics import FindingMetrics
 from train_distributed.one_shot.metrics import ClassifierMetrics
 from train_distributed.one_shot.model import Release, probabilities
 
@@ -30,7 +34,7 @@ class Rows:
     count: int
     blocks: Iterator[np.ndarray]  # (b, p) floats, b <= ROWS, `count` rows in all
     name: Callable[[int], str]  # what row i is called in the file
-    labels: np.ndarray | None = None  # (count,) classes of the model; None: unknown
+    labels: np.ndarray | None = None  # (count,) classes, or (count, K) findings; None: unknown
     split: np.ndarray  # (count,) split of each
     skipped: Mapping[int, str] | None = None  # row -> why it cannot be read; filled by `blocks`
 
@@ -53,6 +57,95 @@ def count_splits(split: np.ndarray) -> dict[str, int]:
     return {
         names[int(n)]: int(c) for n, c in zip(*np.unique(split, return_counts=True), strict=True)
     }
+
+
+def finding_thresholds(released: Release, threshold: float | str | None) -> Tensor:
+    """(K,) log odds of the probability from which findings are said to be present.
+
+    Args:
+        released: a model of findings.
+        threshold: in (0, 1), "prevalence" (of each finding in the private rows), or None: a half.
+
+    Raises:
+        ValueError: another value, a model of classes, or one that knows no prevalences.
+    """
+    if not released.findings:
+        raise ValueError(f"threshold must be left out for a model of classes, got {threshold}")
+    if threshold == "prevalence":
+        if released.class_shares is None:
+            raise ValueError("threshold must be a probability for a model without prevalences")
+        return torch.logit(released.class_shares)
+    try:
+        value = 0.5 if threshold is None else float(threshold)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise ValueError(f"threshold must be in (0, 1), or prevalence, got {threshold}")
+    return torch.logit(torch.full((len(released.class_names),), value, dtype=torch.float64))
+
+
+def write_findings(
+    released: Release,
+    rows: Rows,
+    path: Path,
+    advance: Callable[[int], object],
+    thresholds: Tensor,
+) -> tuple[dict[str, int], FindingMetrics | None]:
+    """Writes path, findings that are said to be present (`a|b`), and a probability of each.
+
+    As `write_predictions`, of whose file this is the counterpart for several findings a picture.
+
+    Returns:
+        How many rows have each finding, and the metrics where findings are known.
+    """
+    names, counts = released.class_names, np.zeros(len(released.class_names), np.int64)
+    measured = None
+    if rows.labels is not None:
+        measured = FindingMetrics.of(released, rows.count, thresholds)
+    done, skipped = 0, rows.skipped
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        table = csv.writer(file)
+        header = ["path", "findings", *(f"probability of {name}" for name in names)]
+        table.writerow(header if skipped is None else [*header, UNREADABLE])
+        for block in rows.blocks:
+            odds = released.scores(block) / released.temperature
+            said, shares = (odds > thresholds).numpy(), torch.sigmoid(odds).numpy()
+            read = np.array([done + k not in (skipped or ()) for k in range(len(block))])
+            counts += said[read].sum(0)
+            for k in range(len(block)):
+                cells = [rows.name(done + k), *[""] * (1 + len(names))]
+                if read[k]:
+                    present = "|".join(n for n, has in zip(names, said[k], strict=True) if has)
+                    cells[1:] = [present, *(f"{share:.6f}" for share in shares[k])]
+                table.writerow(cells + ([] if skipped is None else [skipped.get(done + k, "")]))
+            if measured is not None and rows.labels is not None:
+                measured.leave_out(int((~read).sum()))
+                known = rows.labels[done : done + len(block)][read]
+                measured.add(odds[read] * released.temperature, known)
+            done += len(block)
+            advance(len(block))
+    if done != rows.count:
+        raise ValueError(f"rows must be {rows.count} as announced, got {done}")
+    return dict(zip(names, counts.tolist(), strict=True)), measured
+
+
+def own_targets(
+    released: Release, names: Sequence[Any], labels: np.ndarray, findings: np.ndarray | None
+) -> np.ndarray:
+    """(n,) classes or (n, K) findings of a model; a set may have them in another order.
+
+    Raises ValueError as `own_labels`, or for classes where the model has findings, or the reverse.
+    """
+    if released.findings and findings is None:
+        raise ValueError("evaluate must have findings (pass --findings), got one class a row")
+    if findings is None:
+        return own_labels(released, names, labels)
+    own, known = list(released.class_names), list(map(str, names)) or list(released.class_names)
+    if not released.findings or sorted(own) != sorted(known):
+        got = ", ".join(known)
+        kind = "findings" if released.findings else "classes, one a row"
+        raise ValueError(f"labels must be of the model's {kind}, {', '.join(own)}, got {got}")
+    return findings[:, [known.index(name) for name in own]]
 
 
 def write_predictions(

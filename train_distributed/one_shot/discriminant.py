@@ -202,7 +202,7 @@ class ClassMoments(Statistic):
         return self.transform.dim * self.num_classes
 
 
-def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> Tensor:
+def class_counts(row: Tensor, constant: float, rows: float, noise_std: float) -> Tensor:
     """(K,) positive counts with sum N, from the noised constant row of class sums.
 
     Their spread is kept as far as it is likely to be the classes' own. In equal shares, counts are

@@ -21,7 +21,7 @@ from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.source import EmbeddingUsers, provenance, validate
 from train_distributed.one_shot.statistic import Chunk, submissions
@@ -102,6 +102,10 @@ class ModelTask(SumTask[Terms]):
         return at
 
     def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
+        if embeddings.findings is not None:
+            raise ValueError(
+                "embeddings must hold one class a picture in a federation, got findings"
+            )
         agreed = int(self.rows_of([identity]))
         train, names = embeddings.split == TRAIN, self.terms.class_names
         validate(
@@ -164,6 +168,8 @@ class ModelTask(SumTask[Terms]):
 def _computed(federation: Federation, terms: Terms, transform: PublicTransform) -> ModelTask:
     if transform.known is not None:
         transform.known.check_classes(terms.class_names, terms.num_classes)
+    if not METHODS[terms.method].classes:
+        raise ValueError(f"method must learn one class a picture, got {terms.method!r}")
     method = build_method(terms.method, transform, terms.num_classes, terms.options)
     dimension = ReleaseState(method).statistic.dimension
     if federation.dimension != dimension:

@@ -9,6 +9,7 @@ correlated, which is the widest interval.
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +20,6 @@ from torch import Tensor
 from train_distributed.one_shot.metrics import BINS, _array
 from train_distributed.one_shot.model import Release
 
-Z = 1.959963984540054  # normal quantile of 95 %
 AREAS = ("auroc", "average_precision")
 
 
@@ -160,7 +160,7 @@ def _logit_interval(value: float, deviation: float, least: float) -> dict[str, f
     """Interval of a share; `least` keeps one at an end of [0, 1] from an interval of no width."""
     inner = min(max(value, least), 1 - least)
     deviation = max(deviation, math.sqrt(least * inner * (1 - inner)))
-    odds, width = math.log(inner / (1 - inner)), Z * deviation / (inner * (1 - inner))
+    odds, width = math.log(inner / (1 - inner)), _quantile() * deviation / (inner * (1 - inner))
     low, high = (1 / (1 + math.exp(-max(-700.0, odds + w))) for w in (-width, width))
     return {"estimate": value, "low": min(low, value), "high": max(high, value)}
 
@@ -169,8 +169,8 @@ def _share(count: int, of: int) -> dict[str, float] | None:
     """A share with Wilson's interval; None without rows."""
     if not of:
         return None
-    share, z = count / of, Z * Z / of
-    middle, width = share + z / 2, Z * math.sqrt(share * (1 - share) / of + z / (4 * of))
+    share, z = count / of, _quantile() ** 2 / of
+    middle, width = share + z / 2, _quantile() * math.sqrt(share * (1 - share) / of + z / (4 * of))
     ends = ((middle - width) / (1 + z), (middle + width) / (1 + z))
     return {"estimate": share, "low": max(0.0, ends[0]), "high": min(1.0, ends[1])}
 
@@ -191,3 +191,8 @@ def _words(share: dict[str, float] | None) -> str:
     if share is None:
         return "unknown"
     return f"{share['estimate']:.4f} ({share['low']:.4f} to {share['high']:.4f})"
+
+
+def _quantile() -> float:
+    """Of a normal variable, for intervals of 95 %."""
+    return NormalDist().inv_cdf(0.975)

@@ -1,9 +1,9 @@
 """Several findings a picture: one sum for all of them, and the estimator of their classifiers.
 
-A record has features u and findings y in {0, 1}^K. It adds [a, u] bᵀ, b = [1, g w(y) y], so a
+A record has features u and findings y in {0, 1}^K. It adds [a, u] bᵀ, b = [1, w(y) y], so a
 column holds the sum of all rows, and one each those of the rows that show a finding. w(y) = min(1,
-√(m/|y|)) keeps ‖b‖² ≤ 1 + g²m, however many findings a record has. `heads.statistics` proves the
-sensitivity, 2r √(1 + g²m); second moments and unweighted counts of the findings are free.
+√(m/|y|)) keeps ‖b‖² ≤ 1 + m, however many findings a record has. `heads.statistics` proves the
+sensitivity, 2r √(1 + m); second moments and unweighted counts of the findings are free.
 """
 
 import math
@@ -20,7 +20,13 @@ from embed.clip import LEAST
 from heads import finding_sums_sensitivity, second_moments, svec_scale
 from heads.head import require_scale
 from pretrain import check
-from train_distributed.one_shot.class_gaussians import TAILS, NoisyScatter, Posterior, conditioned
+from train_distributed.one_shot.class_gaussians import (
+    LEAST_VARIANCE,
+    TAILS,
+    NoisyScatter,
+    Posterior,
+    conditioned,
+)
 from train_distributed.one_shot.class_posterior import (
     LEAST_TRUE,
     NoisyMeans,
@@ -43,13 +49,11 @@ from train_distributed.one_shot.discriminant import (
 from train_distributed.one_shot.method import Estimator, Fitted, Method
 from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
-PRESENT = 1.0  # prior: g, weight of the findings; alike from .7 to 2
 KNOWN = 0.5  # prior: h, weight of what is known, where unknown findings are told apart
 MOST_FINDINGS = 3.0  # prior: m, findings of a record that count in full
 LEVELS = 64  # size: w(y) is a whole number of such parts, so that sums of grid rows stay whole
 OWN = 0.12  # prior: deviation of a finding's η about that of all
 MISFIT = 0.05  # prior: of a finding's mean w about that of all, relatively
-LEAST_RATE = 0.002  # guard: prevalences lie between it and 1 less it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +82,15 @@ class FindingMoments(ClassMoments):
 
     @property
     def length2(self) -> float:
-        """A, the largest ‖b‖²: 1 + g² times the largest w² |y|, and h² K."""
+        """A, the largest ‖b‖²: 1 + the largest w² |y|, and h² K."""
         many = torch.arange(self.num_classes + 1, dtype=torch.float64)
         longest = float(((self.levels / LEVELS).square() * many).max())
-        return 1 + PRESENT**2 * longest + (KNOWN**2 * self.num_classes if self.unknown else 0.0)
+        return 1 + longest + (KNOWN**2 * self.num_classes if self.unknown else 0.0)
 
     @property
     def spread(self) -> float:
         """κ: findings differ in at most κ times ‖b − b'‖² places, w at least that of all K."""
-        return (LEVELS / (PRESENT * float(self.levels[-1]))) ** 2
+        return (LEVELS / float(self.levels[-1])) ** 2
 
     @property
     def count_weight(self) -> float:
@@ -111,7 +115,7 @@ class FindingMoments(ClassMoments):
         """(dimension,) factors of a submission: c₁/a, b's, and α·svec for the raw triangle."""
         counts = torch.full((self.num_classes,), self.count_weight / self.transform.constant)
         known = [KNOWN] * (self.columns - 1 - self.num_classes)
-        b = torch.tensor([1.0] + [PRESENT / LEVELS] * self.num_classes + known)
+        b = torch.tensor([1.0] + [1 / LEVELS] * self.num_classes + known)
         parts = [counts.double(), b.double().repeat(self.transform.dim)]
         if self.moments:
             parts.append(svec_scale(self.features, self.weight))
@@ -119,7 +123,7 @@ class FindingMoments(ClassMoments):
 
     def entry_bound(self, n: int) -> float:
         """n rows, each entry at most c₁, c times an entry of b, or α√2 c² after scaling."""
-        of_sums = self.transform.clip_norm * max(1.0, PRESENT, KNOWN)
+        of_sums = self.transform.clip_norm * max(1.0, KNOWN)
         return max(super().entry_bound(n), n * of_sums, n * self.count_weight)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
@@ -194,14 +198,14 @@ class FindingMoments(ClassMoments):
         constant, std = self.transform.constant, max(noised.noise_std, LEAST)
         plain = (self.count_weight / (constant * std)) ** 2  # of row, a times the counts
         even = weighted.clamp(min=0) / ratio
-        other = 1 / ((std / (PRESENT * ratio)) ** 2 + (MISFIT * even).square())
+        other = 1 / ((std / ratio) ** 2 + (MISFIT * even).square())
         joint = (plain * row + other * weighted / ratio) / (plain + other)
         return self._counted(joint, noised, constant * float((plain + other).mean().sqrt()) * std)
 
     def weighted_counts(self, noised: NoisedSum) -> Tensor:
         """(K,) counts of the findings by w(y), as `class_counts` has them."""
         row = self._weighted_row(noised)
-        return self._counted(row, noised, PRESENT * self.transform.constant)
+        return self._counted(row, noised, self.transform.constant)
 
     def _weighted_row(self, noised: NoisedSum) -> Tensor:
         """(K,) a times the counts by w(y), noised."""
@@ -261,9 +265,9 @@ class FindingDiscriminant(Estimator):
         checked_prior(self.prior, self.statistic.num_classes, findings=True)
 
     def rates(self, noised: NoisedSum) -> Tensor:
-        """(K,) prevalences of the findings among the rows that know them."""
+        """(K,) prevalences of the findings among the rows that know them; neither 0 nor 1."""
         rates = self.statistic.counts(noised) / self.statistic.known_counts(noised)
-        return rates.clamp(min=LEAST_RATE, max=1 - LEAST_RATE)
+        return rates.clamp(min=LEAST_VARIANCE, max=1 - LEAST_VARIANCE)
 
     def prior_report(self, noised: NoisedSum, class_names: Sequence[str]) -> dict[str, Any]:
         """Prevalences that scores assume, and where something was known of the findings, what."""
@@ -281,9 +285,7 @@ class FindingDiscriminant(Estimator):
         known, weight = own.known_counts(noised), KNOWN if own.unknown else 1.0
         of_known = sums[:, 1 + k :] if own.unknown else sums[:, :1]
         apart = sums[:, 1 : 1 + k] / counts - of_known / known
-        noise = (
-            noised.noise_std * ((1 / (PRESENT * counts)).square() + (weight * known) ** -2).sqrt()
-        )
+        noise = noised.noise_std * (counts.reciprocal().square() + (weight * known) ** -2).sqrt()
         chance = own.row_variance(noised) * (1 / counts - 1 / known).clamp(min=0)
         return NoisyMeans(apart, (noise.square() + chance).sqrt(), counts / counts.sum())
 

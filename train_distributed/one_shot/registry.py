@@ -149,7 +149,7 @@ def build_method(
 
     if name not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
-    own, summed = dict(options), METHODS[name].sums_rows
+    own = dict(options)
     sums, noise = own.pop("sums", 1), own.pop("class_noise", None)
     components = own.pop("components", None)
     check.one_of((1, 2), sums=sums)
@@ -158,11 +158,11 @@ def build_method(
         check.within("[0, inf)", class_noise=noise)
     if "prior" in own:
         own["prior"] = checked_prior(own["prior"], num_classes, findings=not METHODS[name].classes)
-    if summed:
+    if name in (DEFAULT, "findings"):
         own = {"moments": clip is None, **own}
         if clip is not None:
             check.not_set("with user_clip", moments=own["moments"])
-        if noise is not None and own["moments"] and name == "discriminant":
+        if noise is not None and own["moments"] and name == DEFAULT:
             own = {"alpha": moment_weight(noise), **own}
 
     def on(rows: "PublicTransform") -> "Method":

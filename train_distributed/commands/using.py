@@ -1,5 +1,6 @@
 """A released model on new rows: `predict`, `evaluate`."""
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -166,11 +167,10 @@ class Predict(ModelPictures):
         else:
             _, rows = self.rows_of_data(released, labelled=self.evaluate)
         with Progress(rows.count, "classified") as progress:
-            written: Any = (released, rows, partial / "predictions.csv", progress.update)
-            if thresholds is None:
-                counts, metrics = write_predictions(*written)
-            else:
-                counts, metrics = write_findings(*written, thresholds)
+            write: Any = write_predictions
+            if thresholds is not None:
+                write = functools.partial(write_findings, thresholds=thresholds)
+            counts, metrics = write(released, rows, partial / "predictions.csv", progress.update)
         print(f"{'rows':26} {rows.count}")
         if rows.skipped:
             print(f"{'unreadable':26} {len(rows.skipped)}")

@@ -19,6 +19,11 @@ HAS_MASS = [0, 1, 0, 1]
 PAIR = ("not mass", "mass")
 
 
+def matrix(images: Any) -> list[list[int]]:
+    """Findings of every picture."""
+    return images.findings.tolist()
+
+
 def picture(k: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4), (60 * k % 256, 9, 9)).save(buffer, "PNG")
@@ -325,7 +330,7 @@ def test_findings_are_a_column_each(tmp_path: Path, write: Write, labels: Any, n
     assert images.findings[:, column].tolist() == HAS_MASS
     assert images.inferred == (write is not hugging_face)
     if set(images.class_names) == set(NAMES):
-        assert open_images(source, findings=True, classes=NAMES).findings.tolist() == MATRIX
+        assert matrix(open_images(source, findings=True, classes=NAMES)) == MATRIX
 
 
 LONG = "path,finding,user\n" + "".join(
@@ -353,12 +358,12 @@ def test_rows_or_columns_of_a_table_are_findings(
 ) -> None:
     for text in (LONG, LONG_VALUES):
         images = open_images(table(tmp_path, text), findings=True, classes=NAMES)
-        assert (images.findings.tolist(), len(images)) == (MATRIX, 4)
+        assert (matrix(images), len(images)) == (MATRIX, 4)
     ask: dict[str, Any] = {"findings": True, "classes": NAMES}
     capsys.readouterr()
     for unknown, value in ((None, 0), ("negative", 0), ("positive", 1), ("ask", -1)):
         images = open_images(table(tmp_path, WIDE), unknown=unknown, **ask)
-        assert images.findings.tolist() == [[1, 0], [1, 1], [value, value], [value, 1]]
+        assert matrix(images) == [[1, 0], [1, 1], [value, value], [value, 1]]
         assert "unknown: edema 2, mass 1, of 4 rows each" in capsys.readouterr().err
     found = open_images(table(tmp_path, WIDE), findings=True)
     assert (found.class_names, found.inferred) == (("Edema", "Mass"), True)
@@ -392,4 +397,4 @@ def test_findings_and_a_class_are_not_both_asked_for(tmp_path: Path) -> None:
         open_images(source, unknown="ask")
     with pytest.raises(ValueError, match="unknown must be one of"):
         open_images(source, findings=True, unknown="perhaps")
-    assert open_images(source, findings=True).findings.tolist() == [[0, 1], [1, 0], [0, 1], [1, 0]]
+    assert matrix(open_images(source, findings=True)) == [[0, 1], [1, 0], [0, 1], [1, 0]]

@@ -3,6 +3,8 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,7 +196,7 @@ def test_a_findings_head_is_that_of_two_classes(head: type) -> None:
     many = head(num_classes=4, l2_reg=0.1, clip_norm=1.0)
     two = head(num_classes=2, l2_reg=0.1, clip_norm=1.0)
     found = torch.from_numpy(y)
-    sgd = {"epochs": 3, "batch_size": 7}
+    sgd: dict[str, Any] = {"epochs": 3, "batch_size": 7}
     exact, steps = fit_exact(many, rows, found).weights, fit_sgd(many, rows, found, **sgd)
     for k in range(4):
         alone = fit_exact(two, rows, found[:, k].long()).weights[:, 1]
@@ -232,7 +234,7 @@ PUBLIC = PublicTransform.fit(rows_of(2000, seed=5)[0])
 )
 @pytest.mark.parametrize("unknown", [False, True])
 def test_a_release_of_findings(
-    options: dict, privacy: Privacy, unknown: bool, tmp_path: object
+    options: dict, privacy: Privacy, unknown: bool, tmp_path: Path
 ) -> None:
     """The default method learns them: by sums, two or one, clipped, and for every unit."""
     rows = held(unknown=unknown)
@@ -247,7 +249,9 @@ def test_a_release_of_findings(
     assert torch.equal(again.predict_proba(rows.embeddings), found)
     equal = released.with_prior("equal")
     moved = torch.logit(equal.predict_proba(rows.embeddings)) - torch.logit(found)
-    assert torch.allclose(moved, equal.prior_shift(released.prior).neg().expand_as(moved))
+    assert torch.allclose(
+        moved, equal.prior_shift(released.prior or "private").neg().expand_as(moved)
+    )
 
 
 def test_neighbours_move_every_sum_by_no_more_than_is_planned() -> None:
@@ -258,19 +262,21 @@ def test_neighbours_move_every_sum_by_no_more_than_is_planned() -> None:
     )
     planned = request.planned(discrete=True).sums[-1]
     x = rows.embeddings.copy() * 100  # all clipped
-    state = request.built
+    findings, state = np.asarray(rows.findings), request.built
+    assert state.transform is not None
+    mapping = state.transform
 
     def sent(x: np.ndarray, y: np.ndarray) -> Tensor:
-        mapped = state.transform.map_rows(PUBLIC(x))
+        mapped = mapping.map_rows(PUBLIC(x))
         chunk = Chunk(
             torch.zeros(1).long(), mapped[None], torch.from_numpy(y)[None], torch.tensor([len(x)])
         )
         return submissions(state.statistic, chunk, planned.mechanism.grid)[0]
 
-    for row, y in ((3, rows.findings[3]), (4, 1 - rows.findings[4])):
-        other, found = x.copy(), rows.findings.copy()
+    for row, y in ((3, findings[3]), (4, 1 - findings[4])):
+        other, found = x.copy(), findings.copy()
         other[row], found[row] = -x[row], y
-        moved = float((sent(x, rows.findings) - sent(other, found)).norm())
+        moved = float((sent(x, findings) - sent(other, found)).norm())
         assert 0 < moved <= planned.guarantee.sensitivity
 
 
@@ -302,6 +308,7 @@ def test_findings_of_a_set() -> None:
     """Unknown ones only where the set says that they may be."""
     rows = held(20)
     assert rows.targets is rows.findings
+    assert rows.findings is not None
     for findings, words in ((rows.findings - 1, "0 or 1"), (rows.findings[:5], "integers")):
         with pytest.raises(ValueError, match=words):
             replace(rows, findings=findings)

@@ -205,7 +205,9 @@ def check_stream(chunk: Chunk, num_classes: int, clip_norm: float, constant: flo
     """
     own = chunk.own
     labels = chunk.y[own]
-    if chunk.y.ndim == 2 and ((labels < 0).any() or (labels >= num_classes).any()):
+    if chunk.y.ndim != 2:
+        raise ValueError("rows that stream in must have one class each; findings need a set")
+    if (labels < 0).any() or (labels >= num_classes).any():
         raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.max())}")
     broken = own & ~torch.isfinite(chunk.x).all(2)
     if broken.any():

@@ -7,7 +7,8 @@ A share of the users sends one vector, the same each, as long as a proof of leng
 a record, or the users' clip. By default this is tried without a clip, and with what
 `federation init` sets. The direction is the worst of several, tried without noise of their own, and
 of a descent on the model's mistakes whose attacker knows the sum of all other users. Noise is
-discrete and fresh.
+discrete and fresh. Of two sums the first one is poisoned by the vector against the mean of all rows
+(accuracies without poisoners are of that centre, too), the second one as above.
 
 With `--real` one window is run instead, with the last options and share: two aggregators in
 processes of their own, proofs of all users, and as many liars besides whose vectors are ten times
@@ -159,16 +160,20 @@ def tried(sets: Any, privacy: Privacy, given: argparse.Namespace) -> list[dict[s
     """Accuracies in all directions, by options and shares of poisoners."""
     found = []
     for options in given.options:
-        poisoned = Poisoned.of(sets, privacy, users=given.users, seed=0, options=options)
+        counts = [round(share * given.users) for share in given.shares]
+        made = [
+            Poisoned.of(sets, privacy, users=given.users, seed=0, options=options, poisoners=count)
+            for count in counts
+        ]
         found.append(
             {
-                "options": poisoned.options,
-                "numbers": len(poisoned.sent[0]),
-                "bound": round(poisoned.bound, 3),
-                "longest honest vector over the bound": round(poisoned.longest, 3),
+                "options": made[0].options,
+                "numbers": len(made[0].sent[0]),
+                "bound": round(made[0].bound, 3),
+                "longest honest vector over the bound": round(made[0].longest, 3),
                 "shares": [
-                    directions(poisoned, round(share * given.users), given.tries)
-                    for share in given.shares
+                    directions(poisoned, count, given.tries)
+                    for poisoned, count in zip(made, counts, strict=True)
                 ],
             }
         )
@@ -179,7 +184,9 @@ def tried(sets: Any, privacy: Privacy, given: argparse.Namespace) -> list[dict[s
 def played(sets: Any, privacy: Privacy, given: argparse.Namespace) -> dict[str, Any]:
     """A window with poisoners and liars, and a sum by `secagg` with liars."""
     options, poisoners = given.options[-1], round(given.shares[-1] * given.users)
-    poisoned = Poisoned.of(sets, privacy, users=given.users, seed=0, options=options)
+    poisoned = Poisoned.of(
+        sets, privacy, users=given.users, seed=0, options=options, poisoners=poisoners
+    )
     others = poisoned.honest(poisoners)
     vectors = [poisoned.vector(way) for _, way in poisoned.directions()]
     sums = [poisoned.noised(others + poisoners * vector, SERVERS) for vector in vectors]

@@ -1,7 +1,8 @@
 """Poisoned users of one federation, for `bench_poison.py`: vectors of allowed length, and models.
 
 `Poisoned` holds what 1,000 users of a set send, in steps, as the deployed encoding makes it, and
-fits and tests the model of any sum of such vectors.
+fits and tests the model of any sum of such vectors. Of two sums it is the second one: to the first
+the poisoners have sent the longest vector against the mean of all rows.
 """
 
 import math
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.clip import add_constant_and_clip
 from heads import second_moments
 from pretrain.datasets import TEST, TRAIN
-from train_distributed.one_shot.method import Method
+from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.one_shot.statistic import NoisedSum, submissions
@@ -32,8 +32,7 @@ METHOD, PORTION, SEEN, STEPS = "discriminant", 100, 5000, 16
 class Poisoned:
     """A federation of users with equally many rows, of whom the first are poisoners."""
 
-    transform: PublicTransform
-    method: Method
+    state: ReleaseState  # before its sum, with the centre that the first sum has found
     options: dict[str, Any]  # of the method
     encoder: DiscreteGaussian
     bound: float  # length that a vector may have, scaled
@@ -51,6 +50,7 @@ class Poisoned:
         users: int,
         seed: int,
         options: dict[str, Any] | None,
+        poisoners: int = 0,
     ) -> "Poisoned":
         """Users that share the training rows at random, with the transform of the public rule.
 
@@ -70,30 +70,39 @@ class Poisoned:
             transform=transform,
             options=options or {},
         )
-        method, options = request.built, request.settings.options
-        (encoder,) = request.planned(discrete=True).integers
-        if privacy.noise_by == "servers":
-            steps = encoder.norm_bounds(method.statistic, parts.counts)
-            bound = max(steps) * float(encoder.step)
-        else:  # nobody looks
-            bound = method.statistic.norm_bounds(parts.counts).max().item()
-        sent = []
-        for chunk in EmbeddingUsers(private, transform, parts).chunks():
-            for part in chunk.portions(PORTION):
-                made = submissions(method.statistic, part, encoder.grid)
-                sent += [encoder.encode(each.numpy()).view(np.int64) for each in made]
         some = np.random.default_rng(seed).permutation(np.flatnonzero(train))[:SEEN]
-        return cls(
-            transform,
-            method,
-            options,
-            encoder,
-            bound,
-            np.stack(sent),
-            int(parts.counts.sum()),
-            _rows(private, transform, np.sort(some)),
-            _rows(private, transform, np.flatnonzero(private.split == TEST)),
-        )
+        held = EmbeddingUsers(private, transform, parts)
+
+        def at(state: ReleaseState, encoder: DiscreteGaussian) -> "Poisoned":
+            if privacy.noise_by == "servers":
+                steps = encoder.norm_bounds(state.statistic, parts.counts)
+                bound = max(steps) * float(encoder.step)
+            else:  # nobody looks
+                bound = state.statistic.norm_bounds(parts.counts).max().item()
+            sent = []
+            for chunk in held.chunks():
+                for part in chunk.portions(PORTION):
+                    made = submissions(state.statistic, state.rows(part), encoder.grid)
+                    sent += [encoder.encode(each.numpy()).view(np.int64) for each in made]
+            return cls(
+                state,
+                request.settings.options,
+                encoder,
+                bound,
+                np.stack(sent),
+                int(parts.counts.sum()),
+                _rows(private, state, transform, np.sort(some)),
+                _rows(private, state, transform, np.flatnonzero(private.split == TEST)),
+            )
+
+        encoders = request.planned(discrete=True).integers
+        found = at(ReleaseState(request.built), encoders[0])
+        if len(encoders) == 1:
+            return found
+        others = found.honest(poisoners)
+        total = others + poisoners * found.vector(-found.decoded(others))
+        parties = SERVERS if privacy.noise_by == "servers" else users
+        return at(found.after(found.decoded(found.noised(total, parties))), encoders[1])
 
     @property
     def longest(self) -> float:
@@ -126,23 +135,23 @@ class Poisoned:
 
     def weights(self, total: Tensor) -> Tensor:
         """(d, K) of a decoded, noised sum."""
-        std = self.encoder.noise_std(len(self.sent))
-        return self.method.fit(self.opened(total, std)).weights
+        return self.after(total).fitted().weights
 
-    def opened(self, total: Tensor, std: float) -> NoisedSum:
-        """A scaled sum, as estimators read it."""
-        return NoisedSum(total / self.method.statistic.scale, self.rows, std)
+    def after(self, total: Tensor) -> ReleaseState:
+        """State after a decoded, noised sum."""
+        return self.state.advance(total, self.rows, self.encoder.noise_std(len(self.sent)))
 
     def directions(self) -> Iterator[tuple[str, Tensor]]:
         """(D,) scaled directions that may be bad for the model, by what they do."""
-        statistic = self.method.statistic
-        scale, q = statistic.scale, self.transform.dim - 1
-        size = self.transform.dim * self.method.num_classes
+        statistic, planned = self.state.statistic, self.state.planned
+        scale, q = statistic.scale, planned.dim - 1
+        assert planned.transform is not None
+        size = planned.dim * planned.num_classes
         zero = torch.zeros(statistic.dimension, dtype=torch.float64)
-        opened = self.opened(self.decoded(self.honest(0)), 1e-9)
-        honest = statistic.restored(opened).total * scale
+        total = self.decoded(self.honest(0)) / statistic.scale
+        honest = statistic.restored(NoisedSum(total, self.rows, 1e-9)).total * scale
         sums = honest[:size].unflatten(0, (q + 1, -1))
-        means = sums[1:] * self.transform.constant / sums[0]
+        means = sums[1:] * planned.transform.constant / sums[0]
         signal = means - means.mean(1, keepdim=True)
 
         def of_sums(features: Tensor, counts: Tensor | float = 0.0) -> Tensor:
@@ -193,12 +202,10 @@ class Poisoned:
 
 
 def _rows(
-    private: EmbeddingSet, transform: PublicTransform, places: np.ndarray
+    private: EmbeddingSet, state: ReleaseState, transform: PublicTransform, places: np.ndarray
 ) -> tuple[Tensor, Tensor]:
     """(n, d) float64 rows and (n,) classes, as the model sees them."""
     x = torch.from_numpy(np.array(private.embeddings[places]))
-    norm, constant = transform.clip_norm, transform.constant
-    rows = add_constant_and_clip(
-        transform.features(x).double(), norm, constant, dtype=torch.float64
+    return state.final_rows(transform(x).double()), torch.from_numpy(
+        np.array(private.labels[places])
     )
-    return rows, torch.from_numpy(np.array(private.labels[places]))

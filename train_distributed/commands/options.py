@@ -179,7 +179,7 @@ class Promise(Privacy):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRows:
-    """What is public: other data, and what it says of the private classes."""
+    """Options for public data: embeddings, and names or examples of the private classes."""
 
     public: Path
     """Public embedding set, on which the transform is
@@ -188,7 +188,7 @@ class PublicRows:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSide(Knowledge, PublicRows):
-    """What is public, of which the transform is made."""
+    """Options for the public transform: the set that it is fitted on, or its file."""
 
     def transform(
         self, private: "EmbeddingSet", settings: RunConfig, names: Sequence[str]

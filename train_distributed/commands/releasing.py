@@ -91,7 +91,7 @@ class Counting:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What is written: the model, its report, pictures of both."""
+    """Options for the output directory, which holds the model, its report and figures."""
 
     with_encoder: Annotated[bool | str, EncoderFlag, tyro.conf.arg(help_behavior_hint="")] = False
     """Put the encoder in, so that `predict` needs nothing

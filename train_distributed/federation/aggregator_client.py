@@ -115,7 +115,7 @@ class Aggregators:
         return self._ask(LEADER, "GET", f"{self._task}/centre", b"")
 
     def await_centre(self) -> bytes:
-        """As `published`, as soon as there is one; empty after the patience or the window's end."""
+        """Waits for the order that publishes a centre; empty if the patience or the window ends."""
         left = min(self._patience, self._window.closes - time.time())
         end, whom = time.monotonic() + left, f"the centre, published at {self.called(LEADER)}"
         with Waiting(whom, "the operator has not collected the first sum yet", most=left):

@@ -108,7 +108,7 @@ class _Visit:
         self._said, self._refusals = "", set[bytes]()
 
     def run(self) -> int:
-        """As `attend`."""
+        """Answers the operator until all sessions are over (0) or it is gone for too long (1)."""
         while not self._lost():
             try:
                 pause = self._taken(*self._poll())

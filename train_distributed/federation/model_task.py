@@ -76,7 +76,7 @@ class ModelTask(SumTask[Terms]):
         return self.mechanism.encode(submission.numpy())
 
     def encoded_at(self, identity: int, embeddings: EmbeddingSet) -> EncodedAt:
-        """What a user submits to the second sum at a published centre, before its noise.
+        """Makes the function from a published centre to a user's second vector, without noise.
 
         Raises:
             ValueError: as `encoded`; what is returned does for numbers out of range.
@@ -92,7 +92,7 @@ class ModelTask(SumTask[Terms]):
         return at
 
     def at_centre(self, identity: int, embeddings: EmbeddingSet) -> AtCentre:
-        """As `encoded_at`, with this user's noise when it is drawn."""
+        """Makes the function from a published centre to what draws the noised second vector."""
         mechanism, encoded = self._mechanism(1), self.encoded_at(identity, embeddings)
 
         def at(published: bytes) -> Submission:

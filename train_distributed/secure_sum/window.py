@@ -29,7 +29,7 @@ LATEST = 2**40  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class SecondSum:
-    """What is agreed of a second sum, before any report of the first.
+    """Length, noise and bounds of a second sum, agreed before any report to the first.
 
     Raises:
         ValueError: a field out of range.
@@ -50,7 +50,7 @@ class SecondSum:
     def packed(self) -> bytes:
         """All of it, for a digest."""
         steps = b"".join(struct.pack(">2Q", *pair) for pair in sorted(self.steps.items()))
-        return b"second" + struct.pack(">Qd", self.dimension, self.noise_std) + steps
+        return struct.pack(">Qd", self.dimension, self.noise_std) + steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +107,11 @@ class Window:
             keys.verifying + keys.sealing for _, keys in sorted(self.servers.items())
         )
         packed = struct.pack(">5Qd", *numbers, self.noise_std)
-        head = b"window, version 3" + self.nonce + packed + self.roll
+        head = b"window, version 4" + self.nonce + packed + self.roll
         sizes = [struct.pack(">3Q", rows, *self.sizes[rows]) for rows in sorted(self.sizes)]
         count = struct.pack(">Q", len(sizes))
         second = b"" if self.second is None else self.second.packed
+        second = struct.pack(">Q", len(second)) + second  # or the context might be read as one
         parts = (head, aggregators, count, *sizes, second, self.context)
         return hashlib.sha256(b"".join(parts)).digest()
 

@@ -71,7 +71,8 @@ def run_session(start: "Start") -> int:
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
     out = log.directory / MODEL if start.out is None else start.out
-    size = 8 * federation.dimension + agreed.stat().st_size + SPARE
+    numbers = federation.dimension + federation.second_dimension
+    size = 8 * numbers + 2 * agreed.stat().st_size + SPARE  # directions are fewer than its numbers
     operation = Operation(
         federation=federation,
         keys=keys,

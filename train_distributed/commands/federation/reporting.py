@@ -76,7 +76,8 @@ class Report:
     ca: Path | None = None
     """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
-    """Seconds to wait for an aggregator that does not answer; after that, report again."""
+    """Seconds to wait for an aggregator that does not answer, and for the centre of a second sum;
+    after that, report again."""
 
     def run(self) -> None:
         """Makes a report, keeps it and sends it; called again, it sends the same one.
@@ -151,7 +152,7 @@ def agreed(window: Window, task: "SumTask") -> Window:
     expected = task.window(window.nonce, window.opens, window.closes)
     if expected.digest != window.digest:
         raise ValueError(f"window must be of federation {federation.digest.hex()}, is not")
-    return window
+    return expected
 
 
 def _check_time(window: Window) -> None:

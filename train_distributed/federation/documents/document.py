@@ -100,7 +100,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             partial.write_bytes(self.text)
 
     def checked(self) -> Self:
-        """The same, read again; raises ValueError for values that no file may have."""
+        """Checks all fields as if read from a file; raises ValueError naming field and rule."""
         return converted(self.fields, type(self), Path("federation"))
 
     @property
@@ -110,7 +110,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def text(self) -> bytes:
-        """What the file holds."""
+        """Content of the JSON file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @property
@@ -171,7 +171,7 @@ def read_as(path: Path, kind: type[T], largest: int = LARGE, *, secret: bool = F
 def converted(
     values: Any, kind: type[T], path: Path, inside: str = "", *, strict: bool = True
 ) -> T:
-    """What `read_as` makes of a file, of values that were read.
+    """Converts JSON-ready values to a document, with the checks of `read_as`.
 
     Args:
         values: JSON-ready.

@@ -25,7 +25,7 @@ LEAST_TOLD = 16  # characters of a digest: nobody finds another federation that 
 
 
 class Operator(Signed, frozen=True, kw_only=True):
-    """What the operator signs: where it listens, of which federation, by which authority."""
+    """File signed by the operator: its address, the digest of its federation, its authority."""
 
     kind: ClassVar[str] = OPERATOR
     address: HostPort

@@ -60,9 +60,10 @@ def check_session_left(journal: Journal, federation: Federation, detail: bytes =
 
     Args:
         journal: of the user.
-        federation: that agreed on the sessions. One of two sums is let through: whoever has paid
-            for the first may answer the second.
-        detail: a session that was spent on this is one that is left.
+        federation: that agreed on the sessions.
+        detail: the window's digest, where a session that was spent on it is one that is left.
+            Without it (`secagg`) a federation of two sums is let through: whoever has paid for the
+            first may answer the second.
 
     Raises:
         AlreadyOpened: none is left.
@@ -71,7 +72,8 @@ def check_session_left(journal: Journal, federation: Federation, detail: bytes =
         journal.detail(federation.digest, f"{SESSION}{place}")
         for place in range(federation.sessions)
     }
-    if not federation.second_dimension and not spent & {None, detail or None}:
+    paid_before = bool(federation.second_dimension) and not detail
+    if not paid_before and not spent & {None, detail or None}:
         raise no_session_left(federation)
 
 

@@ -33,7 +33,7 @@ MODEL, TRANSFORM = "model.safetensors", "transform.safetensors"
 
 
 class Promise(Document, frozen=True, kw_only=True):
-    """What both kinds of tasks agree on: classes, users' rows, and the promise of one session.
+    """Agreement common to both kinds of tasks: classes, users' rows, promise of one session.
 
     Raises:
         ValueError: fields that do not fit each other.
@@ -97,7 +97,7 @@ class Terms(Promise, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, task: dict[str, Any], users: set[int], path: Path) -> Self:
-        """As `Promise.read`; options have the types that `SettledOptions` states."""
+        """Reads a model's terms as `Promise.read` does, with options of `SettledOptions`' types."""
         found = super().read(task, users, path)
         options = converted(found.options, _Options, path, "task.options.")
         settled = {n: v for n in found.options if (v := getattr(options, n)) is not None}

@@ -49,7 +49,7 @@ class Aggregator(Keys, frozen=True, kw_only=True):
 
 
 class Second(Document, frozen=True, kw_only=True):
-    """The second of two sums."""
+    """Length, noise and bounds of the second sum, as `SecondSum`."""
 
     dimension: int
     noise_std: float
@@ -106,7 +106,7 @@ class WindowFile(Signed, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def window(self) -> Window:
-        """What is agreed on."""
+        """The window that the file states."""
         return Window(
             **{name: getattr(self, name) for name in _NUMBERS},
             nonce=bytes.fromhex(self.nonce),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -239,12 +240,25 @@ def test_a_hostile_centre_is_refused_before_anything_is_made(made, monkeypatch) 
     home.report(0).run()  # none of them counts
 
 
+def test_a_user_whose_session_is_spent_on_another_window_waits_for_nobody(made) -> None:
+    home = made()
+    home.first_sum(0, 1)
+    other = home.changed_window(nonce=bytes(32))
+    with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
+        home.report(0, window=other, patience=600.0).run()
+    assert home.used(0) == 1
+
+
 def test_every_centre_has_a_window_of_its_own(made) -> None:
     window = made().file.window
     centres = [np.full(window.dimension, value).tobytes() for value in (0.0, 0.1)]
     digests = {window.digest, *(window.at(centre).digest for centre in (*centres, centres[0]))}
     assert len(digests) == 3
     assert window.at(centres[0]).second is None
+    packed = window.second.packed
+    for prefix in (packed, struct.pack(">Q", len(packed)) + packed):  # a context is no second sum
+        forged = replace(window, second=None, context=prefix + window.context)
+        assert forged.digest != window.digest
     for changed in ({"dimension": 7}, {"noise_std": 1.5}, {"steps": {12: 9}}):
         second = replace(window.second, **changed)
         assert replace(window, second=second).digest not in digests

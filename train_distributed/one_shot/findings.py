@@ -345,10 +345,8 @@ def build(
     prior: ClassPrior = "private",
     most_findings: float = MOST_FINDINGS,
     unknown: Literal["ask"] | None = None,
-    rounds: int = 0,
 ) -> Method:
     """Method `findings`, of sums alone without `moments`; `unknown` ones told apart on "ask"."""
-    check.equal(0, rounds=rounds)
     if transform.known is not None:
         transform.known.check_classes((), num_classes)
     check.one_of((None, "ask"), unknown=unknown)

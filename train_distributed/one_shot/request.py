@@ -238,7 +238,7 @@ class ReleaseRequest:
             one = not mapped or found.get("sums") == 1
             found = {"user_clip": lengths[1] if one else lengths, **found}
         first_clip, clip = clips(found.get("user_clip"))
-        if size.held_by != "process" and discriminant:
+        if size.held_by != "process" and method == "discriminant":
             found = {"rounds": 0, **found}
         if mapped:
             apart = clip is not None or self.privacy.unit == "user"

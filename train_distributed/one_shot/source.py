@@ -258,9 +258,11 @@ def validate(
             whose public rows were chosen by looking at private ones.
     """
     refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
-    declared = embeddings.declared_classes
-    if class_names and declared not in ((), tuple(class_names)):
-        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {declared}")
+    declared = named = embeddings.declared_classes
+    if embeddings.findings is not None:  # whose columns mean what they are called, declared or not
+        named = tuple(embeddings.meta.get("class_names", ()))
+    if class_names and named not in ((), tuple(class_names)):
+        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {named}")
     classes = known_classes(embeddings, num_classes)
     if transform.known is not None:
         transform.known.check_classes(declared or class_names, classes)

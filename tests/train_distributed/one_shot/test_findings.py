@@ -287,7 +287,7 @@ def test_neighbours_move_every_sum_by_no_more_than_is_planned() -> None:
         ({"embeddings": "classes"}, "must hold findings"),
         ({"most_findings": 0.5}, "most_findings must be in"),
         ({"unknown": "no"}, "unknown must be one of"),
-        ({"rounds": 3}, "rounds must be 0"),
+        ({"rounds": 3}, "options must fit method 'findings'"),
         ({"prior": (0.2, 0.3, 0.3, 1.0)}, "prevalences < 1"),
         ({"num_classes": 5}, "num_classes must be 4"),
     ],

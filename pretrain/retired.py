@@ -77,8 +77,18 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         "--classifier": "take --text-encoder; the encoder's own classes join the names",
     },
     ("federation adder",): {"": "type federation aggregator"},
+    ("federation renew",): {"": "certificates are valid for five years; then type federation init"},
     ("federation window",): {"--adders": "type --aggregators"},
-    ("federation start",): {"--superlink": "type --operator"},
+    ("federation start",): {
+        "--superlink": "type --operator",
+        "--timeout": "type federation init --deadlines come=SECONDS answer=SECONDS",
+    },
+    ("federation aggregator",): {
+        "--tls": "leave it out, as join or init has made the certificate in FOLDER/tls",
+    },
+    ("federation aggregator", "federation report", "federation collect"): {
+        "--ca": "leave it out, as certificates are agreed on; of a proxy see init --behind-proxy",
+    },
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
     ("run", "audit"): {
@@ -134,6 +144,8 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         **{f"--{name}": BY_CONFIG for name in OF_METHODS},
     },
     ("federation init",): {
+        "--places": "leave it out, as up to 1,000 users have a file each, and more fetch it",
+        "--bins": "leave it out, as an evaluation has 10 bins of confidence",
         "--method": BY_CONFIG,
         "--noise-by": "leave it out, as the protocol decides",
     },
@@ -200,7 +212,6 @@ MOVED = {
         "make_window": "train_distributed.commands.federation_window",
         "merge_ledgers": "train_distributed.commands.ledger_merge",
         "plot_sweep": "train_distributed.commands.plot",
-        "renew_federation": "train_distributed.commands.federation_renew",
         "report_to_window": "train_distributed.commands.federation_report",
         "reserve_epsilon": "train_distributed.commands.ledger_reserve",
         "run_aggregator": "train_distributed.commands.federation_aggregator",

@@ -36,7 +36,8 @@ from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import AGREED, trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.privacy.promise import SERVERS, Privacy
 from train_distributed.proofs.pine import Pine
 from train_distributed.secure_sum import reports
@@ -101,7 +102,7 @@ def real_window(
         processes, operator = commands(place), read_private(place / FOLDERS[LEADER])
         for process in processes:
             process.start()
-        with Aggregators(file.window, file.addresses, patience=600.0) as aggregators:
+        with Aggregators(file.window, file.addresses, trust(place / AGREED), 600.0) as aggregators:
             for user, own in enumerate(keys):
                 if user < users:
                     sent = vector if user < poisoners else poisoned.sent[user]

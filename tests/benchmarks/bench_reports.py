@@ -36,7 +36,8 @@ from postgresql import Server, running
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import AGREED, trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -85,12 +86,16 @@ class Load:
         self._operator = read_private(folder / "aggregator0")
         self.acknowledged, self._ended = 0, threading.Event()
 
+    def _lines(self, patience: float = PATIENCE) -> Aggregators:
+        tls = trust(self._folder / AGREED)
+        return Aggregators(self._file.window, self._file.addresses, tls, patience)
+
     def send(self, users: range) -> None:
         """Sends the reports of some users, over one connection."""
         window = self._file.window
         size = report_bytes(window.dimension, BOUND)
         with (
-            Aggregators(window, self._file.addresses, patience=PATIENCE) as aggregators,
+            self._lines() as aggregators,
             (self._folder / REPORTS).open("rb") as file,
         ):
             for user in users:
@@ -120,7 +125,7 @@ class Load:
     def _progress(self) -> float:
         """Reports that are acknowledged, and those that are decided, by halves."""
         try:
-            with Aggregators(self._file.window, self._file.addresses, patience=0) as aggregators:
+            with self._lines(0.0) as aggregators:
                 return (self.acknowledged + aggregators.decided(self._operator)) / 2
         except OSError:
             return 0
@@ -145,7 +150,7 @@ class Load:
         return sent, time.monotonic() - start, opened
 
     def opened(self) -> Opened:
-        with Aggregators(self._file.window, self._file.addresses, patience=PATIENCE) as aggregators:
+        with self._lines() as aggregators:
             return aggregators.open(self._operator)
 
 

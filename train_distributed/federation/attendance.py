@@ -6,7 +6,6 @@ within the party's patience finds the endpoint as it left it.
 
 import base64
 import fcntl
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import httpx
 
 from pretrain.cli.waiting import to_terminal
 from train_distributed.federation.aggregator_limits import OCTETS, SUMMARY
+from train_distributed.federation.documents.certificates import REMEDY, trust
 from train_distributed.federation.documents.document import safe
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.window_file import split_address
@@ -43,11 +43,11 @@ LATER = {408, 429, 500, 502, 503, 504}  # statuses after which the same is sent 
 CONNECTED = "connected"
 _TLS = {  # words of OpenSSL -> ours
     "has expired": "the operator's certificate has expired, or this machine's clock is ahead: "
-    "the operator runs `federation renew`",
+    + REMEDY,
     "not yet valid": "the operator's certificate is not valid yet: this machine's clock is behind",
-    "mismatch": "the operator's certificate is not for this address: `federation renew --hosts`",
+    "mismatch": "the operator's certificate is not for this address: `init --hosts` names all",
 }
-_OTHER = "the operator's certificate is not this ca.pem's: another operator, or a new authority"
+_OTHER = "the operator's certificate is not the one that was agreed on: another operator"
 _REFUSALS = {
     401: "this party's key is not registered with the operator: it has another invitation, or keys",
     404: "the operator runs another federation",
@@ -68,7 +68,7 @@ class Attendance:
     party: int
     keys: PrivateKeys
     address: str  # host:port of the operator
-    ca: Path
+    certificates: Path | None  # that are trusted; None: the system's authorities
     patience: float = 3600.0  # seconds since the last contact, until the party gives up
     say: Callable[[str], None] = to_terminal
 
@@ -83,15 +83,12 @@ def attend(attendance: Attendance) -> int:
         ValueError: a file that holds no certificate, or an address without a port.
     """
     host, port = split_address(attendance.address)
-    try:
-        tls = ssl.create_default_context(cafile=str(attendance.ca))
-    except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"{attendance.ca} must be a certificate in PEM: {error}") from error
+    tls = trust(attendance.certificates)
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     timeout = httpx.Timeout(ANSWER_SECONDS, write=SEND_SECONDS)
     headers = {"content-type": OCTETS, "accept-encoding": "identity"}
     settings = {"base_url": f"https://{at}", "timeout": timeout, "headers": headers}
-    http, _ = client("https", host, tls, **settings)
+    http, _ = client(host, tls, **settings)
     with http:
         return _Visit(attendance, http).run()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from train_distributed.federation.attendance import Attendance, alone, attend
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import party_state
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.secure_sum.journal import DurableJournal
@@ -34,7 +34,7 @@ def main() -> int:
         party=user,
         keys=keys,
         address=f"127.0.0.1:{sys.argv[3]}",
-        ca=folder / "tls" / "ca.pem",
+        certificates=folder / "tls" / "server.pem",
         patience=float(sys.argv[4]),
     )
     with alone(state):

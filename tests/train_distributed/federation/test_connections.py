@@ -1,6 +1,7 @@
 """Who is present is proven, nothing is spent before, and nobody takes another's name."""
 
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
-from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.sessions import spend_session
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, Request, join, write_order
 from train_distributed.federation.progress import Log
@@ -86,6 +88,19 @@ def test_with_too_few_present_nobody_spends_anything() -> None:
     assert log.missing == {0: "be present", 1: "be present"}
     relay.endpoints |= kept
     assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
+
+
+def test_nobody_is_waited_for_where_too_many_have_used_up_their_sessions() -> None:
+    """A minute is agreed on for users to come; of five, two cannot take part, and four must."""
+    minute = Deadlines(come=60.0, again=0.0)
+    relay = fake.volatile(fake.agreement(minimum=4, deadlines=minute))
+    for user in (0, 1):
+        spend_session(relay.journals(user), relay.federation, b"another")
+    del relay.endpoints[14]
+    start = time.monotonic()
+    with pytest.raises(TooFewUsers, match="users present must be >= 4, got 2"):
+        fake.operate(relay)
+    assert time.monotonic() - start < 10
 
 
 class Impostor:

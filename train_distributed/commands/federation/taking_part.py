@@ -45,7 +45,7 @@ def take_part(start: "Start") -> int:
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
     address = start.operator or invitation.address
-    proxy = proxy_for("https", split_address(address)[0])
+    proxy = proxy_for(split_address(address)[0])
     through = f" through {proxy}" if proxy else ""
     user.consent(start.accept, f"the operator at {address}{through}")
     state = remember(start.folder, federation, party)
@@ -63,7 +63,7 @@ def take_part(start: "Start") -> int:
             party=party,
             keys=user.keys,
             address=address,
-            ca=invitation.ca,
+            certificates=invitation.certificates,
             patience=start.patience,
             say=log.say,
         )

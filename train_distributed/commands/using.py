@@ -219,7 +219,7 @@ class Predict(ModelPictures):
         return np.isin(split, wanted) if wanted else np.ones(len(split), bool)
 
     def _findings(self, released: "Release", measured: "FindingMetrics", partial: Path) -> None:
-        from train_distributed.one_shot.figure import draw_roc
+        from train_distributed.one_shot.figure import roc_figure
         from train_distributed.one_shot.finding_metrics import brief_findings
         from train_distributed.released.predictions import OF
 
@@ -227,7 +227,7 @@ class Predict(ModelPictures):
         facts = {"model": self.model.name, "threshold": self.threshold or 0.5, "of": OF}
         facts |= check.drop_none(prior=released.report.prior)
         write_json(partial / "metrics.json", facts | metrics)
-        draw_roc(measured.curves(), partial / "roc.png")
+        roc_figure(metrics).savefig(partial / "roc.png", dpi=150)
         for name, value in brief_findings(metrics):
             print(f"{name:26} {value}")
 

@@ -95,18 +95,6 @@ class FindingMetrics:
             "per_finding": each,
         }
 
-    def curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """False and true positive rates of every finding that some rows have and some lack."""
-        found = {}
-        for k, name in enumerate(self.names):
-            odds, has = self._known(k)
-            if 0 < has.sum() < len(has):
-                order = np.argsort(-odds, kind="stable")
-                last = np.append(np.diff(odds[order]) != 0, True)
-                rates = [np.cumsum(side[order])[last] / side.sum() for side in (~has, has)]
-                found[name] = tuple(np.append(0, rate) for rate in rates)
-        return found
-
     @property
     def _said(self) -> np.ndarray:
         return self._odds > self.thresholds
@@ -129,6 +117,7 @@ class FindingMetrics:
             "prevalence": _share(positive, rows),
             "auroc": auroc(odds, has) if both else None,
             "average_precision": average_precision(odds, has) if both else None,
+            "roc": roc(odds, has) if both else None,
             "precision": _share(int((said & has).sum()), int(said.sum())),
             "recall": _share(int((said & has).sum()), positive),
             "expected_calibration_error": float(np.abs(gaps).sum() / max(1, rows)),
@@ -136,6 +125,15 @@ class FindingMetrics:
 
 
 INTERVAL = ("estimate", "low", "high")
+RATES = np.linspace(0, 1, 101)  # false positive rates at which a curve is kept
+
+
+def roc(scores: np.ndarray, has: np.ndarray) -> list[float]:
+    """True positive rates at the false positive `RATES`, of (n,) scores and (n,) bool."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    false, true = (np.append(0, np.cumsum(side[order])[last] / side.sum()) for side in (~has, has))
+    return np.interp(RATES, false, true).round(4).tolist()
 
 
 def auroc(scores: np.ndarray, has: np.ndarray) -> dict[str, float]:

@@ -14,7 +14,6 @@ deviation within a tenth, at dimension 64 within three tenths. Exit code 1 where
 users, the two openings differ, or fewer were killed than asked for.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -26,15 +25,17 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 from aggregators import Process, commands, make_window
 from postgresql import Server, running
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import AGREED, trust
 from train_distributed.federation.documents.private_keys import read_private
@@ -154,7 +155,22 @@ class Load:
             return aggregators.open(self._operator)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], bool]:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A window under load."""
+
+    reports: int = 1000
+    dimension: int = 9546
+    kills: int = 0  # of workers
+    database_kills: int = 0  # with --store postgresql
+    store: str | None = None  # postgresql: a server of its own; or postgresql://...
+    workers: int = 1  # of each aggregator
+    folder: Path | None = None  # of the window, a new one or one only made
+    only_make: bool = False  # make the reports and end
+    write: Path | None = None
+
+
+def measure(options: Options, folder: Path) -> tuple[dict[str, Any], bool]:
     """One window; and whether its sum is right."""
     if not (folder / MADE).exists():
         make(folder, options.reports, options.dimension)
@@ -216,24 +232,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 def main() -> int:
     """Prints one window's cost."""
-    parser = argparse.ArgumentParser(description="a window under load")
-    parser.add_argument("--reports", type=int, default=1000)
-    parser.add_argument("--dimension", type=int, default=9546)
-    parser.add_argument("--kills", type=int, default=0, help="of workers")
-    parser.add_argument("--database-kills", type=int, default=0, help="with --store postgresql")
-    parser.add_argument("--store", help="postgresql: a server of its own; or postgresql://...")
-    parser.add_argument("--workers", type=int, default=1, help="of each aggregator")
-    parser.add_argument("--folder", type=Path, help="of the window, a new one or one only made")
-    parser.add_argument("--only-make", action="store_true", help="make the reports and end")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
+    options = tyro.cli(Options)
     with tempfile.TemporaryDirectory() as temporary:
         found, right = measure(options, options.folder or Path(temporary))
     print(found, "exact" if right else "WRONG", flush=True)
-    if options.write:
-        with new_file(options.write) as path:
-            text = json.dumps({"machine": provenance(), "window": found, "exact": right}, indent=1)
-            path.write_text(text + "\n")
+    save(options.write, {"machine": provenance(), "window": found, "exact": right})
     return 0 if right else 1
 
 

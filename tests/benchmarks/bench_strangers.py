@@ -10,26 +10,26 @@ leader's clock is 23 days ahead for one report, which is refused, and right agai
 Exit code 1 beyond the bars: 2 s, 300 MiB, 10 MB.
 """
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import resource
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import attacks
 import numpy as np
+import tyro
 from aggregators import FOLDERS, TLS, commands, make_window
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed.federation.aggregator_client import Aggregators, Refused
 from train_distributed.federation.documents.certificates import AGREED, serving, trust
 from train_distributed.federation.documents.window_file import WindowFile
@@ -183,31 +183,22 @@ def chosen(scene: Scene) -> dict[str, attacks.Attack | None]:
     }
 
 
-def main() -> int:
-    """Prints a line for every attack."""
-    parser = argparse.ArgumentParser(description="strangers at aggregators")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of an attack, before reports")
-    parser.add_argument("--only", help="part of an attack's name")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
+def main(seconds: float = 15.0, only: str = "", write: Path | None = None) -> int:
+    """Prints a line for every attack whose name holds `only`, after so many seconds of it."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scene = Scene(Path(folder))
         scene.start()
         for process in scene.processes:
             stack.callback(process.kill)
-        for name, attack in chosen(scene).items():
-            if options.only is None or options.only in name:
-                found[name] = scene.attacked(attack, options.seconds)
-                print(name, found[name], flush=True)
-        for name, work in (("an impostor", scene.impostor), ("a clock ahead", scene.clock_ahead)):
-            if options.only is None or options.only in name:
-                found[name] = work()
-                print(name, found[name], flush=True)
-    result = {"machine": provenance(), "attacks": found}
-    if options.write:
-        with new_file(options.write) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        work: dict[str, Callable[[], dict[str, Any]]] = {
+            name: partial(scene.attacked, attack, seconds) for name, attack in chosen(scene).items()
+        }
+        work |= {"an impostor": scene.impostor, "a clock ahead": scene.clock_ahead}
+        for name in filter(lambda name: only in name, work):
+            found[name] = work[name]()
+            print(name, found[name], flush=True)
+    save(write, {"machine": provenance(), "attacks": found})
     return any(
         each["longest_report_seconds"] > MOST_SECONDS
         or max(each["resident_mib"]) > MOST_MIB
@@ -218,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

@@ -41,7 +41,7 @@ class Field:
             "minimum": users - 1,
             "users": {i: public[u].verifying for i, u in enumerate(self.users)},
             "servers": tuple(public[server] for server in self.servers),
-            "deadlines": Deadlines(come=seconds, answer=seconds),
+            "deadlines": Deadlines(come=float(seconds), answer=float(seconds)),
         }
         self.federation = Federation(**(fields | changes))
         self.federation.save(folder / "federation.json")

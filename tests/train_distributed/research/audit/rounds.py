@@ -1,20 +1,24 @@
-"""Audit of ADMM: exact privacy losses of ADMM's messages.
+"""Exact privacy losses of rounds: ADMM's messages, and learning messages of a client of Charter.
 
-One node is watched; its neighbours' messages are held at zero, which an adversary may choose. The
-noise density is known in closed form, so the log-likelihood ratio of two data sets, the best test
-there is, is computed and not estimated.
+Of ADMM one node is watched; its neighbours' messages are held at zero, which an adversary may
+choose. The noise density is known in closed form, so the log-likelihood ratio of two data sets, the
+best test there is, is computed and not estimated.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from train_distributed.privacy.float_noise import exponential_norm
+from train_distributed.research.audit.attack import power_and_size
 from train_distributed.research.rivals.admm import calibration, solver
 from train_distributed.research.rivals.admm.algorithm import AdmmSettings
 from train_distributed.research.rivals.admm.graph import Nodes
+from train_distributed.research.rivals.charter.algorithm import Client, Distance
+from train_distributed.research.rivals.charter.plan import CharterPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,3 +145,92 @@ def _hessian(
     bend = loss_weight / len(x) * share * (1 - share)
     data = torch.einsum("rb,bi,bj->rij", bend, x, x)
     return data + quadratic * torch.eye(x.shape[1], dtype=torch.float64)
+
+
+def epsilon_below(
+    first: Tensor, second: Tensor, delta: float, *, confidence: float = 0.999
+) -> float:
+    """A lower bound of ε at δ from losses drawn under either data set; at least 0.
+
+    The threshold comes from one half of the draws and the Clopper-Pearson bounds from the other, so
+    they hold at the stated confidence.
+
+    Args:
+        first: (R,) losses with the first data set as truth.
+        second: (R,) with the second.
+        delta: δ.
+        confidence: of the bound.
+
+    Examples:
+        >>> import torch
+        >>> losses = torch.linspace(-1, 1, 1000)
+        >>> epsilon_below(losses, losses, delta=1e-5)
+        0.0
+    """
+    halves = [losses.numpy().reshape(2, -1) for losses in (first, second)]
+    thresholds = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
+    tuned = [_bound(halves[0][0], halves[1][0], cut, delta, confidence) for cut in thresholds]
+    cut = thresholds[int(np.argmax(tuned))]
+    return max(0.0, _bound(halves[0][1], halves[1][1], cut, delta, confidence))
+
+
+def _bound(
+    first: np.ndarray, second: np.ndarray, cut: float, delta: float, confidence: float
+) -> float:
+    hits, false = int((first > cut).sum()), int((second > cut).sum())
+    power, size = map(float, power_and_size(hits, len(first), false, len(second), confidence))
+    if not power > delta:
+        return -math.inf
+    return math.log((power - delta) / size) if size > 0 else math.inf
+
+
+def learning_losses(
+    plan: CharterPlan,
+    *,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    noise_scale: float = 1.0,
+) -> Tensor:
+    """(R,) ln p(messages | +G0) / p(messages | -G0) of whole learning stages of a real client.
+
+    All records but one have gradient zero. That one is in round k with chance t_k/n, and the noise
+    is Gaussian, so the ratio is known but for the quantisation, which can only lose information.
+
+    Args:
+        plan: of one client with one number in a message.
+        truth: 0 for +G0, 1 for -G0.
+        replicas: R, independent runs.
+        generator: of sampling, noise and rounding.
+        noise_scale: below 1 adds less noise than the accounting believes (the mutation).
+
+    Raises:
+        ValueError: a plan for longer messages.
+    """
+    if plan.task.dimension != 1:
+        raise ValueError(f"dimension must be 1 to be watched, got {plan.task.dimension}")
+    std = noise_scale * plan.gradient_std
+    watched = replace(plan, gradient_std=std)
+    x = torch.zeros(plan.task.rows, 1, dtype=torch.float64)  # gradients of ½(w - x)² at 0 are -x
+    x[0] = (2 if truth else -2) * plan.gradient_clip
+    drawn = np.stack([_messages(watched, x, generator) for _ in range(replicas)])
+    height = plan.gradient_clip / plan.batch
+    shares = np.array(plan.fresh) / plan.learning_rows
+    never = 1 - shares.sum()
+    lift = drawn * height / std**2
+    shrink = math.exp(-((height / std) ** 2) / 2)
+    above = never + shrink * (np.exp(lift) @ shares)
+    below = never + shrink * (np.exp(-lift) @ shares)
+    return torch.from_numpy(np.log(above / below))
+
+
+def _messages(plan: CharterPlan, x: Tensor, generator: torch.Generator) -> np.ndarray:
+    """(K,) what the server decodes in a run of one client, per nominal batch."""
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    client = Client(x, labels, plan, Distance(1), generator)
+    origin = torch.zeros(1, 1, dtype=torch.float64)
+    decoded = [
+        float(plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
+        for _ in range(plan.rounds)
+    ]
+    return np.array(decoded) * np.array(plan.fresh) / plan.batch

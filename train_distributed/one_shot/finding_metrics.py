@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import binomtest, rankdata
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
@@ -124,6 +124,15 @@ class FindingMetrics:
         }
 
 
+def right_findings(scores: Tensor, findings: np.ndarray) -> tuple[float, float]:
+    """Share of (n,) rows with all K findings right, and the mean area; 0.5 where none has one."""
+    measured = FindingMetrics([str(k) for k in range(scores.shape[1])], len(scores))
+    measured.add(scores, findings)
+    found = measured.report()
+    area = found["macro"]["auroc"] or {"estimate": 0.5}
+    return (found["exact_match"] or {"estimate": 0.0})["estimate"], area["estimate"]
+
+
 INTERVAL = ("estimate", "low", "high")
 RATES = np.linspace(0, 1, 101)  # false positive rates at which a curve is kept
 
@@ -167,10 +176,8 @@ def _share(count: int, of: int) -> dict[str, float] | None:
     """A share with Wilson's interval; None without rows."""
     if not of:
         return None
-    share, z = count / of, _quantile() ** 2 / of
-    middle, width = share + z / 2, _quantile() * math.sqrt(share * (1 - share) / of + z / (4 * of))
-    ends = ((middle - width) / (1 + z), (middle + width) / (1 + z))
-    return {"estimate": share, "low": max(0.0, ends[0]), "high": min(1.0, ends[1])}
+    found = binomtest(count, of).proportion_ci(method="wilson")
+    return {"estimate": count / of, "low": found.low, "high": found.high}
 
 
 def brief_findings(metrics: dict[str, Any]) -> list[tuple[str, str]]:

@@ -72,6 +72,7 @@ class Connections:
         self._relay, self._record, self._log = operator.relay, operator.record, operator.log
         self._deadlines = operator.federation.deadlines
         self._node: dict[int, int] = {}  # party -> node
+        self._orders: dict[int, bytes] = {}  # node -> PRESENT, the same until it is answered
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
 
@@ -95,7 +96,8 @@ class Connections:
         patience = self._deadlines.present
         while not wanted <= self._node.keys():
             fresh = set(self._relay.nodes()) - set(self._node.values()) - self._left_out
-            orders = {node: self._who(node) for node in sorted(fresh)}
+            self._orders |= {node: self._who(node) for node in fresh - self._orders.keys()}
+            orders = {node: self._orders[node] for node in sorted(fresh)}
             if (preface := self._operator.preface) is not None:
                 for node, answer in self._relay.ask_each(dict.fromkeys(orders, preface), patience):
                     if answer[:1] != DONE:

@@ -51,8 +51,10 @@ class Field:
     def parties(self) -> list[str]:
         return self.users
 
-    def node(self, party: str, patience: float = 600, journals: str = "journals"):
-        arguments = [party, str(self.port), str(patience), journals]
+    def node(
+        self, party: str, patience: float = 600, journals: str = "journals", address: str = ""
+    ) -> subprocess.Popen[bytes]:
+        arguments = [party, address or str(self.port), str(patience), journals]
         return self.run("plain_node", arguments, f"{party}.log")
 
     def operator(self) -> subprocess.Popen[bytes]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,7 @@ def test_what_is_no_question_is_refused(
     content: Callable[[bytes], bytes], words: str, world: World, monkeypatch
 ) -> None:
     endpoint = Parrot()
-    visit = attending._Visit(world.party(endpoint), _answering(200, content(b"q")))
-    assert visit.run() == 1
+    assert _visit(world.party(endpoint), 200, content(b"q")).run() == 1
     assert endpoint.heard == []
     assert words in world.said[0]
 
@@ -182,13 +182,14 @@ def test_what_is_no_question_is_refused(
     ],
 )
 def test_a_refusal_is_named(status: int, words: str, world: World) -> None:
-    assert attending._Visit(world.party(Parrot()), _answering(status, b"")).run() == 1
+    assert _visit(world.party(Parrot()), status, b"").run() == 1
     assert words in world.said[0]
 
 
-def _answering(status: int, content: bytes) -> httpx.Client:
+def _visit(party: Attendance, status: int, content: bytes) -> attending._Visit:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=iter([content])))
-    return httpx.Client(transport=transport, base_url="https://h")
+    http = httpx.Client(transport=transport, base_url="https://h")
+    return attending._Visit(party, partial(attending._posted, party, http))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
+from train_distributed.federation.connections import Connections
 from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.sessions import spend_session
 from train_distributed.federation.endpoint import UserEndpoint
@@ -152,6 +153,27 @@ def test_an_answer_to_another_node_is_no_proof() -> None:
     opened = fake.operate(relay, log)
     assert len(opened.users) == fake.W
     assert any("node 5: BadSignature" in text for text in log.refused)
+
+
+def test_an_answer_that_comes_late_counts_when_it_is_asked_for_again() -> None:
+    """A carrier may need longer than a party has to answer PRESENT."""
+    relay = fake.volatile(fake.agreement())
+    slow, late = 13, list[bytes]()
+
+    class Slow:
+        federation, nodes = relay.federation, relay.nodes
+
+        def ask_each(self, requests: Mapping[int, bytes], seconds: float | None = None) -> Any:
+            for node, answer in relay.ask_each(requests, seconds):
+                if node != slow or late:
+                    yield node, late.pop() if node == slow else answer
+                else:
+                    late.append(answer)
+
+    with fake.operator(Slow(), Log()) as operator:
+        connections = Connections(operator, bytes(32))
+        connections.gather(frozenset(range(fake.W)), 5.0)
+        assert connections.here == frozenset(range(fake.W))
 
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:

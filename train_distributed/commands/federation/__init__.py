@@ -272,7 +272,8 @@ class Start:
     """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
     in the operator's folder). `none`: only the journals of the folder count it."""
     operator: str | None = None
-    """Party: HOST:PORT of the operator (default: as in the invitation)."""
+    """Party: HOST:PORT of the operator (default: as in the invitation); `unix:PATH`: a Flower node
+    asks at that socket."""
     patience: float = 3600.0
     """Party: seconds to wait for an operator that does not answer."""
     host: str | None = None

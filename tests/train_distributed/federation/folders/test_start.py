@@ -15,6 +15,7 @@ from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
 from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import read_ledger, remember
+from train_distributed.federation.flower_app.party import NodeLine
 from train_distributed.secure_sum.journal import DurableJournal
 
 
@@ -117,6 +118,17 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "user2") / "status.json").read_text())
     assert status["party"] == "user 2 (hospital-2)"
+
+
+def test_a_party_may_be_asked_by_a_flower_node(
+    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = initiated(users=3)
+    address = f"unix:{home}/node.sock"
+    assert replace(_party(home, "user2"), operator=address).run() == 0
+    assert f"the Flower node at {address}" in capsys.readouterr().out
+    assert engine.parties[0].address == address
+    assert isinstance(engine.lines[0], NodeLine)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,19 @@ def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
     json.dumps(finding.as_dict(), allow_nan=False)
 
 
+def test_two_releases_are_claimed_as_what_they_come_to_together() -> None:
+    once = Target("discriminant", WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6)), "float")
+    twice = replace(once, releases=2)  # with ε of 8 and 4
+    data = next(iter(once.federation.neighbours())).first
+    mu = [1 / accounting.noise_multiplier(epsilon, 1e-6) for epsilon in (8.0, 4.0)]
+    expected = accounting.epsilon(1e-6, 1 / math.hypot(*mu))
+    assert twice.claim(data).epsilon == pytest.approx(expected, rel=1e-6)
+    assert len(twice.opened(data)) == 2 * len(once.opened(data))
+    svm = Target("dp-fl", once.federation, "float", {"epochs": 1, "batch_size": 1}, releases=2)
+    with pytest.raises(ValueError, match="releases must be 1 for method 'dp-fl'"):
+        svm.claim(data)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(standing())))
 def test_no_standing_configuration_is_broken(number: int) -> None:

@@ -1,6 +1,7 @@
 """Charter: what clients send, what a record moves at any scale, and that it minimises."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ def generator(seed=0):
 
 
 def task(**changes):
-    defaults = {"clients": 4, "rows": 600, "dimension": 3}
-    defaults |= {"epsilon": 1.0, "delta": 1e-5, "diameter": 2.0}
-    return CharterTask(**(defaults | changes))
+    given: dict[str, Any] = {"clients": 4, "rows": 600, "dimension": 3}
+    given |= {"epsilon": 1.0, "delta": 1e-5, "diameter": 2.0} | changes
+    return CharterTask(**given)
 
 
 def plan_of(rounds=20, *, stds=(0.05, 0.01), honest=None, **changes):

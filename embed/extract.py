@@ -190,6 +190,7 @@ def _described(images: ImageSet, shape: tuple[int, ...]) -> dict[str, Any]:
         "users_in_both_splits": len(users_in_both(images)),
         "files_skipped": len(images.skipped),
         "bits": next((seen.bits for seen in images.seen if seen.bits), None),
+        "unknown": None if images.findings is None else images.unknown,
     }
     origin = INFERRED if images.inferred else "declared"
     return {
@@ -218,7 +219,8 @@ def _ends(images: ImageSet, *, skip: bool) -> np.ndarray:
 
 def _data_hash(images: ImageSet, ends: np.ndarray) -> str:
     """Hash of labels, splits, users, names and the first and last image."""
-    columns = [images.labels, images.split, *([] if images.users is None else [images.users])]
+    also = [each for each in (images.users, images.findings) if each is not None]
+    columns = [images.labels, images.split, *(each.ravel() for each in also)]
     if images.names is not None:
         columns.append(np.frombuffer(images.names.tobytes(), np.uint8))
     return hash_rows([ends, *columns])
@@ -230,7 +232,9 @@ def summary(done: EmbeddingSet, images: ImageSet, out: Path) -> list[str]:
     numbers, counts = np.unique(done.split, return_counts=True)
     parts = ", ".join(f"{count} {first[k]}" for k, count in zip(numbers, counts, strict=True))
     lines = [("rows", f"{len(done)}: {parts}")]
-    if (done.labels < 0).all():
+    if done.findings is not None:
+        lines += _prevalences(done, images.class_names)
+    elif (done.labels < 0).all():
         lines.append(("classes", "no labels: rows for public use or prediction only"))
     else:
         counts = np.bincount(done.labels, minlength=len(images.class_names))
@@ -247,6 +251,21 @@ def summary(done: EmbeddingSet, images: ImageSet, out: Path) -> list[str]:
     lines += [("skipped", words) for words in counted(skipped)]
     whole = (f"{what:10} {words}" for what, words in lines)
     return [line.encode("utf-8", "replace").decode() for line in whole]  # names may be no Unicode
+
+
+def _prevalences(done: EmbeddingSet, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Of every finding: its share of the rows that know it, users who have it, unknown rows."""
+    assert done.findings is not None
+    several = int(((done.findings == 1).sum(1) > 1).sum())
+    lines = [("findings", f"{len(names)}; several in {several} of {len(done)} rows")]
+    for name, column in zip(names, done.findings.T, strict=True):
+        has, known = column == 1, max(1, int((column >= 0).sum()))
+        words = f"{name}: {has.sum()} of {known} rows ({100 * has.sum() / known:.1f} %)"
+        if done.users is not None:
+            words += f" of {len(np.unique(done.users[has]))} users"
+        unknown = int((column < 0).sum())
+        lines.append(("", words + f", unknown in {unknown} rows" * bool(unknown)))
+    return lines
 
 
 def _spread(counts: np.ndarray, names: Sequence[str]) -> str:

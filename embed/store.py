@@ -18,6 +18,8 @@ from pretrain.datasets import EVALUATION, UNLABELLED, ImageSet, decode_name, enc
 
 FLOATS = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 DTYPES = {"labels": np.int64, "users": np.int64, "split": np.uint8}
+COMPANIONS = {**DTYPES, "findings": np.int8}
+ASK = "ask"  # `unknown` in meta.json: findings may be unknown, and are told apart from absent ones
 INFERRED = "inferred"  # classes counted from the labels that occur
 BLOCK = 1 << 22  # size: numbers that are read, made or looked at together
 
@@ -25,6 +27,9 @@ BLOCK = 1 << 22  # size: numbers that are read, made or looked at together
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSet:
     """N embedded images. Unlabelled sets have the label -1 in every row.
+
+    A set of several findings a picture has no classes: its labels are -1, and `class_names` of its
+    `meta` name the findings. Unknown ones are refused unless `meta` has `"unknown": "ask"`.
 
     Raises:
         ValueError: at construction, where the arrays do not fit together.
@@ -36,6 +41,7 @@ class EmbeddingSet:
     split: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))  # TRAIN, TEST, …
     meta: dict[str, Any] = field(default_factory=dict)
     names: np.ndarray | None = None  # (N,) of the images, as str or UTF-8 bytes
+    findings: np.ndarray | None = None  # (N, K) int8: 1 present, 0 absent, -1 unknown
     directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
 
     def __post_init__(self) -> None:
@@ -69,17 +75,40 @@ class EmbeddingSet:
         dropped = self.meta.get("dropped_rows", 0)
         if not isinstance(dropped, int) or dropped < 0:
             raise ValueError(f"dropped_rows must be a whole number >= 0, got {dropped!r}")
+        if self.findings is not None:
+            self._check_findings(self.findings, len(classes))
         if classes and self.labels.max() >= len(classes):
             most = self.labels.max()
             raise ValueError(f"labels must be < {len(classes)} class names, got {most}")
+
+    def _check_findings(self, findings: np.ndarray, named: int) -> None:
+        rows, found = len(self.embeddings), (findings.dtype, findings.shape)
+        whole = findings.ndim == 2 and np.issubdtype(findings.dtype, np.integer)
+        if not whole or len(findings) != rows or findings.shape[1] < 2:
+            raise ValueError(f"findings must be {rows} x 2 or more integers, got {found}")
+        if named and named != findings.shape[1]:
+            raise ValueError(f"findings must be named by {findings.shape[1]} names, got {named}")
+        if (self.labels != UNLABELLED).any():
+            raise ValueError("labels must be -1 in every row of a set with findings, got others")
+        asked = self.meta.get("unknown") == ASK
+        least, most = int(findings.min()), int(findings.max())
+        if most > 1 or least < (-1 if asked else 0):
+            rule = "0, 1 or -1 (unknown)" if asked else "0 or 1"
+            raise ValueError(f"findings must be {rule}, got {least} to {most}")
+        object.__setattr__(self, "findings", findings.astype(np.int8, copy=False))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
+    def targets(self) -> np.ndarray:
+        """What is learned of the rows: (N, K) findings, or (N,) labels where there are none."""
+        return self.labels if self.findings is None else self.findings
+
+    @property
     def labelled(self) -> bool:
         """Whether its rows have labels, which learning and measuring need."""
-        return bool(self.labels[0] != UNLABELLED)
+        return self.findings is not None or bool(self.labels[0] != UNLABELLED)
 
     def need_labels(self, called: str = "embeddings") -> None:
         """Raises ValueError unless its rows have labels; `called` names it in the error."""
@@ -178,8 +207,9 @@ class EmbeddingSet:
         if not path.is_dir():
             raise ValueError(f"embeddings must be an existing directory, got {path}")
         meta = read_object(path / "meta.json")
-        places = {name: path / f"{name}.npy" for name in ("embeddings", *DTYPES, "names")}
-        found = {k: v for k, v in places.items() if k not in ("users", "names") or v.exists()}
+        places = {name: path / f"{name}.npy" for name in ("embeddings", *COMPANIONS, "names")}
+        optional = ("users", "names", "findings")
+        found = {k: v for k, v in places.items() if k not in optional or v.exists()}
         arrays = {name: read_array(place) for name, place in found.items()}
         try:
             opened = cls(**arrays, meta=meta)
@@ -222,8 +252,9 @@ class EmbeddingSet:
 
 
 def columns(rows: EmbeddingSet | ImageSet, kept: Any = slice(None)) -> dict[str, Any]:
-    """Labels, users, split and names of some rows, by name; None where the set has none."""
-    values = {name: getattr(rows, name) for name in ("labels", "users", "split", "names")}
+    """Labels, users, split, names and findings of some rows; None where the set has none."""
+    held = ("labels", "users", "split", "names", "findings")
+    values = {name: getattr(rows, name, None) for name in held}
     return {name: None if held is None else held[kept] for name, held in values.items()}
 
 
@@ -275,10 +306,10 @@ def write_header(file: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
 def write_companions(
     directory: Path, meta: dict[str, Any], *, names: np.ndarray | None = None, **numbers: Any
 ) -> None:
-    """Writes all files of a set but its embeddings; `numbers` are labels, split and users."""
+    """Writes all files of a set but its embeddings; `numbers` are those of `COMPANIONS`."""
     for name, values in numbers.items():
         if values is not None:
-            np.save(directory / f"{name}.npy", values.astype(DTYPES[name]))
+            np.save(directory / f"{name}.npy", values.astype(COMPANIONS[name]))
     if names is not None:
         encoded = encode_names(names.tolist()) if names.dtype.kind == "U" else names
         np.save(directory / "names.npy", encoded)

@@ -100,7 +100,7 @@ def fit_exact(
     check_trainable(x, y, head.num_classes)
     check_precision(head, x.dtype)
     counts = check_counts(counts, x)
-    given, batched = y.shape, x.ndim == 3
+    given, batched = x.shape[:-1], x.ndim == 3
     x, y = (x, y) if batched else (x.unsqueeze(0), y.unsqueeze(0))
     users, n, d = x.shape
     sizes = x.new_full((users,), n, dtype=torch.float64) if counts is None else counts.double()

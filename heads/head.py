@@ -59,7 +59,7 @@ class Head(ABC):
 
     @abstractmethod
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Encodes labels (..., n) for `data_loss` and `residual`: (..., n, K)."""
+        """Encodes labels (..., n), or findings, for `data_loss` and `residual`: (..., n, K)."""
 
     @abstractmethod
     def data_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -137,12 +137,19 @@ class OneVsRest(Head):
         return (-2,)
 
     def targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """+1 in the column of the label, −1 elsewhere."""
+        """+1 in the column of the label, −1 elsewhere; of findings ±1, and 0 where unknown.
+
+        A margin of 0 times the target leaves no slope: an unknown finding moves no weights.
+        """
+        if y.dtype == torch.int8:
+            return torch.where(y < 0, 0, 2 * y - 1).to(dtype)
         return one_hot(y, self.num_classes, dtype).mul_(2).sub_(1)
 
 
 def one_hot(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """Rows of the identity: (...) int64 -> (..., K)."""
+    """Rows of the identity: (...) int64 -> (..., K); refuses findings, of which a row has many."""
+    if y.dtype == torch.int8:
+        raise ValueError("y must be int64 classes, got findings, which svm and logistic can learn")
     encoded = torch.zeros(*y.shape, num_classes, dtype=dtype, device=y.device)
     return encoded.scatter_(-1, y.unsqueeze(-1), 1)
 

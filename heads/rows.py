@@ -13,7 +13,7 @@ def check_rows(x: Tensor, y: Tensor, num_classes: int, clip_norm: float) -> None
 
     Args:
         x: (..., n, d) float, rows ‖x‖ ≤ clip_norm.
-        y: (..., n) int64 in [0, num_classes).
+        y: (..., n) int64 in [0, num_classes), or (..., n, K) int8 findings of 0, 1, or -1: unknown.
         num_classes: K.
         clip_norm: c.
 
@@ -22,7 +22,7 @@ def check_rows(x: Tensor, y: Tensor, num_classes: int, clip_norm: float) -> None
             finite or longer than the clip norm.
     """
     check_trainable(x, y, num_classes)
-    check_norms(row_norms(x), clip_norm, y.shape)
+    check_norms(row_norms(x), clip_norm, x.shape[:-1])
 
 
 def row_norms(x: Tensor) -> Tensor:
@@ -63,9 +63,26 @@ def check_trainable(x: Tensor, y: Tensor, num_classes: int) -> None:
     Raises:
         ValueError: as in `check_rows`.
     """
-    check_labels(x, y, num_classes)
+    if y.dtype == torch.int8:
+        check_findings(x, y, num_classes)
+    else:
+        check_labels(x, y, num_classes)
     if x.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"x must be float32 or float64, got {x.dtype}")
+
+
+def check_findings(x: Tensor, y: Tensor, num_classes: int) -> None:
+    """Refuses findings that are not (..., n, K) int8 of 1, 0 and -1, one row for each of x."""
+    if x.ndim not in (2, 3) or not x.numel() or y.shape != (*x.shape[:-1], num_classes):
+        raise ValueError(
+            "x must be (n, d) or (users, n, d), not empty, with int8 findings (..., n, "
+            f"{num_classes}), got x {tuple(x.shape)} and y {y.dtype} {tuple(y.shape)}"
+        )
+    if y.dtype != torch.int8 or y.min() < -1 or y.max() > 1:
+        raise ValueError(
+            f"y must be int8 findings of 0, 1 or -1, got {y.dtype} from {int(y.min())} to "
+            f"{int(y.max())}"
+        )
 
 
 def check_labels(x: Tensor, y: Tensor, num_classes: int) -> None:

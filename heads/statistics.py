@@ -16,6 +16,29 @@ and for two features or more some pair of records moves it so far.
 2 (r² − t) + 2 α² (r⁴ − t²), a concave parabola on [−r², r²], or a line where α = 0, largest at
 t = −1/(2α²), or at −r² if that lies below: S. For y ≠ z it is 2 r² + 2 c₀² + 2 α² (r⁴ − t²),
 largest at t = 0: D. ∎
+
+**Several findings.** A record (u, y), ‖u‖ ≤ r, y of 0 and 1, adds [c₀, u] bᵀ, b = b(y) ≥ 0 with
+b₁ = 1 and ‖b‖² ≤ A, α uuᵀ, and c₁ y. κ is such that |y − z|² ≤ κ ‖b(y) − b(z)‖² for all y and z.
+
+**Theorem.** When one record is replaced, the sum moves by at most √max(S, D) in L2, where, with
+C = c₀² + κ c₁² and t₀ = max(−r², −1/(2α²)),
+
+    S = 4 A r² if α²r² ≤ A/2, else 2 (α r² + A/(2α))²,
+    D = 2 A (C + r²) − 2 (C + t₀) + 2 α² (r⁴ − t₀²).
+
+S is reached if some ‖b(y)‖² = A. If α²r² ≤ A/2 and C ≤ r² (A + 1)/(2A), then D ≤ S: moments and
+counts cost nothing.
+
+**Proof.** For records (u, y), (v, z) with b and d, let t = ⟨u, v⟩, s = ⟨b, d⟩ ≥ 1, P = ‖b‖² + ‖d‖²
+≤ 2A. As above let both lengths be r. The squared distance is c₀² (P − 2s) + r² P − 2ts + 2α² (r⁴ −
+t²) + c₁² |y − z|² ≤ (C + r²) P − 2 (C + t) s + 2α² (r⁴ − t²), by κ, and it grows with P. It is
+linear in s, 1 ≤ s ≤ P/2 ≤ A, so at most the larger one of its values at s = A, 2A (r² − t) +
+2α² (r⁴ − t²), and at s = 1, 2A (C + r²) − 2 (C + t) + 2α² (r⁴ − t²). Both are concave in t (or
+linear), so they are largest at −A/(2α²) and −1/(2α²), or at −r² if that is more: S and D. Equal
+findings with ‖b‖² = A make s = A and the first an equality. As for the last claim: at t₀ ≤ −C the
+value at s = 1 is not above the one at s = A, and so not above S. At t₀ = −1/(2α²) > −C, D − 2A (C +
+r²) + 2C = 1/(2α²) + 2α²r⁴ is convex in α², so on 1/(2C) ≤ α² ≤ A/(2r²) at most its value at the
+ends. The lower end is t₀ = −C again; at the upper one D ≤ S is C (2A − 2) ≤ r² (A² − 1)/A. ∎
 """
 
 import math
@@ -173,6 +196,31 @@ def least_squares_norm(clip_norm: float, alpha: float, constant: float) -> float
     require_scale("alpha", alpha)
     reach = _reach(clip_norm, constant)
     return math.hypot(reach, constant, alpha * reach**2)
+
+
+def finding_sums_sensitivity(
+    clip_norm: float, constant: float, length2: float, alpha: float = 0.0, counts: float = 0.0
+) -> float:
+    """L2 sensitivity of sums of findings when one record is replaced: the last theorem above.
+
+    Args:
+        clip_norm: c of the rows [a, u], c₀ = a, r² = c² − a².
+        constant: a.
+        length2: A >= 1, the largest ‖b‖².
+        alpha: weight of the features' second moments; 0: none are sent.
+        counts: κ c₁² of the findings' counts.
+
+    Raises:
+        ValueError: constant outside (0, clip_norm), or a clip norm out of scale.
+    """
+    reach2 = _reach(clip_norm, constant) ** 2
+    along, alpha2 = constant**2 + counts, alpha**2
+    same = 4 * length2 * reach2
+    if 2 * alpha2 * reach2 > length2:
+        same = 2 * (alpha * reach2 + length2 / (2 * alpha)) ** 2
+    lowest = -reach2 if 2 * alpha2 * reach2 <= 1 else -1 / (2 * alpha2)
+    other = 2 * length2 * (along + reach2) - 2 * (along + lowest)
+    return math.sqrt(max(same, other + 2 * alpha2 * (reach2**2 - lowest**2)))
 
 
 def _farthest(reach: float, constant: float, alpha: float) -> float:

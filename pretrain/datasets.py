@@ -60,6 +60,8 @@ class ImageSet:
     user_names: tuple[str, ...] = ()  # of the users 0, 1, ...; none where users are mere numbers
     skipped: tuple[tuple[str, str], ...] = ()  # files and folders that are not read, and why
     seen: tuple[Seen, ...] = ()  # what decoding has met so far; () for arrays
+    findings: np.ndarray | None = None  # (N, K) int8: 1, 0, -1 unknown; then class_names are theirs
+    unknown: str = "negative"  # what unknown findings became; "ask": they stay unknown
 
     def __post_init__(self) -> None:
         check.no_nan(**{f"classes of {self.name}": self.class_names})
@@ -70,7 +72,7 @@ class ImageSet:
     @property
     def labelled(self) -> bool:
         """Whether its images have labels."""
-        return bool((self.labels != UNLABELLED).any())
+        return self.findings is not None or bool((self.labels != UNLABELLED).any())
 
     @property
     def dark(self) -> str:
@@ -93,7 +95,7 @@ class ImageSet:
         kept[list(lost)] = False
         for what, of, names in (
             ("user", self.users, self.user_names),
-            ("class", self.labels if self.labelled else None, self.class_names),
+            ("class", self.labels if self.labels.max() >= 0 else None, self.class_names),
         ):
             if of is not None and len(gone := np.setdiff1d(of, of[kept])):
                 name = names[gone[0]] if names else gone[0]
@@ -131,6 +133,7 @@ class ImageSet:
             read=lambda inner: self.read(index[inner]),
             where=lambda row: self.place(int(index[row])),
             names=None if self.names is None else self.names[index],
+            findings=None if self.findings is None else self.findings[index],
         )
 
 
@@ -162,6 +165,7 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         return parts[part].place(row - int(starts[part]))
 
     users, user_names = _together(parts)
+    findings = [part.findings for part in parts if part.findings is not None]
     names = [part.names for part in parts if part.names is not None]
     return ImageSet(
         name=parts[0].name,
@@ -174,6 +178,7 @@ def concatenate(parts: Sequence[ImageSet]) -> ImageSet:
         read=read,
         where=where,
         names=np.concatenate(names) if len(names) == len(parts) else None,
+        findings=np.concatenate(findings) if findings else None,
         skipped=tuple(file for part in parts for file in part.skipped),
         seen=tuple(seen for part in parts for seen in part.seen),
     )

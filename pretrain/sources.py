@@ -15,7 +15,7 @@ from pretrain.intake.archive import open_npz
 from pretrain.intake.decode import squared
 from pretrain.intake.files import refuse_unreadable, unreadable_suffixes
 from pretrain.intake.folder import open_images_folder
-from pretrain.intake.labels import against_rest, is_against_rest
+from pretrain.intake.labels import against_rest, as_findings, is_against_rest
 from pretrain.intake.reading import Reading
 from pretrain.intake.table_files import open_csv, open_hugging_face, open_parquet
 from pretrain.intake.web_dataset import open_web_dataset
@@ -65,6 +65,9 @@ def open_images(
     if images.names is not None and not reading.skip_unreadable:
         foreign = unreadable_suffixes(map(decode_name, images.names))
         refuse_unreadable(source, foreign, len(images))
+    if reading.findings and images.findings is None:
+        images = as_findings(images)
+    images = replace(images, unknown=reading.unknown or "negative") if reading.findings else images
     images = images if done or reading.label_is is None else against_rest(images, reading)
     return resized(images, size) if isinstance(size, tuple) else images
 

@@ -23,6 +23,7 @@ from pretrain.intake.labels import (
     as_word,
     numbered,
     unlabelled_rows,
+    unlabelled_where_findings,
     user_numbers,
 )
 from pretrain.intake.reading import Reading, print_all, refuse_unknown_splits, split_named
@@ -145,10 +146,10 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
     MedMNIST's names are understood: `train_images`, `train_labels` (n, 1), and so on.
 
     Image i of a blob is `jpeg[off[i]:off[i + 1]]`. Labels are numbers, or names of classes, or
-    (n, K) numbers 0 and 1 of which `label_is` takes one column; without any `y_` the images are
-    unlabelled. Optional: `writer_<split>`, users as numbers or names, and the class names `names`
-    or `wnids`. `val` is held out for an evaluation. Without class names in the archive or in
-    `classes` they are counted from the labels, and the set is marked as inferred.
+    (n, K) numbers 0 and 1 that are `findings`, or of which `label_is` takes one column; without
+    any `y_` the images are unlabelled. Optional: `writer_<split>`, users as numbers or names, and
+    the class names `names` or `wnids`. `val` is held out for an evaluation. Without class names in
+    the archive or in `classes` they are counted from the labels: the set is marked as inferred.
 
     Args:
         path: the archive; its checksums are verified.
@@ -188,7 +189,8 @@ def open_npz(path: Path, reading: Reading | None = None) -> ImageSet:
         parts.append(
             ImageSet(
                 name=path.stem,
-                labels=numbers[rows],
+                labels=unlabelled_where_findings(numbers[rows]),
+                findings=numbers[rows] if numbers.ndim == 2 else None,
                 split=np.full(count, SPLITS[split], np.uint8),
                 class_names=classes,
                 users=None if users is None else users[rows],
@@ -249,11 +251,15 @@ def _labels(archive: Npz, split: str, count: int, reading: Reading) -> Cells:
     if not count:
         raise ValueError(f"{archive.path}: {name} must label at least one image, got 0")
     none = name not in archive or reading.named_columns.get("label") == ""
-    return _cells(np.full(count, "") if none else _column(archive, name, count, wide=True), name)
+    if none:
+        return _cells(np.full(count, ""), name)
+    return _cells(_column(archive, name, count, wide=True, unknown=reading.findings), name)
 
 
-def _column(archive: Npz, name: str, count: int, *, wide: bool = False) -> np.ndarray:
-    """(n,) numbers or names; if it may be `wide` as well (n, K) numbers 0 and 1."""
+def _column(
+    archive: Npz, name: str, count: int, *, wide: bool = False, unknown: bool = False
+) -> np.ndarray:
+    """(n,) numbers or names; if it may be `wide` also (n, K) of 0 and 1, or -1 and NaN: unknown."""
     values, what = archive.array(name), f"{archive.path}: {name}"
     if values.ndim == 2 and values.shape[1] == 1:  # as MedMNIST has them
         values = values[:, 0]
@@ -263,9 +269,14 @@ def _column(archive: Npz, name: str, count: int, *, wide: bool = False) -> np.nd
         )
     if values.ndim == 1 and values.dtype.kind not in "iuSU":
         raise ValueError(f"{what} must be integers or names, got {values.dtype}")
-    if values.ndim == 2 and (odd := ~np.isin(values, (0, 1)).all(1)).any():
-        row = int(odd.argmax())
-        raise ValueError(f"{what} must be 0 and 1 for every class, got {values[row]} in row {row}")
+    if values.ndim == 2:
+        known = np.isin(values, (0, 1, -1) if unknown else (0, 1))
+        if unknown and values.dtype.kind == "f":
+            known |= np.isnan(values)
+        if not known.all():
+            row = int(known.all(1).argmin())
+            rule = "must be 0 and 1 for every class"
+            raise ValueError(f"{what} {rule}, got {values[row]} in row {row}")
     return values
 
 

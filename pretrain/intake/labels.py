@@ -1,14 +1,14 @@
-"""Labels of pictures: one class each. Of several findings, one against the rest.
+"""Labels of pictures: one class each, or several findings, or one of them against the rest.
 
 A picture with several findings has no class: each combination of them would become one. Lists, a
-number for each finding and cells such as `a|b` are therefore refused, unless `label_is` names one
-finding; the classes are then pictures without it and with it.
+number for each finding and cells such as `a|b` are therefore refused, unless `findings` asks for a
+column of each, or `label_is` names one; the classes are then pictures without it and with it.
 """
 
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -169,6 +169,9 @@ class Cells:
                 raise ValueError(f"{what} {rule}, got {cell!r} in {self.first(cell)}")
 
 
+UNKNOWN = frozenset({"", "-1", "-1.0"}) | MISSING  # of a finding: not said, or uncertain
+NOTHING = frozenset({"no finding", "no findings", "none", "nothing"})  # casefolded, without _ and -
+MAPPED = {"negative": 0, "positive": 1, "ask": UNLABELLED}
 FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True}
 FLAGS |= {"false": False, "true": True, "no": False, "yes": True}
 SEPARATORS = "|;"  # of findings, whatever they are called
@@ -183,6 +186,21 @@ Held = Mapping[Any, frozenset[str]]  # findings of every distinct cell
 Numbered = tuple[np.ndarray, tuple[str, ...], bool]  # labels, classes, whether they were counted
 
 
+def unlabelled_where_findings(numbers: np.ndarray) -> np.ndarray:
+    """(n,) labels: -1 where `numbers` are (n, K) findings."""
+    return numbers if numbers.ndim == 1 else np.full(len(numbers), UNLABELLED)
+
+
+def is_nothing(name: str) -> bool:
+    """Whether a word says that a picture has no finding.
+
+    Examples:
+        >>> is_nothing("No_Finding"), is_nothing("normal")
+        (True, False)
+    """
+    return re.sub(r"[\s_-]+", " ", name).casefold() in NOTHING
+
+
 def pair_of(finding: str) -> tuple[str, str]:
     """Names of the two classes that one finding makes."""
     return f"not {finding}", finding
@@ -192,8 +210,8 @@ def several_findings(where: str, got: str, names: Sequence[str]) -> ValueError:
     """Refusal of pictures with several findings, for a caller to raise."""
     such = f", such as {names[0]!r}," if names else ""
     return ValueError(
-        f"{where} must be one class a picture (or pass --label-is NAME{such} for one finding "
-        f"against the rest), got several findings a picture: {got}"
+        f"{where} must be one class a picture (or pass --findings for all, or --label-is NAME"
+        f"{such} for one finding against the rest), got several findings a picture: {got}"
     )
 
 
@@ -233,6 +251,15 @@ def against_rest(images: ImageSet, reading: Reading) -> ImageSet:
     labels = np.where(images.labels == UNLABELLED, UNLABELLED, images.labels == label)
     names = pair_of(finding)
     return replace(images, labels=labels.astype(np.int64), class_names=names, inferred=False)
+
+
+def as_findings(images: ImageSet) -> ImageSet:
+    """Every class as a finding, one a picture; raises ValueError for a set without labels."""
+    if not images.labelled:
+        raise ValueError(f"findings must be given, got {images.name} without labels")
+    findings = np.arange(len(images.class_names)) == images.labels[:, None]
+    labels = unlabelled_where_findings(findings)
+    return replace(images, labels=labels, findings=findings.astype(np.int8))
 
 
 def unlabelled_rows(
@@ -283,13 +310,15 @@ def numbered(
         is_finding: the cells say whether a picture has that finding.
 
     Returns:
-        (n,) int64 labels, -1 for all where none has one; names of the classes; and whether they
-        were counted from the labels.
+        (n,) int64 labels, -1 for all where none has one, or (n, K) int8 findings where they are
+        asked for; names of the classes or findings; and whether they were counted from the labels.
 
     Raises:
         ValueError: several findings a picture, or a label that is no class, with its row.
     """
     what, known, asked = f"{source}: label", reading.classes or held, reading.label_is
+    if reading.findings:
+        return _all_findings(cells, source, known, reading, say)
     if all(_is_none(cell, known) for cell in cells.distinct):
         return np.full(len(cells), UNLABELLED), known, False
     if asked is not None and is_finding:
@@ -316,7 +345,66 @@ def numbered(
 
 
 def _is_none(cell: Cell, known: Sequence[str]) -> bool:
+    if isinstance(cell, Several):
+        return bool(cell.words) and set(cell.words) <= UNKNOWN
     return cell in NO_LABEL and cell not in known
+
+
+def _all_findings(
+    cells: Cells, source: str, known: Sequence[str], reading: Reading, say: Say
+) -> Numbered:
+    """(n, K) int8 findings, their names, and whether those were counted; a row may have none."""
+    what = f"{source}: findings"
+    words = [cell for cell in cells.distinct if cell not in UNKNOWN]
+    if all(isinstance(cell, str) and cell[:1] + cell[-1:] == "[]" for cell in words):
+        lists = [
+            QUOTED.findall(str(cell)[1:-1]) if cell in words else None for cell in cells.distinct
+        ]
+        read = [as_cell(each and list(map("".join, each))) for each in lists]
+        read = [Several(()) if each == [] else cell for each, cell in zip(lists, read, strict=True)]
+        cells = replace(cells, distinct=read)
+    blank = {c: isinstance(c, str) and c.casefold() in UNKNOWN - {*known} for c in cells.distinct}
+    said = cells.taken(cells.numbers(blank) == 0)
+    if not len(said):
+        raise ValueError(f"{what} must be given, got none in {len(cells)} rows")
+    found = _findings(said, what, known, alone=False, unknown=UNKNOWN)
+    if found is None:  # one in every row
+        held = {c: frozenset([c] if isinstance(c, str) else c.words) for c in said.distinct}
+        found = held, sorted_words({name for each in held.values() for name in each})
+    several, names = found
+    meant = class_spellings(what, names, reading.classes, ignore_case=reading.ignore_case)
+    without = {name for name in names if is_nothing(name) and meant[name] not in known}
+    order = tuple(known) or tuple(dict.fromkeys(meant[n] for n in names if n not in without))
+    if len(order) < 2:
+        raise ValueError(f"{what} must be two or more (or pass --label-is NAME), got {order}")
+    place = {name: number for number, name in enumerate(order)}
+    values = {cell: np.full(len(order), UNLABELLED, np.int8) for cell in blank}
+    for cell, present in several.items():
+        pairs = () if isinstance(cell, str) else zip(cell.fields or names, cell.words, strict=False)
+        looked_at = {*names} if isinstance(cell, str) or not cell.fields else {*cell.fields}
+        not_said = {name for name, word in pairs if word.casefold() in UNKNOWN}
+        if odd := sorted({meant[n] for n in looked_at & present} - {*order} - without):
+            raise ValueError(f"{what} must be of {order}, got {odd[0]!r} in {cells.first(cell)}")
+        if present & without and present - without:
+            got = f"{cell} in {cells.first(cell)}"
+            raise ValueError(f"{what} must be none or some in every row, got {got}")
+        if not (isinstance(cell, Several) and cell.fields):
+            values[cell][:] = 0
+        for name in {*looked_at} - without:
+            if meant[name] in place:
+                flag = UNLABELLED if name in not_said else int(name in present)
+                values[cell][place[meant[name]]] = flag
+    table = np.stack([values[cell] for cell in cells.distinct])[cells.codes]
+    if without:
+        say(f"{what}: {', '.join(map(repr, sorted(without)))} is no finding, but none of them")
+    if unknown := [(n, int(c)) for n, c in zip(order, (table < 0).sum(0), strict=True) if c]:
+        taken = reading.unknown or "negative"
+        words = "kept" if taken == "ask" else f"taken as {taken}"
+        shown = ", ".join(f"{name} {count}" for name, count in unknown[:SHOWN])
+        shown += ", ..." * (len(unknown) > SHOWN)
+        say(f"{what} unknown: {shown}, of {len(cells)} rows each, {words} (--unknown says how)")
+        table[table < 0] = MAPPED[taken]
+    return table, order, not known
 
 
 def _classes(
@@ -369,20 +457,29 @@ def _one_of(
 
 
 def _findings(
-    cells: Cells, what: str, known: Sequence[str], *, alone: bool
+    cells: Cells,
+    what: str,
+    known: Sequence[str],
+    *,
+    alone: bool,
+    unknown: frozenset[str] = frozenset(),
 ) -> tuple[Held, list[str]] | None:
-    """Findings of every cell, and names of all findings; None where each has one label."""
+    """Findings of every cell, and names of all findings; None where each has one label.
+
+    Words of `unknown` may take the place of 0 or 1.
+    """
     lists = [cell for cell in cells.distinct if isinstance(cell, Several)]
     if not lists:
         return _written(cells, what, known, alone=alone)
     if all(len(cell.words) == 1 and not cell.fields for cell in lists):
         return None
     widths = {len(cell.words) for cell in lists}
+    allowed = unknown.union(FLAGS)
     flags = len(lists) == len(cells.distinct) and len(widths) == 1 and widths != {1}
     if any(cell.fields for cell in lists):
-        held: Held = {cell: _of_fields(cell, what, cells) for cell in cells.distinct}
+        held: Held = {cell: _of_fields(cell, what, cells, unknown) for cell in cells.distinct}
         names: Iterable[str] = (name for cell in lists for name in cell.fields)
-    elif flags and all(word.casefold() in FLAGS for cell in lists for word in cell.words):
+    elif flags and {word.casefold() for cell in lists for word in cell.words} <= allowed:
         width = widths.pop()
         names = known or list(map(str, range(width)))
         if len(known) not in (0, width):
@@ -417,7 +514,11 @@ def _written(
         held = {w: ["".join(each) for each in QUOTED.findall(w[1:-1])] for w in words}
     else:
         used = [sign for sign in SEPARATORS if any(sign in word for word in words)]
-        used += [sign for sign in OTHER_SEPARATORS if any(_joins(w, sign, words) for w in words)]
+        used += [
+            sign
+            for sign in OTHER_SEPARATORS
+            if any(_joins(w, sign, {*words, *known}) for w in words)
+        ]
         if not used:
             return None
         pattern = f"[{re.escape(''.join(used))}]"
@@ -426,15 +527,17 @@ def _written(
     return several, sorted_words({name for each in several.values() for name in each})
 
 
-def _joins(word: str, sign: str, words: Sequence[str]) -> bool:
+def _joins(word: str, sign: str, words: Collection[str]) -> bool:
     parts = [part.strip() for part in word.split(sign)]
     return len(parts) > 1 and set(parts) <= set(words)
 
 
-def _of_fields(cell: Cell, what: str, cells: Cells) -> frozenset[str]:
+def _of_fields(
+    cell: Cell, what: str, cells: Cells, unknown: frozenset[str] = frozenset()
+) -> frozenset[str]:
     if isinstance(cell, str) or not cell.fields:
         raise ValueError(f"{what} must have fields in every row, got {cell} in {cells.first(cell)}")
-    if odd := [word for word in cell.words if word.casefold() not in FLAGS]:
+    if odd := [word for word in cell.words if word.casefold() not in unknown.union(FLAGS)]:
         rule = "must have 0 or 1 in every field"
         raise ValueError(f"{what} {rule}, got {odd[0] or 'none'} in {cells.first(cell)}")
     return _set_flags(cell.fields, cell.words)
@@ -442,7 +545,7 @@ def _of_fields(cell: Cell, what: str, cells: Cells) -> frozenset[str]:
 
 def _set_flags(names: Iterable[str], words: Iterable[str]) -> frozenset[str]:
     pairs = zip(names, words, strict=True)
-    return frozenset(name for name, word in pairs if FLAGS[word.casefold()])
+    return frozenset(name for name, word in pairs if FLAGS.get(word.casefold()))
 
 
 def _flag(cell: Cell, what: str, cells: Cells) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pretrain import check
 
@@ -176,6 +176,7 @@ def refuse_unknown_splits(
         )
 
 
+Unknown = Literal["negative", "positive", "ask"]
 Layout = Literal["auto", "class", "user-class", "flat"]
 MAX_PIXELS = 89_478_485  # limit of one picture, at which Pillow warns: a quarter of a GiB
 PARTS = ("path", "label", "user", "split")  # of a table's row
@@ -201,8 +202,14 @@ class PictureOptions(UnreadableOption):
     """Columns of a table, such as path=file,label=finding,user=hospital,split=part (default: these
     four words or other usual names); `label=` alone: no labels."""
     label_is: str | None = None
-    """Make two classes: images with this label, or finding, and the rest. Images with several
-    findings need it; their findings may be a list, text such as a|b, or columns of 0 and 1."""
+    """Make two classes: images with this label, or this one of several findings, and the rest."""
+    findings: bool = False
+    """Images have several findings: a list, text such as a|b, columns of 0 and 1, an (N, K) array,
+    or csv rows for each image and finding. --class-names declares them; without it those that
+    occur are counted, which serves simulations only."""
+    unknown: Unknown | None = None
+    """Unknown findings (empty, or -1) become `negative` or `positive`, or stay unknown for a
+    release to `ask` (default: negative, and the output counts them)."""
     encoding: str | None = None
     """Encoding of a csv file, such as cp1252 (default: by its byte order mark, else UTF-8)."""
     layout: Layout = "auto"
@@ -247,6 +254,11 @@ class Reading(PictureOptions):
             object.__setattr__(self, "label_is", canonical_name(self.label_is))
             if not self.label_is:
                 raise ValueError("label_is must be the name of a label, got an empty one")
+        if self.findings:
+            check.not_set("with findings", label_is=self.label_is)
+            check.one_of(get_args(Unknown), **check.drop_none(unknown=self.unknown))
+        else:
+            check.not_set("without findings", unknown=self.unknown)
         _ = self.named_columns
         if self.encoding is not None:
             _check_encoding(self.encoding)

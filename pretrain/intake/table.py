@@ -1,6 +1,7 @@
 """Table with a row per image, in words, made into an `ImageSet` with numbers."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,12 +15,16 @@ from pretrain.intake.decode import Pictures
 from pretrain.intake.files import same_file
 from pretrain.intake.labels import (
     FLAGS,
+    UNKNOWN,
     Cell,
     Cells,
+    Several,
     as_cell,
+    is_nothing,
     numbered,
     several_findings,
     unlabelled_rows,
+    unlabelled_where_findings,
     user_numbers,
 )
 from pretrain.intake.reading import (
@@ -46,7 +51,7 @@ PLAIN = {
     "user": ("user",),
     "split": ("split",),
 }
-UNKNOWN = ("", "-1", "-1.0")  # in a column for a finding: not said, or uncertain
+VALUE = ("value", "present", "presence", "positive")  # 0 or 1 of a row's finding
 
 
 def folded(header: str) -> str:
@@ -59,22 +64,57 @@ def folded(header: str) -> str:
     return re.sub(r"[\s_-]+", "", canonical_name(header).casefold())
 
 
+FLAG_WORDS = UNKNOWN.union(FLAGS)
+
+
 class Flags:
-    """Columns that hold 0 and 1 in every row: findings, if there are several and no label."""
+    """Columns that hold 0, 1 or unknown in every row: findings, if there are several, no label."""
 
-    def __init__(self) -> None:
-        self.columns: dict[str, bool] = {}  # name -> whether it holds 0 and 1 only
+    def __init__(self, *, kept: bool) -> None:
+        self.kept = kept  # whether their words are
+        self.declared: tuple[str, ...] = ()  # columns that must be such
+        self.odd: dict[str, str | None] = {}  # name -> first other word; None: a column of flags
+        self.words: dict[str, list[str]] = {}
 
-    def note(self, column: str, values: Iterable[Any]) -> None:
-        """Notes some cells of a column."""
-        if self.columns.setdefault(column, True):
-            words = {str("" if value is None else value) for value in values}
-            known = {*FLAGS, *UNKNOWN}
-            self.columns[column] = all(word.strip().casefold() in known for word in words)
+    def note(self, column: str, values: Iterable[Any], first: int = 0) -> None:
+        """Notes some cells of a column, the next ones, or those from row `first` on."""
+        if self.odd.setdefault(column, None) is not None:
+            return
+        words = [str("" if value is None else value).strip().casefold() for value in values]
+        self.odd[column] = next((word for word in words if word not in FLAG_WORDS), None)
+        if self.kept:
+            held = self.words.setdefault(column, [])
+            held += [""] * (first - len(held)) + list(map(sys.intern, words))
+
+    @property
+    def names(self) -> list[str]:
+        """Columns of flags, sorted."""
+        return sorted(name for name, odd in self.odd.items() if odd is None and name)
+
+    def cells(self, where: str, rows: int, declared: tuple[str, ...]) -> list[Several]:
+        """(N,) of every row: the declared findings, else those found in some row; [] without."""
+        for name in self.declared:
+            if odd := self.odd.get(name):
+                rule = "must hold 0, 1, or -1 or nothing where unknown"
+                raise ValueError(f"{where}: column {name!r} {rule}, got {odd!r}")
+        said = [name for name in self.names if not FLAGS.keys().isdisjoint(self.words[name])]
+        names = self.declared or tuple(name for name in said if not is_nothing(name))
+        columns = [self.words.get(name, []) for name in names]
+        padded = [held + [""] * (rows - len(held)) for held in columns]
+        fields = declared if self.declared else names
+        return [Several(words, fields) for words in zip(*padded, strict=True)]
+
+    def refuse_value(self, where: str) -> None:
+        """Raises ValueError for such a column beside rows of a picture and a finding each."""
+        if names := self.names:
+            raise ValueError(
+                f"{where}: the column that says whether a row's finding is present must be called "
+                f"{VALUE[0]}, and no other may hold 0 and 1 alone, got {', '.join(names)}"
+            )
 
     def refuse(self, where: str) -> None:
         """Raises ValueError if there are several such columns, which cannot be one label."""
-        names = sorted(name for name, held in self.columns.items() if held and name)
+        names = self.names
         if len(names) > 1:
             remedy = "--columns label= for rows without labels"
             got = f"columns {', '.join(names)} (or pass {remedy})"
@@ -96,7 +136,16 @@ def choose(
         ValueError: a named column is missing, no column holds the images, or several the users.
     """
     chosen: dict[str, str] = {}
+    columns = reading.findings and "label" not in reading.named_columns
+    own = [_alike(found, name) for name in reading.classes] if columns else []
+    if any(own) and not all(len(each) == 1 for each in own):
+        rule = "must have one column for every finding of --class-names, or none"
+        lacking = next(n for n, e in zip(reading.classes, own, strict=True) if len(e) != 1)
+        raise ValueError(f"{where} {rule} (an empty one: unknown), got no or several {lacking!r}")
     for part, names in USUAL.items():
+        if part == "label" and any(own):
+            chosen[part] = ""
+            continue
         named = reading.named_columns.get(part)
         if named is None:
             chosen[part] = _usual(where, found, part, (*usual.get(part, ()), *names))
@@ -123,7 +172,7 @@ def taken_by_synonym(
 ) -> list[str]:
     """Lines for the output: columns that were taken by another name than the plain one."""
     others, lines = [name for name in found if name and name not in chosen.values()], []
-    if not chosen["label"] and "label" not in reading.named_columns:
+    if not chosen["label"] and "label" not in reading.named_columns and not reading.findings:
         named = (
             f", none in columns {', '.join(others)} (or pass --columns label=NAME)"
             if others
@@ -187,9 +236,15 @@ class Table:
     class_names: tuple[str, ...] = ()  # as the source declares them
     skipped: list[Skipped] = field(default_factory=list)  # files that are no pictures
     notes: list[str] = field(default_factory=list)  # lines for the output
-    flags: Flags = field(default_factory=Flags)
+    flags: Flags = field(init=False)
     is_finding: bool = False  # labels say whether a picture has the finding that is asked for
     seeks_label: bool = False  # no column has labels, so that others may be findings
+    value: str = ""  # column of 0 and 1 for the finding of a row, where a picture has many rows
+    places: dict[str, int] | None = None  # row of every name, where rows of a picture are joined
+    joined: bool = False  # whether some were
+
+    def __post_init__(self) -> None:
+        self.flags = Flags(kept=self.reading.findings)
 
     @cached_property
     def encoded_names(self) -> np.ndarray:
@@ -205,7 +260,25 @@ class Table:
         self.notes += [note for note in said if note not in self.notes]
         self.is_finding = is_finding(chosen["label"], self.reading)
         self.seeks_label = not chosen["label"] and "label" not in self.reading.named_columns
+        if self.reading.findings and self.seeks_label:
+            own = tuple(name for each in self.reading.classes for name in _alike(found, each))
+            if self.flags.declared not in ((), own):
+                got = f"{own} after {self.flags.declared}"
+                raise ValueError(f"{self.source}: columns must be alike in all parts, got {got}")
+            self.flags.declared = own
         return chosen
+
+    def looked_at(self, numbers: Iterable[str]) -> list[str]:
+        """Columns that may be findings: those of numbers, and those that are declared."""
+        return list(dict.fromkeys([*numbers, *self.flags.declared])) if self.seeks_label else []
+
+    def join_rows(self, found: Sequence[str], chosen: dict[str, str]) -> None:
+        """From now on rows of one name are findings of one picture, where those are asked for."""
+        if self.reading.findings and chosen["label"]:
+            self.places = {}
+            values = (_alike(found, name) for name in VALUE)
+            self.value = next((each[0] for each in values if each), "")
+            chosen["value"] = self.value
 
     def declare(self, classes: tuple[str, ...], part: str) -> None:
         """Sets the classes, before the rows of a part are added.
@@ -220,8 +293,26 @@ class Table:
             )
         self.class_names = classes
 
-    def add(self, name: str, label: Any = None, user: Any = None, split: Any = None) -> None:
-        """Appends a row; labels that are whole numbers mean the classes that are declared."""
+    def add(
+        self,
+        name: str,
+        label: Any = None,
+        user: Any = None,
+        split: Any = None,
+        value: Any = None,
+    ) -> None:
+        """Appends a row; labels that are whole numbers mean the classes that are declared.
+
+        With `places`, the label of a known name is one more finding of its row. Where `value` is
+        given, it says whether the picture has the finding.
+        """
+        if value is not None:
+            label = {label: value} if label else None
+        if self.places is not None and self.places.setdefault(name, len(self.names)) < len(
+            self.names
+        ):
+            self._join(self.places[name], as_cell(label), as_cell(user), as_cell(split))
+            return
         self.names.append(name)
         try:
             self.labels.append(as_cell(self._named(label) if self.class_names else label))
@@ -231,6 +322,26 @@ class Table:
             raise ValueError(
                 f"{self.source}: {error} in {self._row(len(self.names) - 1)}"
             ) from error
+
+    def _join(self, row: int, label: Cell, user: Cell, split: Cell) -> None:
+        if (user, split) != (self.users[row], self.splits[row]):
+            rule = "a picture must have one user and split in all of its rows"
+            got = f"{user} {split} after {self.users[row]} {self.splits[row]}"
+            raise ValueError(f"{self.source}: {rule}, got {got} for {self.names[row]}")
+        held = self.labels[row]
+        self.joined = True
+        if "" in (held, label):
+            self.labels[row] = held or label
+            return
+        if isinstance(held, str) or isinstance(label, str):
+            self.labels[row] = "|".join(filter(None, (str(held), str(label))))
+            return
+        said = dict(zip(held.fields, held.words, strict=True))
+        (field, word), *_ = zip(label.fields, label.words, strict=True)
+        if said.setdefault(field, word) != word:
+            got = f"{word} after {said[field]} for {field!r} of {self.names[row]}"
+            raise ValueError(f"{self.source}: a finding must have one value, got {got}")
+        self.labels[row] = Several(tuple(said.values()), tuple(said))
 
     def _named(self, label: Any) -> Any:
         if isinstance(label, list):
@@ -260,7 +371,16 @@ class Table:
             ValueError: no row, an invalid label, user or split, or one picture in two rows.
         """
         reading = self.reading
-        if self.seeks_label:
+        if reading.findings and self.seeks_label:
+            cells = self.flags.cells(self.source, len(self.names), reading.classes)
+            self.labels = list[Cell](cells) or self.labels
+            taken = set() if not cells else {*cells[0].fields, *self.flags.declared}
+            left = ", ".join(name for name in self.flags.odd if name not in taken) or "none"
+            shown = ", ".join(cells[0].fields if cells else ()) or "none"
+            self.notes.append(f"{self.source}: findings are columns {shown}; not read: {left}")
+        elif self.joined and not self.value:
+            self.flags.refuse_value(self.source)
+        elif self.seeks_label:
             self.flags.refuse(self.source)
         if not self.names:
             raise ValueError(f"{self.source} must hold at least one image, got none")
@@ -279,11 +399,12 @@ class Table:
         read = Pictures(fetch=fetch, where=where, source=self.source, reading=reading)
         whole = ImageSet(
             name=name,
-            labels=self._everywhere(numbers, rows),
+            labels=self._everywhere(unlabelled_where_findings(numbers), rows),
             split=split,
             class_names=classes,
             users=None if users is None else self._everywhere(users, rows),
             user_names=user_names,
+            findings=self._everywhere(numbers, rows) if numbers.ndim == 2 else None,
             inferred=inferred,
             read=read,
             seen=(read.seen,),
@@ -300,7 +421,7 @@ class Table:
 
     def _everywhere(self, values: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """(N,) values, where those of the chosen rows are known; others are left out later."""
-        whole = np.full(len(self.names), UNLABELLED, np.int64)
+        whole = np.full((len(self.names), *values.shape[1:]), UNLABELLED, values.dtype)
         whole[rows] = values
         return whole
 

@@ -62,6 +62,7 @@ def open_csv(path: Path, reading: Reading) -> ImageSet:
     header = next(rows, [])
     _check_header(path, header)
     columns = table.choose(header)
+    table.join_rows(header, columns)
     places = {part: header.index(name) for part, name in columns.items() if name}
     others = [place for place, name in enumerate(header) if name not in columns.values()]
     for number, row in enumerate(rows):
@@ -161,8 +162,8 @@ def open_parquet(pattern: str, reading: Reading) -> ImageSet:
         values = [file.values(file.columns[part]) for part in parts]
         for name, *cells in zip(file.names(alone=len(files) == 1), *values, strict=True):
             table.add(name, **dict(zip(parts, cells, strict=True)))
-        for column in numbers(file.schema, file.columns) if table.seeks_label else ():
-            table.flags.note(column, file.values(column))
+        for column in table.looked_at(numbers(file.schema, file.columns)):
+            table.flags.note(column, file.values(column), len(table.names) - file.rows)
     window = _Window(files)
     named = table.encoded_names
     return table.image_set(
@@ -365,7 +366,7 @@ def open_hugging_face(path: Path, reading: Reading) -> ImageSet:
         classes = [name for name in schema.names if class_names(schema, name)]
         usual: dict[str, Any] = {"path": ("image", *images, "path"), "label": ("label", *classes)}
         columns = table.choose(schema.names, **usual)
-        looked = numbers(schema, columns) if table.seeks_label else []
+        looked = table.looked_at(numbers(schema, columns))
         table.declare(class_names(schema, columns["label"]), f"split {split}")
         chosen = list(dict.fromkeys(name for name in (*columns.values(), *looked) if name))
         encoded = datasets.Image(decode=False)
@@ -440,7 +441,8 @@ def _fill(
             table.add(path or f"{split or 'row'} {len(table.names) - first}", **row)
             yield bool(path and none)
         for name in looked:
-            table.flags.note(name, block.column(name).to_pylist())
+            values = block.column(name).to_pylist()
+            table.flags.note(name, values, len(table.names) - len(values))
 
 
 def _reader(path: Path, parts: list[tuple[Any, str]]) -> Any:

@@ -55,7 +55,7 @@ def open_web_dataset(pattern: str, reading: Reading) -> ImageSet:
                 column = columns.setdefault(name, [])
                 column += [""] * (len(table.names) - len(column))
                 column.append(as_cell(value) if _is_wanted(name, reading) else "")
-                table.flags.note(name, (value,))
+                table.flags.note(name, (value,), len(table.names))
             name, offset, size = sample.picture
             for held, value in zip(places, (number, offset, size), strict=True):
                 held.append(value)
@@ -102,7 +102,8 @@ def _fill(
 def _is_wanted(name: str, reading: Reading) -> bool:
     """Whether a column may be one that is used; the cells of others are not kept."""
     usual = {folded(each) for part in OF_ROWS for each in USUAL[part]}
-    named = {folded(each) for each in (*reading.named_columns.values(), reading.label_is) if each}
+    names = (*reading.named_columns.values(), reading.label_is)
+    named = {folded(each) for each in (*names, *reading.classes * reading.findings) if each}
     return folded(name) in usual | named
 
 

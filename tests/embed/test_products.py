@@ -38,6 +38,8 @@ ALLOWED: dict[str, str | dict[str, int]] = {
     # a sum over rows, whose rounding is charged; then noised sums
     "train_distributed/one_shot/extra_sums.py": {"ClippedGradient.submit": 1}
     | {"Descent._mean_of_last": 2, "Descent.advance": 2, "Descent.of": 3},
+    "train_distributed/one_shot/findings.py": {"FindingMoments.submit": 1}
+    | {"FindingDiscriminant.fit": 1},
     "train_distributed/released/evaluation_estimates.py": NOISED,
     "train_distributed/released/export.py": EXPORTED,
 }

@@ -432,6 +432,11 @@ def lines_of(report: "Report") -> Iterator[str]:
     if report.test_metrics is not None:
         for name, value in brief(report["test_metrics"]):
             yield f"{name:22} {value}"
+    if report.test_findings is not None:
+        from train_distributed.one_shot.finding_metrics import brief_findings
+
+        for name, value in brief_findings(report["test_findings"]):
+            yield f"{name:22} {value}"
 
 
 def _size(transform: "PublicTransform", private: "EmbeddingSet") -> int:

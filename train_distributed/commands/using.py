@@ -77,18 +77,19 @@ class ModelPictures(PictureOptions, ModelSource):
             picture_rows,
             released_encoder,
         )
-        from train_distributed.released.predictions import own_labels
+        from train_distributed.released.predictions import own_targets
 
         assert self.data is not None
         encoder = released_encoder(released, self.model, name=self.encoder, weights=self.weights)
         unread = not labelled and self.label_is is None
         columns = without_column(self.columns, "label") if unread else self.columns
-        options = replace(self, columns=columns)
+        asked = {"findings": False, "unknown": None} if unread else {}
+        options = replace(self, columns=columns, **asked)
         images = open_pictures(released, self.data, options)
         labels: np.ndarray | None = None
         if labelled:
             names = () if images.inferred else images.class_names
-            labels = own_labels(released, names, images.labels)
+            labels = own_targets(released, names, images.labels, images.findings)
         computing = Computing(
             device=usual_device(self.device), compute=self.compute, batch_size=self.batch_size
         )
@@ -114,8 +115,12 @@ class Predict(ModelPictures):
     logistic, whose users' rows carry theirs inside."""
     splits: tuple[str, ...] = ()
     """Splits to classify, of train, test, val and evaluation (default: all that the data has)."""
+    threshold: float | Literal["prevalence"] | None = None
+    """Of several findings a picture: probability from which one is said to be present, or
+    prevalence: that of each finding in the private rows (default: 0.5)."""
     evaluate: bool = False
-    """Compare predictions with the labels of the data; writes metrics.json and confusion.png."""
+    """Compare predictions with the labels of the data; writes metrics.json and confusion.png, of
+    findings roc.png."""
     out: Path | None = None
     """Directory to write (default: a new one under runs/)."""
     overwrite: bool = False
@@ -144,7 +149,8 @@ class Predict(ModelPictures):
 
         released = Release.load(self.model)
         if self.prior is not None:
-            given = with_shares({"prior": self.prior}, released.class_names)
+            names, several = released.class_names, released.findings
+            given = with_shares({"prior": self.prior}, names, findings=several)
             released = released.with_prior(given["prior"])
         if self.data is None:
             rows = self._rows_of_set(released)
@@ -152,7 +158,7 @@ class Predict(ModelPictures):
             _, rows = self.rows_of_data(released, labelled=self.evaluate)
         with Progress(rows.count, "classified") as progress:
             counts, metrics = write_predictions(
-                released, rows, partial / "predictions.csv", progress.update
+                released, rows, partial / "predictions.csv", progress.update, self.threshold
             )
         print(f"{'rows':26} {rows.count}")
         if rows.skipped:
@@ -163,14 +169,14 @@ class Predict(ModelPictures):
         if len(most) > 20:
             print(f"{'predicted others':26} {sum(count for _, count in most[20:])}")
         if metrics is not None:
-            self._measured(released, metrics, partial)
+            (self._findings if released.findings else self._measured)(released, metrics, partial)
 
     def _rows_of_set(self, released: "Release") -> "Rows":
         import numpy as np
 
         from embed import EmbeddingSet
         from embed.encoding import refuse_other
-        from train_distributed.released.predictions import Rows, own_labels
+        from train_distributed.released.predictions import Rows, own_targets
 
         assert self.embeddings is not None
         found = EmbeddingSet.open(self.embeddings)
@@ -181,7 +187,11 @@ class Predict(ModelPictures):
             raise ValueError(f"splits must hold rows, got none in {', '.join(self.splits)}")
         labels = None
         if self.evaluate:
-            labels = own_labels(released, found.declared_classes, found.labels[chosen])
+            findings = None if found.findings is None else found.findings[chosen]
+            names = found.declared_classes
+            if findings is not None:
+                names = found.meta.get("class_names", ())
+            labels = own_targets(released, names, found.labels[chosen], findings)
         return Rows.of(found, chosen, labels)
 
     def _chosen(self, split: "np.ndarray") -> "np.ndarray":
@@ -194,6 +204,17 @@ class Predict(ModelPictures):
             raise ValueError(f"splits must be of {list(SPLITS)}, got {sorted(unknown)}")
         wanted = [SPLITS[name] for name in self.splits]
         return np.isin(split, wanted) if wanted else np.ones(len(split), bool)
+
+    def _findings(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
+        from train_distributed.one_shot.figure import roc_figure
+        from train_distributed.one_shot.finding_metrics import brief_findings
+
+        facts = {"model": self.model.name, "threshold": self.threshold or 0.5}
+        facts |= check.drop_none(prior=released.report.prior)
+        write_json(partial / "metrics.json", facts | metrics)
+        roc_figure(metrics).savefig(partial / "roc.png", dpi=150)
+        for name, value in brief_findings(metrics):
+            print(f"{name:26} {value}")
 
     def _measured(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
         from train_distributed.one_shot.figure import draw_confusion
@@ -333,6 +354,8 @@ class Evaluate(Promise, ModelPictures):
             kind="evaluation",
             partition=simulated,
         )
+        names, several = release.class_names, release.findings
+        given = with_shares({"prior": self.prior}, names, findings=several)
         digest = hashlib.sha256((self.model / MODEL).read_bytes()).hexdigest()
         configuration = jsonable(asdict(self))
         with counted.explained():
@@ -340,7 +363,7 @@ class Evaluate(Promise, ModelPictures):
                 release,
                 embeddings,
                 self.privacy,
-                prior=with_shares({"prior": self.prior}, release.class_names)["prior"],
+                prior=given["prior"],
                 bins=self.bins,
                 confidence=self.confidence,
                 sampling=self.sampling,
@@ -367,6 +390,17 @@ def lines_of(report: dict[str, Any]) -> Iterator[str]:
         if name in report:
             yield f"{name:28} {report[name]}"
     yield f"{'intervals':28} at {100 * report['confidence_level']:g} % each"
+    if "per_finding" in report:
+        yield f"{'one_sum':28} {report['one_sum']}"
+        yield f"{'balanced_accuracy':28} {_share(report['balanced_accuracy'])}"
+        for name, of in report["per_finding"].items():
+            kinds = {"sensitivity": of["recall"]["present"], "specificity": of["recall"]["absent"]}
+            kinds |= {"balanced accuracy": of["balanced_accuracy"]}
+            kinds |= {"calibration error": of["expected_calibration_error"]}
+            for what, share in kinds.items():
+                if share is not None:
+                    yield f"{name + ', ' + what:28} {_share(share)}"
+        return
     shares = ("accuracy", "majority_baseline", "balanced_accuracy", "expected_calibration_error")
     for name in shares:
         if report[name] is not None:

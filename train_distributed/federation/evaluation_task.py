@@ -139,7 +139,10 @@ def read_model(path: Path) -> Release:
     Raises:
         ValueError: naming the file, whatever it holds.
     """
-    return load_file(path, Release.load_file, "a released model")
+    model = load_file(path, Release.load_file, "a released model")
+    if model.findings:
+        raise ValueError("model must learn one class a picture for an evaluation, got findings")
+    return model
 
 
 def task_of(federation: Federation, agreed: Path) -> ModelTask | EvaluationTask:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
+from embed.store import ASK
 from pretrain.datasets import TRAIN
 from train_distributed.federation.centre import WORD, AtCentre, EncodedAt
 from train_distributed.federation.documents.federation import Federation
@@ -21,7 +22,7 @@ from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
 from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.source import EmbeddingUsers, provenance, validate
 from train_distributed.one_shot.statistic import Chunk, submissions
@@ -102,6 +103,11 @@ class ModelTask(SumTask[Terms]):
         return at
 
     def _rows(self, identity: int, embeddings: EmbeddingSet) -> Chunk:
+        if self.findings != (embeddings.findings is not None):
+            kinds = ("several findings", "one class")[:: 1 if self.findings else -1]
+            raise ValueError("embeddings must hold {} a picture as agreed, got {}".format(*kinds))
+        if embeddings.meta.get("unknown") == ASK != self.terms.options.get("unknown"):
+            raise ValueError("unknown must be negative or positive as agreed, got ask")
         agreed = int(self.rows_of([identity]))
         train, names = embeddings.split == TRAIN, self.terms.class_names
         validate(
@@ -109,9 +115,14 @@ class ModelTask(SumTask[Terms]):
         )
         if int(train.sum()) != agreed:
             raise ValueError(f"training rows must be {agreed} as agreed, got {int(train.sum())}")
-        partition = split(torch.from_numpy(embeddings.labels[train]), 1)
+        partition = split(torch.zeros(agreed, dtype=torch.int64), 1)
         (chunk,) = EmbeddingUsers(embeddings, self.transform, partition).chunks()
         return chunk
+
+    @property
+    def findings(self) -> bool:
+        """Whether it learns several findings a picture."""
+        return not METHODS[self.terms.method].classes
 
     @property
     def encoding(self) -> Encoding | None:
@@ -157,6 +168,7 @@ class ModelTask(SumTask[Terms]):
             temperature=fitted.temperature,
             class_shares=fitted.class_shares,
             prior=fitted.prior,
+            findings=self.findings,
         )
         return reported(model, report, verdict)
 

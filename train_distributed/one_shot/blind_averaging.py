@@ -263,8 +263,7 @@ class TrainedHeads(Statistic):
         """(u, D) float64 submissions: (u, d K) heads, followed by Σ x where they are centred."""
         if not self.centred:
             return heads
-        every = torch.zeros_like(chunk.y)
-        features = class_sums(chunk.x[..., 1:], every, 1, counts=chunk.counts)[..., 0]
+        features = class_sums(chunk.x[..., 1:], chunk.one_class, 1, counts=chunk.counts)[..., 0]
         return torch.cat([heads, features], 1)
 
 

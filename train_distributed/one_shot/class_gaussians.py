@@ -193,10 +193,13 @@ class NoisyScatter:
         said = float((squares * found.covariance).sum())
         if not said > LEAST:
             return 1.0  # scores that are all alike
-        squares = squares / said
-        expected = 1 - self.ridge * float(squares.trace())
         between = (1 - true**2) * (means * found.shares @ means.mT)
-        measured = float((squares * (self.noised + self.unsure + between)).sum())
+        return self.ratio_along(squares / said, self.noised + self.unsure + between)
+
+    def ratio_along(self, squares: Tensor, seen: Tensor) -> float:
+        """As `ratio`: `squares` (q, q), of Σ one together, are of directions; `seen` is noised."""
+        expected = 1 - self.ridge * float(squares.trace())
+        measured = float((squares * seen).sum())
         variance = 2 * self.noise**2 * float(squares.square().sum())
         believed = DEVIATION**2 / (DEVIATION**2 + variance)
         return max(LEAST_VARIANCE, expected / 2, expected + believed * (measured - expected))

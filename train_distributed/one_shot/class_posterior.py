@@ -13,7 +13,7 @@ wrong guess stays and does harm. All of it is post-processing of a private sum.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from train_distributed.one_shot.class_gaussians import Posterior
 
 # prior: γ, each as likely as exp(−log10 γ); the last leaves the common shift to the noised sum
 SHIFTS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4)
+UNSHIFTED = 1e-4  # prior: γ of findings, which are compared with all rows
 LEAST_TRUE = 0.4  # prior: η, alike from there to 1
 
 
@@ -50,6 +51,12 @@ def scales_at_all() -> Scales:
     return Scales(values, torch.full_like(values, -math.log(30)))
 
 
+def scales_of_findings() -> Scales:
+    """Twenty between 10^−3 and 10, alike in logarithm: a finding moves a row less than a class."""
+    values = torch.logspace(-3, 1, 20, dtype=torch.float64)
+    return Scales(values, torch.full_like(values, -math.log(20)))
+
+
 @dataclass(frozen=True)
 class Guess:
     """Public guess of the class means: N(m_k + g, t V)."""
@@ -60,6 +67,15 @@ class Guess:
     scales: Scales
     log_prior: float = 0.0  # log odds among the guesses
     shifts: tuple[float, ...] = SHIFTS
+
+    @property
+    def of_findings(self) -> "Guess":
+        """Guess of how far rows with a finding lie from all: all of them less their common place.
+
+        What the noised sum has of a shift, which all findings share, is mostly its noise.
+        """
+        means = self.means - self.means.mean(1, keepdim=True)
+        return replace(self, means=means, scales=scales_of_findings(), shifts=(UNSHIFTED,))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,11 @@ TOLERANCE = 1e-6  # guard: by which shares may miss one together
 LARGEST_WEIGHT = 1e100  # guard: anybody may have made a file; squares of scores are finite
 
 
-def checked_prior(prior: object, num_classes: int) -> ClassPrior:
-    """The prior, checked; raises ValueError for another word, or shares that are not a prior."""
+def checked_prior(prior: object, num_classes: int, *, findings: bool = False) -> ClassPrior:
+    """The prior, checked; raises ValueError for another word, or shares that are not a prior.
+
+    Of `findings` the shares are prevalences: each lies in (0, 1), and they need not add up to one.
+    """
     if isinstance(prior, str) and prior in get_args(Word):
         return "private" if prior == "private" else "equal"
     if not isinstance(prior, Sequence) or isinstance(prior, str):
@@ -29,7 +32,9 @@ def checked_prior(prior: object, num_classes: int) -> ClassPrior:
         number = isinstance(share, int | float) and not isinstance(share, bool)
         if not (number and 0 < share < math.inf):
             raise ValueError(f"prior must hold finite shares > 0, got {share!r}")
-    if abs(math.fsum(prior) - 1) > TOLERANCE:
+        if findings and share >= 1:
+            raise ValueError(f"prior must hold prevalences < 1 of findings, got {share!r}")
+    if not findings and abs(math.fsum(prior) - 1) > TOLERANCE:
         raise ValueError(f"prior must hold shares of sum 1, got {math.fsum(prior):.9g}")
     return tuple(map(float, prior))
 
@@ -42,6 +47,14 @@ def shares_of(prior: ClassPrior, counted: Tensor) -> Tensor:
         return torch.full_like(counted, 1 / len(counted))
     shares = torch.tensor(prior, dtype=torch.float64)
     return shares / shares.sum()
+
+
+def log_odds_of(prior: ClassPrior, counted: Tensor) -> Tensor:
+    """(K,) log odds of findings: 0 of "equal", those of the (K,) counted rates of "private"."""
+    if prior == "equal":
+        return torch.zeros_like(counted)
+    rates = counted if prior == "private" else torch.tensor(prior, dtype=torch.float64)
+    return torch.logit(rates)
 
 
 def tempered(shares: Tensor, temperature: float) -> Tensor:
@@ -79,27 +92,36 @@ def word_of(prior: ClassPrior | None) -> str | None:
 
 
 def reported_prior(
-    prior: ClassPrior, counted: Tensor | None, class_names: Sequence[str]
+    prior: ClassPrior,
+    counted: Tensor | None,
+    class_names: Sequence[str],
+    *,
+    findings: bool = False,
 ) -> dict[str, Any]:
     """Word of a prior, and its shares as far as (K,) shares of the users' rows are known."""
     report: dict[str, Any] = {"prior": word_of(prior)}
     if counted is None:
         return report
-    shares = shares_of(prior, counted).tolist()
+    found = log_odds_of(prior, counted).sigmoid() if findings else shares_of(prior, counted)
+    shares = found.tolist()
     return report | {"class_prior": dict(zip(class_names, shares, strict=True))}
 
 
-def with_shares(options: Mapping[str, Any], class_names: Sequence[str]) -> dict[str, Any]:
+def with_shares(
+    options: Mapping[str, Any], class_names: Sequence[str], *, findings: bool = False
+) -> dict[str, Any]:
     """Options with a prior's file, or mapping by class name, replaced by shares of the classes."""
     prior = options.get("prior")
     if isinstance(prior, Path):
-        return {**options, "prior": read_shares(prior, class_names)}
+        return {**options, "prior": read_shares(prior, class_names, findings=findings)}
     if isinstance(prior, Mapping):
-        return {**options, "prior": _shares_by_name(list(prior.items()), class_names)}
+        return {**options, "prior": _shares_by_name(list(prior.items()), class_names, findings)}
     return dict(options)
 
 
-def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
+def read_shares(
+    path: Path, class_names: Sequence[str], *, findings: bool = False
+) -> tuple[float, ...]:
     """The shares that a JSON file gives every class, in the order of the classes.
 
     The file holds an object of class name, or number, and share. Raises ValueError naming it:
@@ -109,13 +131,13 @@ def read_shares(path: Path, class_names: Sequence[str]) -> tuple[float, ...]:
         pairs = parsed(path.read_text("utf-8"), object_pairs_hook=list)
         if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
             raise ValueError("a JSON object of class and share is wanted")
-        return _shares_by_name(pairs, class_names)
+        return _shares_by_name(pairs, class_names, findings)
     except (OSError, ValueError) as error:
         raise ValueError(f"prior must be equal, private or a file, got {path}: {error}") from error
 
 
 def _shares_by_name(
-    pairs: Sequence[tuple[str, Any]], class_names: Sequence[str]
+    pairs: Sequence[tuple[str, Any]], class_names: Sequence[str], findings: bool
 ) -> tuple[float, ...]:
     named = [name for name, _ in pairs]
     if twice := [name for name in named if named.count(name) > 1]:
@@ -126,7 +148,7 @@ def _shares_by_name(
     for key in (*(key for key in keys if key not in found), *(set(found) - set(keys))):
         raise ValueError(f"prior must have the classes {', '.join(keys)[:200]}, not so {key!r}")
     shares = [found[key] for key in keys]
-    checked_prior(shares, len(keys))
+    checked_prior(shares, len(keys), findings=findings)
     return tuple(map(float, shares))
 
 

@@ -202,7 +202,7 @@ class ClassMoments(Statistic):
         return self.transform.dim * self.num_classes
 
 
-def class_counts(row: Tensor, constant: float, rows: int, noise_std: float) -> Tensor:
+def class_counts(row: Tensor, constant: float, rows: float, noise_std: float) -> Tensor:
     """(K,) positive counts with sum N, from the noised constant row of class sums.
 
     Their spread is kept as far as it is likely to be the classes' own. In equal shares, counts are
@@ -317,23 +317,30 @@ class Discriminant(Estimator):
         A public source errs in the directions that it says, V, or in all that vary, C with the
         trace of V: its errors on public classes cannot show where private ones differ otherwise.
         """
-        transform, seen = self.statistic.transform, self.statistic.transform.public
-        covariance, means = seen.covariance, seen.mean[:, None]
-        guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]
-        one = scales_about_one()
-        if seen.between is not None:
-            guesses.append(Guess("public classes", means, seen.between, one, -DECISIVE))
-        for each in transform.guesses:
-            wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=LEAST))
-            odds = TRUSTED * each.trust - math.log(2)
-            shapes = (each.covariance.double(), wide)
-            guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
+        seen = self.statistic.transform.public
+        guesses = guesses_of(self.statistic.transform)
         within = conditioned(seen.within, PUBLIC_SHRINKAGE)
-        return believed(self._noisy(noised), guesses, covariance, within)
+        return believed(self._noisy(noised), guesses, seen.covariance, within)
 
     def _noisy(self, noised: NoisedSum) -> NoisyMeans:
         sums, counts = self.statistic.sums(noised), self.statistic.counts(noised)
         return NoisyMeans(sums[1:] / counts, noised.noise_std / counts, counts / noised.rows)
+
+
+def guesses_of(transform: PublicTransform) -> list[Guess]:
+    """What is believed of the class means before any sum; see `Discriminant.posterior`."""
+    seen = transform.public
+    covariance, means = seen.covariance, seen.mean[:, None]
+    guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]
+    one = scales_about_one()
+    if seen.between is not None:
+        guesses.append(Guess("public classes", means, seen.between, one, -DECISIVE))
+    for each in transform.guesses:
+        wide = covariance * (each.covariance.trace() / covariance.trace().clamp(min=LEAST))
+        odds = TRUSTED * each.trust - math.log(2)
+        shapes = (each.covariance.double(), wide)
+        guesses += [Guess(each.source, each.means, v, one, odds) for v in shapes]
+    return guesses
 
 
 def build(

@@ -98,8 +98,8 @@ class FeatureSum(Statistic):
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, D + 1) float64; rows beyond a user's count add nothing."""
-        every, features = torch.zeros_like(chunk.y), chunk.x[..., 1:]
-        total = class_sums(features, every, 1, counts=chunk.counts)[..., 0]
+        features = chunk.x[..., 1:]
+        total = class_sums(features, chunk.one_class, 1, counts=chunk.counts)[..., 0]
         squares = features.double().square().sum(2) * chunk.own
         return torch.cat([total, squares.sum(1, keepdim=True)], 1)
 

@@ -24,6 +24,7 @@ from train_distributed.one_shot.class_prior import (
     TOLERANCE,
     ClassPrior,
     checked_prior,
+    log_odds_of,
     prior_shift,
     reported_prior,
     with_shift,
@@ -72,10 +73,16 @@ def read_model(
         raise ValueError(
             f"{model}: class_names must name {weights.shape[1]} classes, got {len(names)}"
         )
-    return weights.double(), transform, names, _shares(model, shares, len(names)), metadata
+    return (
+        weights.double(),
+        transform,
+        names,
+        _shares(model, shares, len(names), metadata.get("findings") == "true"),
+        metadata,
+    )
 
 
-def _shares(path: Path, shares: Tensor | None, classes: int) -> Tensor | None:
+def _shares(path: Path, shares: Tensor | None, classes: int, findings: bool) -> Tensor | None:
     if shares is None:
         return None
     if shares.shape != (classes,) or not shares.is_floating_point():
@@ -84,7 +91,11 @@ def _shares(path: Path, shares: Tensor | None, classes: int) -> Tensor | None:
     shares = shares.double()
     if not (shares > 0).all():  # also true for NaN
         raise ValueError(f"{path}: {SHARES} must be > 0, got {float(shares.min()):g}")
-    if not abs(float(shares.sum()) - 1) <= TOLERANCE:  # also true where one is infinite
+    if findings and not (shares < 1).all():
+        raise ValueError(f"{path}: {SHARES} of findings must be < 1, got {float(shares.max()):g}")
+    if (
+        not findings and not abs(float(shares.sum()) - 1) <= TOLERANCE
+    ):  # also true where one is infinite
         raise ValueError(f"{path}: {SHARES} must have the sum 1, got {float(shares.sum()):.9g}")
     return shares
 
@@ -152,6 +163,7 @@ class Release:
     temperature: float = 1.0  # T > 0: probabilities are the softmax of scores / T
     class_shares: Tensor | None = None  # (K,) float64 of the private rows, from the noised sum
     prior: ClassPrior | None = None  # of the classes, which the weights are for; None: unknown
+    findings: bool = False  # scores are log odds of several findings a picture
 
     def __post_init__(self) -> None:
         if not isinstance(self.report, Report):
@@ -172,12 +184,14 @@ class Release:
         Raises:
             ValueError: no prior, or a model whose own cannot be told from its scores.
         """
-        new = checked_prior(prior, len(self.class_names))
+        new = checked_prior(prior, len(self.class_names), findings=self.findings)
         if new == self.prior:
             return torch.zeros(len(self.class_names), dtype=torch.float64)
         if self.class_shares is None or self.prior is None:
             own = "unknown" if self.prior is None else repr(self.prior)
             raise ValueError(f"prior must be the model's own, {own} ({INSIDE}), got {prior!r}")
+        if self.findings:
+            return log_odds_of(new, self.class_shares) - log_odds_of(self.prior, self.class_shares)
         return prior_shift(new, self.prior, self.class_shares, self.temperature)
 
     def with_prior(self, prior: ClassPrior) -> Self:
@@ -192,12 +206,13 @@ class Release:
         Raises:
             ValueError: as `prior_shift`.
         """
-        shift, new = self.prior_shift(prior), checked_prior(prior, len(self.class_names))
+        shift = self.prior_shift(prior)
+        new = checked_prior(prior, len(self.class_names), findings=self.findings)
         if new == self.prior:
             return self
         weights = with_shift(self.weights, shift, self.transform.constant)
         report = self.report.without(*MEASURED) | reported_prior(
-            new, self.class_shares, self.class_names
+            new, self.class_shares, self.class_names, findings=self.findings
         )
         return replace(self, weights=weights, prior=new, report=report)
 
@@ -226,7 +241,14 @@ class Release:
     def predict(
         self, embeddings: np.ndarray | Tensor, *, names: bool = False
     ) -> Tensor | np.ndarray:
-        """(n,) int64 classes of raw (n, p) embeddings, of the largest score; or their `names`."""
+        """(n,) int64 classes of raw (n, p) embeddings, of the largest score; or their `names`.
+
+        Of several findings a picture (n, K) int64: 1 where a finding is more likely than not.
+        """
+        if self.findings:
+            if names:
+                raise ValueError("names must be False for findings, of which a row may have many")
+            return (self.scores(embeddings) > 0).long()
         found = self.scores(embeddings).argmax(1)
         return np.array(self.class_names)[found.numpy()] if names else found
 
@@ -235,7 +257,10 @@ class Release:
 
         How well they are calibrated depends on the method: `report.probabilities` says it.
         """
-        return probabilities(self.scores(embeddings), self.temperature)
+        scores = self.scores(embeddings)
+        if self.findings:
+            return torch.sigmoid(scores / self.temperature)
+        return probabilities(scores, self.temperature)
 
     def _scores(self, block: Tensor, first_row: int) -> Tensor:
         transform = self.transform
@@ -258,8 +283,10 @@ class Release:
         if not isinstance(temperature, float) or not 0 < temperature < math.inf:
             raise ValueError(f"{where}: temperature must be > 0, got {temperature!r}")
         prior = read_field(metadata, "prior", where)
+        findings = metadata.get("findings") == "true"
         try:
-            prior = None if prior is None else checked_prior(prior, len(class_names))
+            if prior is not None:
+                prior = checked_prior(prior, len(class_names), findings=findings)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         return cls(
@@ -270,6 +297,7 @@ class Release:
             temperature=temperature,
             class_shares=shares,
             prior=prior,
+            findings=findings,
         )
 
     def save(self, directory: Path | str, *, overwrite: bool = False) -> None:
@@ -300,6 +328,8 @@ class Release:
             metadata["method"] = self.method
         if self.prior is not None:
             metadata["prior"] = json.dumps(self.prior)
+        if self.findings:
+            metadata["findings"] = "true"
         if self.encoding is not None:
             metadata |= self.encoding.metadata()
         write_tensors(directory / MODEL, tensors, metadata)

@@ -45,6 +45,8 @@ class MethodEntry:
     probabilities: str | None = None  # how they are made, for the report; None: unknown
     rule: Rule = OTHERS
     sums_rows: bool = False  # a sum over rows, whoever holds them
+    classes: bool = True  # learns one class a picture
+    findings: bool = False  # learns several findings a picture
 
 
 def _built(module: str, *arguments: Any, **options: Any) -> "Method":
@@ -63,6 +65,18 @@ METHODS: dict[str, MethodEntry] = {
         rule=Rule(information=0.9),
         sums_rows=True,
     ),
+    "findings": MethodEntry(
+        build=partial(_built, "findings"),
+        words="findings: every user submits sums of its rows by finding, and second moments; "
+        "each finding's classifier is a Gaussian discriminant of the rows with it against those "
+        "without, its mean and covariance posterior estimates under a public prior",
+        probabilities="sigmoid of the scores: log odds of Gaussian rows with and without a "
+        "finding, calibrated as far as they are such",
+        rule=Rule(information=0.9),
+        sums_rows=True,
+        classes=False,
+        findings=True,
+    ),
     "softmax": MethodEntry(
         build=partial(_built, "blind_averaging", "softmax"),
         words="blind averaging: the average of softmax layers that the users trained",
@@ -76,6 +90,7 @@ METHODS: dict[str, MethodEntry] = {
         probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
         "likelihood; not calibrated",
         rule=Rule(l2_reg=16),
+        findings=True,
     ),
     "logistic": MethodEntry(
         build=partial(_built, "blind_averaging", "logistic"),
@@ -83,6 +98,7 @@ METHODS: dict[str, MethodEntry] = {
         probabilities="softmax of the scores of regressions of one class against the rest, evened "
         "out by regularisation and clipping and disturbed by noise; not calibrated",
         rule=Rule(l2_reg=16),
+        findings=True,
     ),
 }
 
@@ -141,12 +157,12 @@ def build_method(
     if noise is not None:
         check.within("[0, inf)", class_noise=noise)
     if "prior" in own:
-        own["prior"] = checked_prior(own["prior"], num_classes)
-    if name == "discriminant":
+        own["prior"] = checked_prior(own["prior"], num_classes, findings=not METHODS[name].classes)
+    if name in (DEFAULT, "findings"):
         own = {"moments": clip is None, **own}
         if clip is not None:
             check.not_set("with user_clip", moments=own["moments"])
-        if noise is not None and own["moments"]:
+        if noise is not None and own["moments"] and name == DEFAULT:
             own = {"alpha": moment_weight(noise), **own}
 
     def on(rows: "PublicTransform") -> "Method":
@@ -176,6 +192,21 @@ def build_method(
         on(planned), first=first, on=lambda centre: on(transform.mapped(noise, most, centre))
     )
     method.validate()
+    return method
+
+
+def for_findings(method: str) -> str:
+    """The method that learns several findings a picture, of the same name but for the default's.
+
+    Raises ValueError for a method that learns one class a picture.
+    """
+    method = "findings" if method == DEFAULT else method
+    able = [name for name, entry in METHODS.items() if entry.findings]
+    if method not in able:
+        raise ValueError(
+            f"method must be one of {', '.join(able)} for several findings a picture, got "
+            f"{method!r}"
+        )
     return method
 
 
@@ -263,3 +294,7 @@ class SettledOptions(MethodOptions):
 
     class_noise: float | None = None
     """Noise in a class mean, for which directions and their lengths are chosen; see `request`."""
+    most_findings: float | None = None
+    """Findings of a record that count in full; more weigh less each."""
+    unknown: Literal["ask"] | None = None
+    """Findings that are unknown are told apart from absent ones."""

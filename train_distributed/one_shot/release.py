@@ -93,6 +93,7 @@ def release_of(request: ReleaseRequest) -> Release:
         temperature=1.0 if request.faults else fitted.temperature,
         class_shares=None if request.faults else fitted.class_shares,  # go with T
         prior=fitted.prior,
+        findings=request.findings or method.name == "findings",
     )
     return reported(released, facts, verdict, source.embeddings)
 
@@ -212,6 +213,9 @@ def reported(
         report |= {"temperature": released.temperature}
     if embeddings is not None and (embeddings.split == TEST).any():
         metrics = measure(replace(released, report=Report.of(report)), embeddings)
+        if released.findings:
+            report |= {"test_findings": metrics | {"of": CLEAR}}
+            return replace(released, report=Report.of(report), encoding=made)
         shares = {name: of["recall"] for name, of in metrics["per_class"].items() if of["rows"]}
         report |= {"test_accuracy": metrics["accuracy"]}
         report |= {"majority_baseline": metrics["majority_baseline"]}
@@ -244,13 +248,15 @@ def suitability(
 
 def measure(released: Release, embeddings: EmbeddingSet, split: int = TEST) -> dict[str, Any]:
     """All metrics on the rows of a split; see `metrics`. Raises ValueError for an empty split."""
+    from train_distributed.one_shot.finding_metrics import FindingMetrics
     from train_distributed.one_shot.metrics import ClassifierMetrics
 
     rows = np.flatnonzero(embeddings.split == split)
     if not len(rows):
         raise ValueError(f"split must hold rows, got none in split {split}")
-    evaluation = ClassifierMetrics.of(released, len(rows))
+    kind = FindingMetrics if released.findings else ClassifierMetrics
+    evaluation = kind.of(released, len(rows))
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
-        evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.labels[part])
+        evaluation.add(released.scores(embeddings.embeddings[part]), embeddings.targets[part])
     return evaluation.report()

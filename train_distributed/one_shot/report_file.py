@@ -13,7 +13,10 @@ from pretrain.cli.json_text import read_object
 
 VERSION = 1  # size: code of the format; one without a version is read as this one
 NOT_PRIVATE = ("not private", "inf")  # how files write an infinite privacy loss
-MEASURED = ("test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics")
+MEASURED = (
+    *("test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"),
+    "test_findings",
+)
 
 T = TypeVar("T")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -147,6 +150,7 @@ class Report(Mapping[str, Any]):
     majority_baseline: float | None = None
     test_accuracy_per_class: dict[str, float] | None = None
     test_metrics: Metrics | None = None
+    test_findings: dict[str, Any] | None = None  # of a model of several findings a picture
     configuration: dict[str, Any] | None = None
     versions: dict[str, str] | None = None
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
+from embed.store import ASK
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
 from pretrain import check
 from train_distributed import accounting
@@ -29,8 +30,15 @@ from train_distributed.ledger.entry import Reserve
 from train_distributed.one_shot.class_prior import class_names, with_shares
 from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import METHODS, OTHERS, Rule, build_method, clips
-from train_distributed.one_shot.source import Source
+from train_distributed.one_shot.registry import (
+    METHODS,
+    OTHERS,
+    Rule,
+    build_method,
+    clips,
+    for_findings,
+)
+from train_distributed.one_shot.source import EmbeddingUsers, Source
 from train_distributed.one_shot.statistic import Users
 from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import Partition
@@ -128,6 +136,25 @@ class ReleaseRequest:
     found: Callable[[Tensor], None] | None = None  # called with the centre, once it is known
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str):
+            return
+        held = self.held
+        if self.findings:
+            object.__setattr__(self, "method", for_findings(self.method))
+        elif held is not None and self.method in METHODS and not METHODS[self.method].classes:
+            raise ValueError(
+                f"embeddings must hold findings (`embed run --findings`) for method "
+                f"{self.method!r}, got a set of classes"
+            )
+
+    @property
+    def held(self) -> EmbeddingSet | None:
+        """The set that the rows are taken from; None: they stream in, or are elsewhere."""
+        rows = self.embeddings
+        rows = rows.embeddings if type(rows) is EmbeddingUsers else rows
+        return rows if isinstance(rows, EmbeddingSet) else None
+
     @cached_property
     def source(self) -> Source:
         """Rows, users, transform and classes, filled in; raises ValueError as `Source.of`."""
@@ -151,6 +178,11 @@ class ReleaseRequest:
             num_classes=source.num_classes,
             class_names=class_names(declared, source.num_classes),
         )
+
+    @property
+    def findings(self) -> bool:
+        """Whether the rows are known to have several findings each."""
+        return self.held is not None and self.held.findings is not None
 
     @property
     def public(self) -> PublicTransform:
@@ -184,8 +216,13 @@ class ReleaseRequest:
         if not isinstance(method, str):
             return Settings(transform, dict(self.options))
         names = class_names(size.class_names, size.num_classes)
-        rule, found = rule_of(method), with_shares(self.options, names)
-        mapped, discriminant = not transform.is_identity, method == "discriminant"
+        entry, rule = METHODS.get(method), rule_of(method)
+        several = entry is not None and (not entry.classes or self.findings)
+        found = with_shares(self.options, names, findings=several)
+        mapped = not transform.is_identity
+        discriminant = entry is not None and entry.sums_rows
+        if method == "findings" and self.held is not None and self.held.meta.get("unknown") == ASK:
+            found = {"unknown": ASK, **found}
         if method not in METHODS:
             noise, most = self.class_noise(), found.pop("components", None)
             if mapped and transform.directions is None:
@@ -201,12 +238,12 @@ class ReleaseRequest:
             one = not mapped or found.get("sums") == 1
             found = {"user_clip": lengths[1] if one else lengths, **found}
         first_clip, clip = clips(found.get("user_clip"))
-        if size.held_by != "process" and discriminant:
+        if size.held_by != "process" and method == "discriminant":
             found = {"rounds": 0, **found}
         if mapped:
             apart = clip is not None or self.privacy.unit == "user"
             found = {"sums": 1 if apart and first_clip is None else 2, **found}
-        if discriminant and clip is None and "rounds" not in found:
+        if method == "discriminant" and clip is None and "rounds" not in found:
             quiet = 0 < self.class_noise(sums=found.get("sums", 1)) <= QUIET
             if len(size.sizes) == 1 and quiet:
                 found["rounds"] = ROUNDS
@@ -218,7 +255,7 @@ class ReleaseRequest:
             if rule.l2_reg is not None:
                 found = {"l2_reg": _within(rule.l2_reg * noise, L2_REGS), **found}
         if rule.l2_reg is not None and clip is None:  # which would shorten features with the head
-            found = {"prior": "equal", **found}
+            found = {"prior": "private" if several else "equal", **found}
         if "class_noise" in found and "components" not in found:
             found["components"] = components_of(rule, transform, found["class_noise"])
         return Settings(transform, found)

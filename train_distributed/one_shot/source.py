@@ -20,6 +20,7 @@ from embed.encoding import refuse_other
 from embed.identity import BITS, false_positives, found, row_hashes
 from embed.store import BLOCK, INFERRED
 from heads.rows import SLACK, check_rows, row_norms
+from pretrain import check
 from pretrain.datasets import TRAIN
 from train_distributed.one_shot.statistic import CHUNK, Chunk, Users
 from train_distributed.partition import Partition, apart, split
@@ -66,11 +67,11 @@ class EmbeddingUsers:
         for bucket in self.partition.shuffled(self.generator).buckets(max(1, CHUNK // width)):
             flat = train[bucket.rows.flatten().numpy()]
             rows = self.transform(self.embeddings.embeddings[flat])
-            labels = torch.from_numpy(self.embeddings.labels[flat])
+            targets = torch.from_numpy(self.embeddings.targets[flat])
             yield Chunk(
                 bucket.users,
                 rows.unflatten(0, tuple(bucket.rows.shape)),
-                labels.unflatten(0, tuple(bucket.rows.shape)),
+                targets.unflatten(0, tuple(bucket.rows.shape)),
                 bucket.counts,
             )
 
@@ -87,7 +88,7 @@ def own_partition(
     if not rows.any():
         what = "training" if part == TRAIN else "evaluation"
         raise ValueError(f"embeddings must hold {what} rows (split {part}), got none")
-    labels = torch.from_numpy(embeddings.labels[rows])
+    labels = torch.from_numpy(embeddings.labels[rows]).clamp(min=0)
     if embeddings.users is None:
         if not single:
             raise ValueError(
@@ -204,6 +205,8 @@ def check_stream(chunk: Chunk, num_classes: int, clip_norm: float, constant: flo
     """
     own = chunk.own
     labels = chunk.y[own]
+    if chunk.y.ndim != 2:
+        raise ValueError("rows that stream in must have one class each; findings need a set")
     if (labels < 0).any() or (labels >= num_classes).any():
         raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels.max())}")
     broken = own & ~torch.isfinite(chunk.x).all(2)
@@ -255,9 +258,11 @@ def validate(
             whose public rows were chosen by looking at private ones.
     """
     refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
-    declared = embeddings.declared_classes
-    if class_names and declared not in ((), tuple(class_names)):
-        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {declared}")
+    declared = named = embeddings.declared_classes
+    if embeddings.findings is not None:  # whose columns mean what they are called, declared or not
+        named = tuple(embeddings.meta.get("class_names", ()))
+    if class_names and named not in ((), tuple(class_names)):
+        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {named}")
     classes = known_classes(embeddings, num_classes)
     if transform.known is not None:
         transform.known.check_classes(declared or class_names, classes)
@@ -350,6 +355,10 @@ def known_classes(embeddings: EmbeddingSet, num_classes: int | None) -> int:
     """
     embeddings.need_labels()
     declared = len(embeddings.declared_classes)
+    if embeddings.findings is not None:
+        columns = embeddings.findings.shape[1]
+        check.equal(columns, **check.drop_none(num_classes=num_classes))
+        return columns
     if num_classes is None:
         counted = len(embeddings.meta.get("class_names", ()))
         if not counted:

@@ -35,7 +35,7 @@ class Chunk:
 
     users: Tensor  # (u,) int64: which
     x: Tensor  # (u, n, d) rows [a, x], norm <= c
-    y: Tensor  # (u, n) int64
+    y: Tensor  # (u, n) int64 classes, or (u, n, K) int8 findings: 1, 0, and -1 where unknown
     counts: Tensor  # (u,) int64: true rows of each
     grid: float | None = None  # of which all entries are multiples, where `rounded` made them so
 
@@ -43,6 +43,11 @@ class Chunk:
     def own(self) -> Tensor:
         """(u, n) bool: True for true rows, False for padding."""
         return torch.arange(self.x.shape[1]) < self.counts[:, None]
+
+    @property
+    def one_class(self) -> Tensor:
+        """(u, n) int64 zeros: every row is of the same class."""
+        return torch.zeros(self.x.shape[:2], dtype=torch.int64)
 
     def select(self, users: Tensor) -> "Chunk":
         """Those of its users for which (u,) `users` is true."""
@@ -55,7 +60,7 @@ class Chunk:
         """All true rows as one user's, number 0."""
         own = self.own
         x, y = (self.x[own], self.y[own]) if not own.all() else (self.x, self.y)
-        x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1)
+        x, y = x.reshape(1, -1, x.shape[-1]), y.reshape(1, -1, *self.y.shape[2:])
         return Chunk(torch.zeros(1, dtype=torch.int64), x, y, self.counts.sum()[None], self.grid)
 
     def portions(self, users: int) -> Iterator["Chunk"]:
@@ -67,11 +72,11 @@ class Chunk:
 
     def shuffled(self, generator: torch.Generator | None = None) -> "Chunk":
         """Every user's true rows in a random order, as `Partition.shuffled`; padding stays last."""
-        keys = drawn_keys(tuple(self.y.shape), generator)
+        keys = drawn_keys(tuple(self.x.shape[:2]), generator)
         keys = keys.where(self.own, torch.iinfo(torch.int64).max)
         order = keys.argsort(dim=1, stable=True)
-        x = self.x.gather(1, order[..., None].expand_as(self.x))
-        return replace(self, x=x, y=self.y.gather(1, order))
+        users = torch.arange(len(order))[:, None]
+        return replace(self, x=self.x[users, order], y=self.y[users, order])
 
     def rounded(self, grid: float | None) -> "Chunk":
         """Every entry rounded towards zero to a multiple of `grid`, float64.

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from embed import EmbeddingSet, PublicTransform
 from embed.store import INFERRED
 from pretrain import check
+from pretrain.datasets import UNLABELLED
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.one_shot.release import release
@@ -56,6 +57,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     nothing are safe: Normalizer, Binarizer, FunctionTransformer, or a scaler that was fitted on
     public rows (sklearn.frozen.FrozenEstimator).
 
+    **Several findings a picture.** With (n, K) targets of 0 and 1, as scikit-learn has them for
+    several labels, `predict` gives (n, K) of 0 and 1 and `predict_proba` a probability of each. K
+    is public, so nothing is counted without `classes`, which then name the findings.
+
     Args:
         epsilon: privacy loss ε > 0; inf: no noise, not private.
         delta: failure probability δ, below 1/rows.
@@ -77,7 +82,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         release_: the `Release`.
         report_: its report, with the promise and what it rests on.
-        classes_: (K,) the classes in the order of `predict_proba`.
+        classes_: (K,) the classes, or findings, in the order of `predict_proba`.
         n_features_in_: p.
 
     Examples:
@@ -126,6 +131,12 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.owners: Owners | None = owners
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Any:
+        """What it can do, for scikit-learn."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
     @property
     def transform(self) -> PublicTransform | None:
         """The parameter, in `get_params()` alone: an estimator that has it would be a transformer.
@@ -146,8 +157,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Learns from (n, p) rows, (n,) labels and (n,) owners of rows, of one type of names.
 
-        Without `groups` all rows are of one user, which adds all of the noise; `owners` says if
-        that is meant.
+        Labels may be (n, K) findings of 0 and 1. Without `groups` all rows are of one user, which
+        adds all of the noise; `owners` says if that is meant.
 
         Raises:
             ValueError: as `release`, a label that is none of `classes`, a row without an owner, or
@@ -155,15 +166,23 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         """
         privacy = Privacy(self.epsilon, self.delta, self.honest_fraction, self.unit)
         privacy.validate()
-        x, y = _read(self, X, y)
+        x, y = _read(self, X, y, multi_output=_columns(y) > 1)
         check_classification_targets(y)
-        counted = self.classes is None
-        self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
+        several = y.ndim == 2
+        counted = self.classes is None and not several
+        if several:
+            _check_findings(y, self.classes)
+            names = range(y.shape[1]) if self.classes is None else self.classes
+            self.classes_, self._kind = np.asarray(names), y.dtype
+        else:
+            self.classes_ = np.unique(y if self.classes is None else np.asarray(self.classes))
         if len(self.classes_) < 2:
             raise ValueError(f"classes must be two or more, got {len(self.classes_)} class")
         users, known = self._users(groups, len(y))
         meta = {"class_names": list(map(str, self.classes_)), **(COUNTED if counted else {})}
-        rows = EmbeddingSet(embeddings=x, labels=self._numbers(y), users=users, meta=meta)
+        labels = np.full(len(y), UNLABELLED) if several else self._numbers(y)
+        findings = y.astype(np.int8) if several else None
+        rows = EmbeddingSet(embeddings=x, labels=labels, findings=findings, users=users, meta=meta)
         seeded = self.random_state is not None
         if counted and not seeded:
             warnings.warn(SIMULATION, UserWarning, stacklevel=2)
@@ -188,8 +207,10 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         return self.release_.report
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """(n,) the most probable class of each of (n, p) rows."""
+        """(n,) the most probable class of each of (n, p) rows, or (n, K) findings of 0 and 1."""
         shares = self.predict_proba(X)
+        if self.release_.findings:
+            return (shares > 0.5).astype(self._kind)
         return self.classes_[shares.argmax(1)]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -261,6 +282,23 @@ def _kind(name: Any) -> str:
     return "number" if number else "str" if isinstance(name, str) else type(name).__name__
 
 
-def _read(estimator: PrivateClassifier, *rows: Any, reset: bool = True) -> Any:
+def _columns(y: Any) -> int:
+    """Number of columns of labels; 0 where they are no table."""
+    shape = np.asarray(y).shape
+    return shape[1] if len(shape) == 2 else 0
+
+
+def _check_findings(y: NDArray[Any], names: Sequence[Any] | NDArray[Any] | None) -> None:
+    if not np.isin(y, (0, 1)).all():
+        odd = y[~np.isin(y, (0, 1))][0]
+        raise ValueError(f"y must hold 0 and 1 in every column of findings, got {odd!r}")
+    if names is not None and len(names) != y.shape[1]:
+        raise ValueError(f"classes must name all {y.shape[1]} columns of y, got {len(names)}")
+
+
+def _read(
+    estimator: PrivateClassifier, *rows: Any, reset: bool = True, multi_output: bool = False
+) -> Any:
     """Rows, and labels where they are given, as scikit-learn takes them."""
-    return validate_data(estimator, *rows, reset=reset, dtype=(np.float64, np.float32))
+    options: dict[str, Any] = {"multi_output": True} if multi_output else {}
+    return validate_data(estimator, *rows, reset=reset, dtype=(np.float64, np.float32), **options)

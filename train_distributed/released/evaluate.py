@@ -1,6 +1,6 @@
 """A private evaluation: what a model gets wrong on rows that users held out, by one sum."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -109,10 +109,15 @@ def evaluate(
         )
         for method, piece in found.method.apart(found.opened)
     ]
-    under = [
-        each.as_dict(model.class_names, model.report.learned_shares)
-        for model, each in zip(found.releases, estimates, strict=True)
-    ]
+    if release.findings:
+        each = len(release.class_names)
+        parts = [estimates[s : s + each] for s in range(0, len(estimates), each)]
+        under = [_of_findings(release.class_names, part) for part in parts]
+    else:
+        under = [
+            each.as_dict(model.class_names, model.report.learned_shares)
+            for model, each in zip(found.releases, estimates, strict=True)
+        ]
     priors: list[ClassPrior | None] = [each.prior for each in found.releases]
     own = priors.index(release.prior) if release.prior in priors else 0
     told = {"sampling": sampling} | check.drop_none(prior=word_of(priors[own])) | under[own]
@@ -121,6 +126,26 @@ def evaluate(
     return Evaluated(
         found.report | told | {"versions": versions(*MADE_WITH)}, estimates[own], found.opened
     )
+
+
+def _of_findings(names: Sequence[str], estimates: Sequence[Estimates]) -> dict[str, Any]:
+    """JSON-ready estimates of every finding, a problem of two classes, and of their mean.
+
+    The mean's interval takes the findings as fully correlated, which is the widest.
+    """
+    found = [each.as_dict(("absent", "present")) for each in estimates]
+    shares = [each.balanced_accuracy for each in estimates]
+    known = [share for share in shares if share.estimate is not None]
+    mean = {end: sum(getattr(s, end) for s in shares) / len(shares) for end in ("low", "high")}
+    whole = len(known) == len(shares)
+    return {
+        "confidence_level": estimates[0].confidence,
+        "balanced_accuracy": mean
+        | {"estimate": sum(s.estimate or 0 for s in known) / len(known) if whole else None},
+        "per_finding": dict(zip(names, found, strict=True)),
+        "one_sum": f"{len(names)} findings by one sum, with noise sqrt({len(names)}) times that "
+        "of one",
+    }
 
 
 def summed(
@@ -157,8 +182,11 @@ def summed(
     if prior is not None:
         priors = get_args(Word) if prior == "both" else (prior,)
         releases = [release.with_prior(each) for each in priors]
-    classes = release.weights.shape[1]
-    method = Evaluation(num_classes=classes, bins=bins, predictions=len(releases))
+    classes, problems = release.weights.shape[1], 1
+    if release.findings:
+        classes, problems = 2, classes
+    predictions = len(releases) * problems
+    method = Evaluation(num_classes=classes, bins=bins, predictions=predictions)
     method.validate()
     if noise == "discrete" and privacy.private:
         refuse_seeded_split(embeddings)

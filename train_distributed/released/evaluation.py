@@ -141,7 +141,8 @@ class Evaluation(Submission):
 
         Args:
             users: (n,) int64 in [0, count): whose row it is.
-            labels: (n,) int64 in [0, K).
+            labels: (n,) int64 in [0, K), or (n, J) where every prediction has its own: of several
+                findings a picture each is a problem of two classes, for which Δ holds by itself.
             probabilities: J of (n, K), of every row; the first largest is the prediction.
             count: u, the number of users.
             grid: g, a power of two from 2⁻²⁰ to 2⁻⁸, to whose multiples confidences are rounded.
@@ -149,8 +150,9 @@ class Evaluation(Submission):
         Returns:
             (u, D) float64: M, G, H and R row after row, those of one prediction after another's.
         """
-        each = (self._counts(users, labels, shares, count, grid) for shares in probabilities)
-        return torch.cat(list(each), 1)
+        own = labels.unbind(1) if labels.ndim == 2 else [labels] * len(probabilities)
+        pairs = zip(own, probabilities, strict=True)
+        return torch.cat([self._counts(users, y, shares, count, grid) for y, shares in pairs], 1)
 
     def _counts(
         self, users: Tensor, labels: Tensor, probabilities: Tensor, count: int, grid: float
@@ -251,6 +253,9 @@ def submissions(
     system.
     """
     partition = partition.shuffled(apart(generator))
+    targets = embeddings.targets
+    if targets.ndim == 2:
+        targets = np.tile(targets, len(releases))
     counts, offsets = partition.counts, partition.offsets.tolist()
     each = max(1, GROUP // method.dimension)
     for first in range(0, len(counts), each):
@@ -258,7 +263,7 @@ def submissions(
         inside = partition.order[offsets[first] : offsets[first + len(users)]]
         places = rows[inside.numpy()]
         parts = [
-            [each.predict_proba(block) for each in releases]
+            [shares for each in releases for shares in shares_of(each, block)]
             for s in range(0, len(places), BLOCK)
             for block in [np.asarray(embeddings.embeddings[places[s : s + BLOCK]])]
         ]
@@ -266,12 +271,20 @@ def submissions(
             users,
             method.submit(
                 torch.arange(len(users)).repeat_interleave(counts[users]),
-                torch.from_numpy(np.array(embeddings.labels[places])),
+                torch.from_numpy(np.array(targets[places], np.int64)),
                 [torch.cat(each) for each in zip(*parts, strict=True)],
                 len(users),
                 grid,
             ),
         )
+
+
+def shares_of(release: Release, block: np.ndarray) -> list[Tensor]:
+    """(n, K) probabilities of classes, or for every finding (n, 2) without it and with it."""
+    shares = release.predict_proba(block)
+    if not release.findings:
+        return [shares]
+    return list(torch.stack([1 - shares, shares], 2).unbind(1))
 
 
 def _check(embeddings: EmbeddingSet, rows: np.ndarray, release: Release) -> None:
@@ -283,7 +296,20 @@ def _check(embeddings: EmbeddingSet, rows: np.ndarray, release: Release) -> None
     declared = embeddings.declared_classes
     if declared not in ((), release.class_names):
         raise ValueError(f"class_names must be the model's {release.class_names}, got {declared}")
-    labels = embeddings.labels[rows]
+    if release.findings != (embeddings.findings is not None):
+        kinds = ("findings", "one class a row")
+        wanted, got = kinds if release.findings else kinds[::-1]
+        raise ValueError(f"embeddings must have {wanted}, as the model, got {got}")
+    labels = embeddings.targets[rows]
+    if release.findings:
+        check.equal(classes, findings=labels.shape[1])
+        if (labels < 0).any():
+            row = embeddings.place(int(rows[(labels < 0).any(1).argmax()]))
+            raise ValueError(
+                "findings of evaluation rows must be known (or pass --unknown negative to "
+                f"`embed run`), got unknown ones in {row}"
+            )
+        classes = 2
     if (labels < 0).any() or (labels >= classes).any():
         odd = labels[(labels < 0) | (labels >= classes)]
         raise ValueError(

@@ -61,7 +61,10 @@ def described(released: Release, size: tuple[int, int]) -> dict[str, Any]:
         "encoding": encoding_of(released).to_json(),
         "probabilities": report.probabilities or UNKNOWN,
         "input": f"pixels: uint8 (batch, 3, {size[0]}, {size[1]}), RGB",
-        "output": "class: int64 (batch,); probabilities: float32 (batch, classes)",
+        "output": "class: int64 (batch, findings) of 0 and 1, at a probability of a half; "
+        "probabilities: float32 (batch, findings), each by itself"
+        if released.findings
+        else "class: int64 (batch,); probabilities: float32 (batch, classes)",
     }
 
 
@@ -134,9 +137,14 @@ def largest_difference(
         stored = np.stack([squared(np.ascontiguousarray(each), size) for each in stored])
     taken = np.ascontiguousarray(stored.transpose(0, 3, 1, 2))
     scores = released.scores(forward(preprocess(torch.from_numpy(taken))))
-    shares = probabilities(scores, released.temperature).numpy()
     classes, found = run(pixels)
-    return float(np.abs(found - shares).max()), int((classes != scores.argmax(1).numpy()).sum())
+    if released.findings:
+        shares = torch.sigmoid(scores / released.temperature).numpy()
+        differ = (classes != (scores > 0).numpy()).any(1)
+    else:
+        shares = probabilities(scores, released.temperature).numpy()
+        differ = classes != scores.argmax(1).numpy()
+    return float(np.abs(found - shares).max()), int(differ.sum())
 
 
 def some_pictures(size: tuple[int, int]) -> np.ndarray:
@@ -323,13 +331,16 @@ class _Head(nn.Module):
         self.register_buffer("slopes", released.weights[1:].contiguous())
         self.register_buffer("offset", released.weights[0] * transform.constant)
         self.bound = transform.clip_norm**2 - transform.constant**2
-        self.temperature = released.temperature
+        self.temperature, self.findings = released.temperature, released.findings
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = self._clipped((rows.to(torch.float64) - self.mean) @ self.basis / self.scale)
         if self.directions is not None and self.centre is not None:
             rows = self._clipped((rows @ self.directions - self.centre) / self.length)
         scores = rows @ self.slopes + self.offset
+        if self.findings:
+            shares = torch.sigmoid(scores / self.temperature)
+            return (scores > 0).to(torch.int64), shares.to(torch.float32)
         shares = torch.softmax(scores / self.temperature, 1)
         return scores.argmax(1), shares.to(torch.float32)
 

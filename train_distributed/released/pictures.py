@@ -24,6 +24,7 @@ from pretrain.encoder import (
     save_encoder,
 )
 from pretrain.encoders.base import JOINED, Encoder, Part, joined, parts_of, within
+from pretrain.intake.labels import unlabelled_where_findings
 from pretrain.intake.reading import PictureOptions
 from pretrain.sources import open_images
 from train_distributed.one_shot.model import Release
@@ -49,7 +50,8 @@ def open_pictures(released: Release, data: str, options: PictureOptions) -> Imag
     where neither says of what size pictures are.
     """
     size = encoding_of(released).size_of_pictures(options.resize, "model")
-    images = open_images(data, options.reading(), size=size)
+    names = released.class_names if options.findings else ()
+    images = open_images(data, options.reading(names), size=size)
     images.images(_first(images, options.skip_unreadable))
     refuse_dark(images)
     return images
@@ -121,7 +123,8 @@ def held_out_pictures(released: Release, images: ImageSet, rows: Rows) -> Embedd
     kept = np.delete(np.arange(len(images)), list(rows.skipped or ()))
     return EmbeddingSet(
         embeddings=embeddings[kept],
-        labels=rows.labels[kept],
+        labels=unlabelled_where_findings(rows.labels[kept]),
+        findings=rows.labels[kept].astype(np.int8) if released.findings else None,
         users=None if images.users is None else images.users[kept],
         split=split[kept],
         names=None if images.names is None else images.names[kept],

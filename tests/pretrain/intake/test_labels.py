@@ -19,6 +19,11 @@ HAS_MASS = [0, 1, 0, 1]
 PAIR = ("not mass", "mass")
 
 
+def matrix(images: Any) -> list[list[int]]:
+    """Findings of every picture."""
+    return images.findings.tolist()
+
+
 def picture(k: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4), (60 * k % 256, 9, 9)).save(buffer, "PNG")
@@ -104,9 +109,7 @@ def test_several_findings_are_no_class_and_one_of_them_is(
     tmp_path: Path, write: Write, labels: Any, name: str
 ) -> None:
     source = write(tmp_path, labels)
-    with pytest.raises(
-        ValueError, match=r"pass --label-is NAME.* several findings a picture: .* row"
-    ):
+    with pytest.raises(ValueError, match=r"--label-is NAME.* several findings a picture: .* row"):
         open_images(source)
     images = open_images(source, label_is=f" {name} ")
     assert images.labels.tolist() == HAS_MASS
@@ -310,3 +313,88 @@ def test_minus_one_is_no_label(tmp_path: Path, capsys) -> None:
     with pytest.raises(ValueError, match="got -1 in row 2"):
         open_images(source)
     assert len(open_images(source, splits=["train"])) == 2
+
+
+NAMES = ("edema", "mass")
+MATRIX = [[1, 0], [1, 1], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(("write", "labels", "name"), KINDS)
+def test_findings_are_a_column_each(tmp_path: Path, write: Write, labels: Any, name: str) -> None:
+    text = isinstance(labels[0], str)
+    source = write(tmp_path, [w.removesuffix(" of them") for w in labels] if text else labels)
+    images = open_images(source, findings=True)
+    assert images.findings is not None
+    assert images.labels.tolist() == [-1] * 4
+    column = images.class_names.index("mass" if write is hugging_face else name)
+    assert images.findings[:, column].tolist() == HAS_MASS
+    assert images.inferred == (write is not hugging_face)
+    if set(images.class_names) == set(NAMES):
+        assert matrix(open_images(source, findings=True, classes=NAMES)) == MATRIX
+
+
+LONG = "path,finding,user\n" + "".join(
+    f"{k}.png,{name},u\n" for k, each in enumerate(FINDINGS) for name in each or ["No Finding"]
+)
+LONG_VALUES = "path,finding,value\n" + "".join(
+    f"{k}.png,{name},{int(name in each)}\n" for k, each in enumerate(FINDINGS) for name in NAMES
+)
+WIDE = "\n".join(
+    [
+        *("Path,Sex,No Finding,Mass,Edema", "0.png,F,,0.0,1", "1.png,M,,1,1.0", "2.png,F,1,-1,"),
+        *("3.png,F,,1,nan", ""),
+    ]
+)
+
+
+def table(folder: Path, text: str) -> str:
+    source = csv(folder, [""] * 4)
+    (folder / "t.csv").write_text(text)
+    return source
+
+
+def test_rows_or_columns_of_a_table_are_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in (LONG, LONG_VALUES):
+        images = open_images(table(tmp_path, text), findings=True, classes=NAMES)
+        assert (matrix(images), len(images)) == (MATRIX, 4)
+    ask: dict[str, Any] = {"findings": True, "classes": NAMES}
+    capsys.readouterr()
+    for unknown, value in ((None, 0), ("negative", 0), ("positive", 1), ("ask", -1)):
+        images = open_images(table(tmp_path, WIDE), unknown=unknown, **ask)
+        assert matrix(images) == [[1, 0], [1, 1], [value, value], [value, 1]]
+        assert "unknown: edema 2, mass 1, of 4 rows each" in capsys.readouterr().err
+    found = open_images(table(tmp_path, WIDE), findings=True)
+    assert (found.class_names, found.inferred) == (("Edema", "Mass"), True)
+    assert "findings are columns Edema, Mass; not read: Sex" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (LONG.replace("1.png,mass,u", "1.png,mass,v"), "one user and split in all of its rows"),
+        (LONG.replace("1.png,mass", "1.png,No Finding"), "must be none or some in every row"),
+        (LONG.replace("1.png,mass", "1.png,node"), "must be of .* got 'node' in row 1"),
+        (LONG_VALUES.replace("value", "here"), "must be called value"),
+        (LONG_VALUES + "1.png,mass,0\n", "must have one value"),
+        (WIDE.replace("0.0,1", "0.0,maybe"), "column 'Edema' must hold 0, 1, or -1 .* 'maybe'"),
+        (WIDE.replace("Mass", "Node"), "one column for every finding of --class-names"),
+        ("path,label\n0.png,\n", "must be given, got none in 1 rows"),
+    ],
+)
+def test_malformed_findings_are_one_line(tmp_path: Path, text: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule) as refused:
+        open_images(table(tmp_path, text), findings=True, classes=NAMES)
+    assert "\n" not in str(refused.value)
+
+
+def test_findings_and_a_class_are_not_both_asked_for(tmp_path: Path) -> None:
+    source = csv(tmp_path, ["mass", "edema", "mass", "edema"])
+    with pytest.raises(ValueError, match="label_is must be left out with findings"):
+        open_images(source, findings=True, label_is="mass")
+    with pytest.raises(ValueError, match="unknown must be left out without findings"):
+        open_images(source, unknown="ask")
+    with pytest.raises(ValueError, match="unknown must be one of"):
+        open_images(source, findings=True, unknown="perhaps")
+    assert matrix(open_images(source, findings=True)) == [[0, 1], [1, 0], [0, 1], [1, 0]]

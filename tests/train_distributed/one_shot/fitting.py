@@ -6,8 +6,10 @@ from torch import Tensor
 
 from embed import PublicTransform
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import NoisedSum
+
+METHODS_OF_CLASSES = [name for name, entry in METHODS.items() if entry.classes]
 
 
 def fitted(method: Method, total: Tensor, rows: int, noise_std: float) -> Tensor:

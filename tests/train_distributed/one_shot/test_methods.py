@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
@@ -118,7 +119,7 @@ def test_build_method_and_release_agree() -> None:
     """A method by its name and the same method built elsewhere are one."""
     bare, transform = Privacy(math.inf, 1e-5), fitted(rows(1))
     size = FederationSize(sizes=torch.full((9,), 8), num_classes=K)
-    for name in METHODS:
+    for name in METHODS_OF_CLASSES:
         asked = ReleaseRequest(embeddings=size, method=name, privacy=bare, transform=transform)
         assert asked.settings.options["sums"] == 2
         built = build_method(name, transform, K, asked.settings.options)

@@ -84,10 +84,13 @@ def test_rows_of_a_stream_are_shuffled() -> None:
     check_uniform(drawn)
 
 
-def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted() -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted(several: bool) -> None:
     drawn = []
 
     class Model:
+        findings = several
+
         def predict_proba(self, x: np.ndarray) -> Tensor:
             drawn.append(tuple(x[:3, 0].astype(int).tolist()))
             assert set(x[3:, 0].tolist()) == {3.0, 4.0}
@@ -95,6 +98,8 @@ def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted() -> None:
 
     model: Any = Model()
     data = replace(numbered(), split=np.full(5, 2, np.uint8))
+    if several:
+        data = replace(data, labels=np.full(5, -1), findings=np.eye(5, 2, dtype=np.int8))
     held = own_partition(data, 2)
     for _ in range(1200):
         given = Evaluation(num_classes=2), [model], data, np.arange(5), held, FINEST_GRID

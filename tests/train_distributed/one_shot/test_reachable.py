@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from embed import PublicTransform
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed.one_shot.reachable import unreachable
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.privacy import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian
@@ -43,7 +44,7 @@ def _alike(method: Statistic, integers: DiscreteGaussian, users: int) -> np.ndar
     return np.stack([integers.noised(words) for _ in range(users)])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e4])
 def test_honest_users_reach_every_sum_of_theirs(name: str, epsilon: float) -> None:
     method, integers, sizes = _case(name, 5, epsilon)
@@ -51,7 +52,7 @@ def test_honest_users_reach_every_sum_of_theirs(name: str, epsilon: float) -> No
     assert unreachable(total, method, integers, sizes) is None
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("times", [10, 2**20])
 def test_one_vector_ten_times_too_long_is_named(name: str, times: int) -> None:
     strong = {"l2_reg": 30.0} if name in WEIGHTS else {}  # as long as heads can be

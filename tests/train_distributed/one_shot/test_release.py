@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, Release, accounting, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
@@ -52,7 +53,7 @@ def built_by_name(name: str, transform: PublicTransform) -> Method:
     return build_method(name, transform, CLASSES, options)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_every_method_learns_at_large_epsilon(method: str, noise: str):
     released = learned(method, 500.0, noise=noise)
@@ -63,7 +64,7 @@ def test_every_method_learns_at_large_epsilon(method: str, noise: str):
     json.dumps(dict(released.report), allow_nan=False)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str):
     """Observed standard deviation of the released sum against the exact curve, per coordinate."""
@@ -171,7 +172,7 @@ def test_unseeded_noise_differs():
 
 def test_user_level_protects_the_largest_user():
     sizes = torch.tensor([2, 9, 4])
-    for method in METHODS:
+    for method in METHODS_OF_CLASSES:
         built = built_by_name(method, public_transform()).statistic
         record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
         user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from embed import PublicTransform
 from heads import least_squares_sensitivity
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, release
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.source import check_stream
 from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy.guarantee import Guarantee
@@ -119,7 +120,7 @@ def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
     assert "vouched for" in report["public_transform"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_rows_that_are_not_finite_are_refused_before_their_noise(
     method: str, bad: float, monkeypatch: pytest.MonkeyPatch

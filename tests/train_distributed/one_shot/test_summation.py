@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
 from train_distributed.one_shot.registry import METHODS, build_method
@@ -21,7 +22,7 @@ from train_distributed.secure_sum.reports import report_bytes
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
 USERS, ROWS, CLASSES = 5, 8, 3
-SUMS = [name for name, entry in METHODS.items() if entry.sums_rows]
+SUMS = [name for name, entry in METHODS.items() if entry.sums_rows and entry.classes]
 
 
 def silence(std: float, count: int) -> np.ndarray:
@@ -55,7 +56,7 @@ def quiet(method: Any, guarantee: Guarantee, sizes: Tensor) -> tuple[RunningSum,
     return RunningSum(planned), planned.mechanism
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 def test_without_noise_the_secure_sum_is_the_plain_sum(name: str):
     method, guarantee, sizes = parts(name)
     summation, mechanism = quiet(method, guarantee, sizes)
@@ -125,7 +126,7 @@ def test_statistics_of_grid_rows_are_whole_steps():
     assert torch.allclose(totals[0], together, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float):
     method, guarantee, sizes = parts(name, epsilon)

@@ -29,7 +29,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-SUMS = [name for name, entry in METHODS.items() if entry.sums_rows]
+SUMS = [name for name, entry in METHODS.items() if entry.sums_rows and entry.classes]
 
 
 def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -> Any:

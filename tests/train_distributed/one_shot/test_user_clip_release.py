@@ -27,15 +27,17 @@ def made(name: str, norm: float | None, options: dict[str, Any] | None = None) -
     return build_method(name, TRANSFORM, K, own | (options or {}) | clip)
 
 
-def rows_of(users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:
+def rows_of(name: str, users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:
+    """Of classes, or of findings for a method of those."""
     draw = np.random.default_rng(seed)
     n = sum(sizes)
     labels = draw.integers(0, K, n)
+    x = draw.standard_normal((n, FEATURES)) + 3 * np.eye(FEATURES)[labels]
+    one_hot = np.eye(K, dtype=np.int8)[labels]
     return EmbeddingSet(
-        embeddings=(draw.standard_normal((n, FEATURES)) + 3 * np.eye(FEATURES)[labels]).astype(
-            np.float32
-        ),
-        labels=labels,
+        embeddings=x.astype(np.float32),
+        labels=labels if METHODS[name].classes else np.full(n, -1),
+        findings=None if METHODS[name].classes else np.maximum(one_hot, one_hot[::-1]),
         users=np.repeat(np.arange(users), sizes),
         meta={"class_names": [str(k) for k in range(K)]},
     )
@@ -44,7 +46,7 @@ def rows_of(users: int, sizes: list[int], seed: int = 0) -> EmbeddingSet:
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 def test_a_release_says_how_its_users_were_clipped(name: str, noise: Any) -> None:
-    rows = rows_of(4, [1, 2, 30, 60])
+    rows = rows_of(name, 4, [1, 2, 30, 60])
     privacy = Privacy(1e4, 1e-5, unit="user")
     released = release(rows, name, privacy, transform=TRANSFORM, noise=noise, user_clip=5.0)
     report = released.report
@@ -65,8 +67,8 @@ def test_the_sum_is_that_of_submissions_clipped_one_by_one(
     """Uneven sizes: short submissions stay as they are, long ones have the clip's length."""
     monkeypatch.setattr(Partition, "shuffled", lambda partition, generator: partition)
     sizes = [1, 3, 30, 60]
-    rows = rows_of(4, sizes)
-    bare = made(name, None, {"moments": False} if name == "discriminant" else {})
+    rows = rows_of(name, 4, sizes)
+    bare = made(name, None, {"moments": False} if METHODS[name].sums_rows else {})
     promise = Privacy(math.inf, 1e-5, unit="user")
     centre: Any = made(name, 1.0).statistic
     centre = 0.0 if centre.centre is None else centre.centre

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, release
-from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.source import EmbeddingUsers
 from train_distributed.partition import Partition, split
 from train_distributed.research.experiments.catalogue import raw_transform
@@ -174,7 +174,7 @@ def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
     silent = replace(known, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look it
     with pytest.raises(ValueError, match="transform must say which rows it has seen"):
         release(rows(), "discriminant", PROMISE, transform=silent)
-    for method in (*METHODS, "gradient-perturbation"):
+    for method in (*METHODS_OF_CLASSES, "gradient-perturbation"):
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
             learn(rows(), method, PROMISE, transform=unknown, noise="discrete")
     vouched = release(
@@ -264,7 +264,7 @@ def test_rows_that_are_not_finite_are_refused_at_once(method: str, bad: float, m
         learn(rows(embeddings=x), method, PROMISE, noise=noise)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 def test_a_row_of_the_largest_numbers_is_a_row_like_another(method: str) -> None:
     x = rows().embeddings.copy()
     x[11] = 3e38

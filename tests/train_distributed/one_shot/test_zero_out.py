@@ -12,9 +12,10 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_norm
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot.blind_averaging import HEADS
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk, Statistic
 from train_distributed.one_shot.summation import Plan
 
@@ -89,7 +90,7 @@ def test_the_norm_of_what_a_record_adds() -> None:
         least_squares_norm(1.0, 0.7, 1.0)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("unit", ["record", "user"])
 @pytest.mark.parametrize("group", [1, 2])

@@ -372,3 +372,25 @@ def test_too_few_classes_are_refused():
         held_out_tasks(LABELS, 11, 1)
     with pytest.raises(ValueError, match=r"like must hold at least num_classes = 13 classes"):
         tasks_like(LABELS, 13, 1, public=1)
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys):
+    """Of public findings, or of those of a set that is like the private one."""
+    rng, plain = np.random.default_rng(0), rows_of(0, 60)
+    findings = (rng.random((len(plain), 5)) < 0.3).astype(np.int8)
+    rows = plain.embeddings + 3 * findings @ rng.standard_normal((5, DIM)).astype(np.float32)
+    none = np.full(len(plain), -1)
+    several = EmbeddingSet(embeddings=rows, labels=none, findings=findings)
+    several.save(tmp_path / "several")
+    plain.save(tmp_path / "plain")
+    out, own = tmp_path / "out", tmp_path / "several"
+    public, liked = (tmp_path / "plain", own) if like else (own, None)
+    command = Rehearse(public=public, users=10, rows_per_user=30, num_classes=4, like=liked)
+    replace(command, epsilon=(5.0,), out=out).run()
+    assert "all findings right" in capsys.readouterr().out
+    assert RunConfig.read(out / "configuration.json").method == "findings"
+    report = json.loads((out / "report.json").read_text())
+    assert report["measures"] == ["all findings right", "area under ROC"]
+    private = next(each for each in report["predictions"] if each["kind"] == "private")
+    assert 0.6 < private["balanced_accuracy"]["mean"] < 1

@@ -10,9 +10,15 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import accounting
+from train_distributed.one_shot.registry import METHODS
 from train_distributed.one_shot.request import FaultInjection, Noise, ReleaseRequest, rule_of
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.audit.worst_case import CONSTANT, AnswersCase, WorstCase
+from train_distributed.research.audit.worst_case import (
+    CONSTANT,
+    AnswersCase,
+    WorstCase,
+    with_findings,
+)
 from train_distributed.research.rivals.learn import run_method
 
 NEVER_BARE, BARE_MEAN = ("amp",), 40  # methods that refuse ε = inf; releases in their mean
@@ -103,6 +109,8 @@ class Target:
         """Request for a release of a data set; `more` are further fields of `ReleaseRequest`."""
         # Λ is the same whatever the noise, and with none
         fixed = {"l2_reg": 1.0} if rule_of(self.method).l2_reg else {}
+        if self.method in METHODS and not METHODS[self.method].classes:
+            data = with_findings(data, self.federation.num_classes)
         return ReleaseRequest(
             embeddings=data,
             method=self.method,
@@ -130,6 +138,7 @@ SVM = {"l2_reg": 20.0}  # strong enough that no loss saturates: the bound is att
 TWO = {"sums": 2, "class_noise": 0.3}  # a first one before, about whose noised mean rows are mapped
 EVERY = (
     ("discriminant", {}),
+    ("findings", {}),
     ("softmax", {}),
     ("svm", SVM),
     ("logistic", SVM),
@@ -157,6 +166,7 @@ def standing() -> tuple[Target, ...]:
         # with a sum before, about whose noised mean the rows of the other are taken
         Target("discriminant", pair, "float", TWO),
         Target("discriminant", single, "discrete", TWO),
+        Target("findings", pair, "float", TWO | {"most_findings": 1.0}),
         Target("softmax", pair, "float", TWO),
         Target("discriminant", pair, "float", {**TWO, "user_clip": (0.3, 0.5)}),
         # trained by projected SGD, with a short last batch and with either bound

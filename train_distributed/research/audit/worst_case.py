@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -125,6 +125,12 @@ class WorstCase:
         else:
             touched.reshape(-1)[-self.privacy.group_size :] = True
         return touched
+
+
+def with_findings(data: EmbeddingSet, num_classes: int) -> EmbeddingSet:
+    """Rows of class k with the findings from the k-th on: those of class 0 are the longest."""
+    findings = np.arange(num_classes) >= data.labels[:, None]
+    return replace(data, labels=np.full(len(data), -1), findings=findings.astype(np.int8))
 
 
 STEEP = 60.0  # score of class 0 for a feature of 1, against 0: as sure as doubles can be

@@ -306,7 +306,7 @@ CASES = table(
     *(
         (f"{INIT_OF_TWO} --config c.json", says, of_two(**change))
         for says, change in (
-            (r"method must be one of discriminant, softmax.* got 'amp'", {"method": "amp"}),
+            (r"method must be one of discriminant, findings.* got 'amp'", {"method": "amp"}),
             (r"transform must be fitted on the set config was", {"public_hash": "0" * 64}),
             (r"bits is no option, those are l2_reg", {"options": {"bits": 3}}),
             (r"components must be in \[1, .* got 99", {"options": {"components": 99}}),

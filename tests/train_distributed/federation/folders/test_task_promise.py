@@ -122,7 +122,7 @@ def test_noise_and_bounds_depend_on_how_many_users_have_how_many_rows_alone(
     counts = {rows: int((sizes == rows).sum()) for rows in sizes.unique().tolist()}
     privacy = Privacy(1.0, 1e-5, unit=unit, group_size=group, noise_by="servers")  # pyright: ignore[reportArgumentType]
     transform = PublicTransform.identity(4)
-    own = {} if method == "discriminant" else {"l2_reg": 0.1}
+    own = {} if METHODS[method].sums_rows else {"l2_reg": 0.1}
     for clip in ({}, {"user_clip": 2.0}):
         statistic = build_method(method, transform, 3, own | clip).statistic
         (listed, of_list), (_, counted) = (

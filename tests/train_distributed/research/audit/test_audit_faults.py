@@ -175,7 +175,7 @@ FAULTS = {
         half_the_noise, Target("evaluation", ANSWERS, "float"), 500
     ),
     "no clip about the centre": Fault(
-        no_clip_about_the_centre, Target("discriminant", federation(rows=20), "float", TWO), 150
+        no_clip_about_the_centre, Target("discriminant", federation(rows=20), "float", TWO), 300
     ),
 }
 LONG_FAULTS = {

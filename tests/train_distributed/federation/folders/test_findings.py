@@ -1,0 +1,112 @@
+"""A federation of ten users with several findings a picture makes what `run` makes."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embed import EmbeddingSet, PublicTransform
+from tests.train_distributed.federation.folders.conftest import CLASSES, ROWS, embeddings
+from tests.train_distributed.federation.folders.tasks import FACTS
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.evaluation_task import read_model, task_of
+from train_distributed.federation.model_task import ModelTask
+from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.release import release
+from train_distributed.privacy.promise import Privacy
+from train_distributed.secure_sum.opening import Opened
+
+USERS = 10
+SECAGG = {"protocol": "secagg", "privacy": Privacy(1e4, 1e-5, 0.8)}
+SHARES = {"protocol": "shares", "servers": 1, "privacy": Privacy(1e4, 1e-5), "minimum": 2}
+
+
+def findings(user: int, unknown: str | None = None) -> EmbeddingSet:
+    """Rows of one user; 1 lacks the first finding, 2 does not know the last in all."""
+    plain = embeddings(user)
+    found = (np.random.default_rng(user).random((ROWS, len(CLASSES))) < 0.5).astype(np.int8)
+    found[:, 0] *= user != 1
+    if unknown == "ask" and user == 2:
+        found[::2, 2] = -1
+    meta = plain.meta | {"unknown": unknown or "negative"}
+    return replace(plain, labels=np.full(ROWS, -1), findings=found, meta=meta)
+
+
+@pytest.fixture
+def agreed(initiated: Callable[..., Path], tmp_path: Path) -> Callable[..., ModelTask]:
+    def make(unknown: str | None = None, **settings) -> ModelTask:
+        options = {"sums": 2} | ({"unknown": unknown} if unknown else {})
+        folder = initiated(USERS, **{"method": "findings", "options": options} | settings) / "fed"
+        federation = with_roll(Federation.load(folder / "federation.json"), folder)
+        task = task_of(federation, folder / "transform.safetensors")
+        assert isinstance(task, ModelTask)
+        return task
+
+    return make
+
+
+@pytest.mark.parametrize("protocol", [SECAGG, SHARES])
+@pytest.mark.parametrize("unknown", [None, "ask"])
+def test_a_federation_makes_what_run_makes(agreed, protocol: dict, unknown: str | None) -> None:
+    """Of two sums, without the noise of either: to the rounding of the numbers that are sent."""
+    task = agreed(unknown, **protocol)
+    users = [findings(user, unknown) for user in range(USERS)]
+    everyone = frozenset(range(USERS))
+    first = Opened(np.sum([task.encoded(i, s) for i, s in enumerate(users)], 0), everyone)
+    centre = task.publish(first)
+    sent = [task.encoded_at(i, s)(centre) for i, s in enumerate(users)]
+    made = task.released(first, Opened(np.sum(sent, 0), everyone), facts=FACTS)
+    together = EmbeddingSet(
+        embeddings=np.concatenate([each.embeddings for each in users]),
+        labels=np.full(USERS * ROWS, -1),
+        findings=np.concatenate([each.findings for each in users if each.findings is not None]),
+        users=np.repeat(np.arange(USERS), ROWS),
+        meta=users[0].meta,
+    )
+    privacy = replace(task.guarantee.privacy, epsilon=1e9)
+    options = task.terms.options
+    ran = release(together, "findings", privacy, transform=task.transform, **options)
+    assert (made.findings, made.class_names) == (True, CLASSES)
+    assert made.report["method"] == ran.report["method"] == "findings"
+    x = together.embeddings
+    torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=0.02, rtol=0)
+    assert made.report["prevalences"] == pytest.approx(ran.report["prevalences"], abs=0.02)
+
+
+def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
+    task, held = agreed(), findings(0)
+    assert task.federation.dimension == len(task.encoded(0, held))
+    mixed = held.meta | {"class_names": ["c", "b", "a"], "classes": "inferred"}
+    for rows, words in (
+        (embeddings(0), "embeddings must hold several findings a picture as agreed, got one"),
+        (
+            replace(held, meta=held.meta | {"unknown": "ask"}),
+            "unknown must be negative or positive",
+        ),
+        (replace(held, meta=mixed), "class_names must be ('a', 'b', 'c') as agreed"),
+        (
+            replace(held, findings=np.zeros((ROWS, 2), np.int8), meta={}),
+            "num_classes must be 2, got 3",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            task.encoded(0, rows)
+
+
+def test_classes_are_no_findings(agreed) -> None:
+    task = agreed(method="discriminant", **SECAGG)
+    with pytest.raises(ValueError, match="must hold one class a picture as agreed, got several"):
+        task.encoded(0, findings(0))
+
+
+def test_a_federation_evaluates_no_model_of_findings(tmp_path: Path) -> None:
+    transform = PublicTransform.identity(2)
+    model = Release(torch.zeros(3, 2).double(), transform, ("a", "b"), findings=True)
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="model must learn one class a picture"):
+        read_model(tmp_path / "model" / "model.safetensors")

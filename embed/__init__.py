@@ -1,4 +1,4 @@
-"""Clipped embeddings: extraction, storage, public transform, plots."""
+"""Clipped embeddings: extraction, storage, public transform."""
 
 from pretrain.public import attach
 

@@ -6,7 +6,7 @@ from embed.commands import COMMANDS
 from pretrain.cli.command import run_command
 from pretrain.cli.menu import Menu
 
-MENU = Menu("embed", "Embeddings: extraction, import, public transform, plots.", COMMANDS)
+MENU = Menu("embed", "Embeddings: extraction, public transform.", COMMANDS)
 
 
 if __name__ == "__main__":

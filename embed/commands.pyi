@@ -5,8 +5,6 @@ from embed.concat import concat as concat
 from embed.run import exclude as exclude
 from embed.hold_out import hold_out as hold_out
 from embed.run import fit_transform as fit_transform
-from embed.reference import import_reference as import_reference
-from embed.plot import plot as plot
 
 COMMANDS: dict[str, str]
 __all__: list[str]

@@ -18,7 +18,8 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from pretrain.cli.output import sync_tree
+from pretrain.cli.provenance import versions
 from pretrain.encoder import encoder_hash
 
 T = TypeVar("T")
@@ -172,7 +174,7 @@ def refusal(compute: str) -> str | None:
     """Reason why OpenVINO cannot compute here in a precision or "auto"; None if it can."""
     if compute not in ("auto", *OPENVINO):
         return f"engine openvino must compute in {' or '.join(OPENVINO)}, got {compute}"
-    if installed("openvino") is None:
+    if find_spec("openvino") is None:
         return "engine openvino must have openvino installed: pip install openvino"
     return None
 
@@ -202,7 +204,7 @@ def compiled_forward(
         "engine": "openvino",
         "encoder": digest or encoder_hash(encoder),
         "shape": shape,
-        "versions": {name: installed(name) for name in MAKERS},
+        "versions": versions(*MAKERS),
     }
 
     def load(directory: Path) -> Forward:
@@ -215,14 +217,6 @@ def compiled_forward(
     if compute != "float32":
         check(forward)
     return forward
-
-
-def installed(package: str) -> str | None:
-    """Version of an installed package; None: it is not there."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _openvino() -> Any:

@@ -90,13 +90,6 @@ def refuse_leak(public: EmbeddingSet, private: EmbeddingSet) -> None:
         )
 
 
-def refuse_seen(seen: np.ndarray, private: EmbeddingSet) -> None:
-    """Raises ValueError if a private row is among examples, of which `seen` has the hashes."""
-    shared = sum(int(found(row_hashes(block), seen).sum()) for block in private.blocks())
-    if shared:
-        raise ValueError(f"examples must hold no private rows, got {shared} of {len(private)}")
-
-
 def false_positives(rows: int, known: int) -> float:
     """Expected number of rows wrongly found among the known ones: n m / 2^64."""
     return rows * known / 2.0**BITS

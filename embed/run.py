@@ -122,11 +122,8 @@ class Fitted:
 
     public: Path
     """Public embedding set."""
-    apply_to: Path | None = None
-    """Embedding set to transform and write as well."""
     out: Path | None = None
-    """Directory to write: transform.safetensors, report.json, embeddings/ (default: a new one under
-    runs/)."""
+    """Directory to write: transform.safetensors, report.json (default: a new one under runs/)."""
     components: int | None = None
     """Number of leading principal directions to keep (default: 512, or as many as there are); a
     release chooses among them."""
@@ -140,62 +137,35 @@ class Fitted:
 class FitTransform(Knowledge, Fitted):
     """Fit centre, principal directions, clip bound and class scatter to public embeddings."""
 
-    i_know_this_leaks: bool = False
-    """Allow the same rows in --public and --apply-to; no release of these rows accepts the
-    transform."""
     overwrite: bool = False
     """Replace an existing directory."""
 
     def run(self) -> Path:
-        """Fits, checks that public and private differ, writes."""
+        """Fits and writes."""
         from embed.guesses import added_to
-        from embed.identity import refuse_leak, refuse_seen
         from embed.transform import PublicTransform
 
-        inputs, leak = (self.public, self.apply_to, self.examples), self.i_know_this_leaks
+        inputs = (self.public, self.examples)
         out = output_directory(self.out, "fit-transform", *inputs, overwrite=self.overwrite)
         public = EmbeddingSet.open(self.public)
-        private = None if self.apply_to is None else EmbeddingSet.open(self.apply_to)
-        if private is not None:
-            refuse_other(public.encoding, private.encoding)
-            if not leak:
-                refuse_leak(public, private)
         options = {
             "components": self.components,
             "clip_quantile": self.clip_quantile,
             "constant": self.constant,
         }
         transform = PublicTransform.fit(public, **options)
-        declared = () if private is None else private.declared_classes
-        transform = added_to(self, transform, public, declared)
-        if private is not None and transform.seen is not None and not leak:
-            refuse_seen(transform.seen, private)
+        transform = added_to(self, transform, public, ())
         report = {
             "public": public.meta.get("data"),
             "public_rows": len(public),
             "public_hash": transform.fitted_on,
             "options": options,
             "dim": transform.dim,
-            "leaks": leak,
             "known_before": transform.known.words if transform.known else [],
             "versions": {name: version(name) for name in ("torch", "numpy")},
         }
         with new_directory(out, overwrite=self.overwrite) as partial:
             transform.save(partial / "transform.safetensors")
-            if private is not None:
-                report["applied_to"] = private.meta.get("data")
-                rows = (transform(block).numpy() for block in private.blocks())
-                path = partial / "embeddings"
-                path.mkdir()
-                write_rows(path / "embeddings.npy", rows, (len(private), transform.dim))
-                made_by = {
-                    "clip_norm": transform.clip_norm,
-                    "constant": transform.constant,
-                    "fitted_on": transform.fitted_on,
-                    "compared": not leak,  # such rows cannot be compared with raw ones any more
-                }
-                meta = private.meta_of_rows | {"transform": made_by}
-                write_companions(path, **columns(private), meta=meta)
             write_json(partial / "report.json", report)
         print(json.dumps(report, indent=2))
         return out

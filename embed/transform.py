@@ -34,93 +34,10 @@ from pretrain.cli.output import new_file
 from pretrain.datasets import UNLABELLED
 from pretrain.encoders.weights import read_tensors, write_tensors
 
-
-def read_transform_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors by name, and their provenance.
-
-    Returns:
-        Tensors, and `fitted_on`, `seen`, `dropped`, `encoding`, `known` and `options`; older files
-        lack some.
-
-    Raises:
-        ValueError: missing, damaged or something else.
-    """
-    tensors, metadata = read_tensors(path, "a saved transform")
-    seen = tensors.pop("seen", None)
-    if seen is not None and (seen.dtype != torch.int64 or seen.ndim != 1):
-        raise ValueError(f"{path}: seen must be int64 (m,), got {seen.dtype} {seen.shape}")
-    dropped = metadata.get("dropped", "0")
-    if not dropped.isdecimal():
-        raise ValueError(f"{path}: dropped must be a whole number, got {dropped!r}")
-    options = read_field(metadata, "options", path)
-    if not isinstance(options, dict | None):
-        raise ValueError(f"{path}: options must be a JSON object, got {metadata['options']}")
-    return tensors, {
-        "fitted_on": metadata.get("fitted_on", ""),
-        "seen": None if seen is None else seen.numpy().view(np.uint64),
-        "dropped": int(dropped),
-        "encoding": Encoding.in_metadata(metadata, path),
-        "known": KnownClasses.taken_from(tensors, metadata, path),
-        "options": options,
-    }
-
-
-def write_transform_file(
-    path: Path, tensors: dict[str, Tensor], provenance: dict[str, Any]
-) -> None:
-    """Writes what `read_transform_file` returns, whole or not at all."""
-    tensors = dict(tensors)
-    metadata = {"fitted_on": provenance["fitted_on"], "dropped": str(provenance["dropped"])}
-    if provenance["seen"] is not None:
-        tensors["seen"] = torch.from_numpy(provenance["seen"].view(np.int64))
-    if provenance["options"] is not None:
-        metadata["options"] = json.dumps(provenance["options"])
-    if provenance["encoding"] is not None:
-        metadata |= provenance["encoding"].metadata()
-    if provenance["known"] is not None:
-        tensors |= provenance["known"].tensors()
-        metadata |= provenance["known"].metadata()
-    with new_file(path) as partial:
-        write_tensors(partial, {k: v.contiguous() for k, v in tensors.items()}, metadata)
-
-
-def fields_of(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Fields of a transform from the result of its `tensors`.
-
-    Raises:
-        ValueError: a tensor is missing, as in files of earlier versions, or the shapes do not fit
-            together.
-    """
-    names = {"mean", "basis", "scale", "bounds", "row_mean", "within_class"}
-    if names - tensors.keys() or "second_moment" in tensors:
-        raise ValueError(
-            f"transform must hold {sorted(names)}, got {sorted(tensors)}; one of an earlier "
-            "version is to be fitted again"
-        )
-    if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
-        raise ValueError("bounds must have shape (2,) and basis (p, D), got others")
-    p, d = tensors["basis"].shape
-    shapes: dict[str, tuple[Any, ...]] = {"mean": (p,), "basis": (p, d), "row_mean": (d,)}
-    shapes |= {"scale": (d,) if tensors["scale"].ndim else (), "within_class": (d, d)}
-    shapes |= {"between_class": (d, d), "directions": (d, "q"), "centre": ("q",)}
-    fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
-    for name, values in fields.items():
-        check.shape(shapes[name], **{name: values})
-    if ("directions" in tensors) != ("centre" in tensors):
-        raise ValueError("directions and centre must be there together, got one of them")
-    if "directions" in tensors:
-        check.shape((tensors["directions"].shape[1],), centre=tensors["centre"])
-        check.shape((), length=tensors.get("length", torch.empty(0)))
-        fields["length"] = float(tensors["length"])
-    clip_norm, constant = tensors["bounds"].tolist()
-    return fields | {"clip_norm": clip_norm, "constant": constant}
-
-
 COMPONENTS = 512  # size: D at most; water-filling chooses among them
 CLIP_QUANTILE = 0.1  # prior: of public norms; .02 to .3 are within half a point of each other
 CONSTANT = 0.5  # prior: a, where features are at most 1 long
 TIGHT = 0.5  # prior: of the typical distance from the centre: nearly every row is clipped again
-PROVENANCE = ("fitted_on", "seen", "dropped", "encoding", "known", "options")
 # Bounds of what divides features, as anybody may have made a transform: normal float32 numbers; and
 # about a centre lengths of which float32's rounding of a row, 2⁻²⁴, is a sixteenth at most.
 SCALES = "[2^-126, 2^127]"
@@ -427,8 +344,16 @@ class PublicTransform:
 
     def save(self, path: Path) -> None:
         """Writes safetensors, whole or not at all; equal transforms give equal bytes."""
-        provenance = {name: getattr(self, name) for name in PROVENANCE}
-        write_transform_file(path, self.tensors(), provenance)
+        tensors = self._all_tensors
+        metadata = {"fitted_on": self.fitted_on, "dropped": str(self.dropped)}
+        if self.seen is not None:
+            tensors["seen"] = torch.from_numpy(self.seen.view(np.int64))
+        if self.options is not None:
+            metadata["options"] = json.dumps(self.options)
+        for held in (self.encoding, self.known):
+            metadata |= {} if held is None else held.metadata()
+        with new_file(path) as partial:
+            write_tensors(partial, {k: v.contiguous() for k, v in tensors.items()}, metadata)
 
     def tensors(self) -> dict[str, Tensor]:
         """Tensors that determine the rows, without provenance, for files that hold more."""
@@ -445,12 +370,33 @@ class PublicTransform:
 
         Args:
             tensors: by name.
-            **provenance: `fitted_on`, `seen`, `dropped`, `encoding`, `known`, `options`, if there.
+            **provenance: fields that are no tensors of `tensors`, such as `seen`.
 
         Raises:
-            ValueError: a tensor is missing or the shapes do not fit together.
+            ValueError: a tensor is missing, as in files of earlier versions, or the shapes do not
+                fit together.
         """
-        return cls(**fields_of(tensors), **provenance)
+        names = {"mean", "basis", "scale", "bounds", "row_mean", "within_class"}
+        if names - tensors.keys() or "second_moment" in tensors:
+            raise ValueError(
+                f"transform must hold {sorted(names)}, got {sorted(tensors)}; one of an earlier "
+                "version is to be fitted again"
+            )
+        if tensors["bounds"].shape != (2,) or tensors["basis"].ndim != 2:
+            raise ValueError("bounds must have shape (2,) and basis (p, D), got others")
+        p, d = tensors["basis"].shape
+        shapes: dict[str, tuple[Any, ...]] = {"mean": (p,), "basis": (p, d), "row_mean": (d,)}
+        shapes |= {"scale": (d,) if tensors["scale"].ndim else (), "within_class": (d, d)}
+        shapes |= {"between_class": (d, d), "directions": (d, "q"), "centre": ("q",)}
+        fields: dict[str, Any] = {name: tensors[name] for name in shapes if name in tensors}
+        for name, values in fields.items():
+            check.shape(shapes[name], **{name: values})
+        if "directions" in tensors and "centre" in tensors:
+            check.shape((tensors["directions"].shape[1],), centre=tensors["centre"])
+            check.shape((), length=tensors.get("length", torch.empty(0)))
+            fields["length"] = float(tensors["length"])
+        clip_norm, constant = tensors["bounds"].tolist()
+        return cls(**fields, clip_norm=clip_norm, constant=constant, **provenance)
 
     @classmethod
     def load(cls, path: Path) -> "PublicTransform":
@@ -459,9 +405,27 @@ class PublicTransform:
         Raises:
             ValueError: missing, damaged or something else.
         """
-        tensors, provenance = read_transform_file(path)
+        tensors, metadata = read_tensors(path, "a saved transform")
+        seen, dropped = tensors.pop("seen", None), metadata.get("dropped", "0")
+        options = read_field(metadata, "options", path)
+        known = KnownClasses.taken_from(tensors, metadata, path)
+        encoding = Encoding.in_metadata(metadata, path)
         try:
-            return cls.from_tensors(tensors, **provenance)
+            if seen is not None and (seen.dtype != torch.int64 or seen.ndim != 1):
+                raise ValueError(f"seen must be int64 (m,), got {seen.dtype} {seen.shape}")
+            if not dropped.isdecimal():
+                raise ValueError(f"dropped must be a whole number, got {dropped!r}")
+            if not isinstance(options, dict | None):
+                raise ValueError(f"options must be a JSON object, got {metadata['options']}")
+            return cls.from_tensors(
+                tensors,
+                fitted_on=metadata.get("fitted_on", ""),
+                seen=None if seen is None else seen.numpy().view(np.uint64),
+                dropped=int(dropped),
+                encoding=encoding,
+                known=known,
+                options=options,
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

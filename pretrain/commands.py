@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
     from torch import Tensor, nn
 
     from pretrain.datasets import ImageSet
-    from pretrain.encoders.base import Encoder
 
 
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
@@ -52,10 +51,6 @@ class Simclr:
     """Labelled image set whose kNN accuracy is measured after every epoch."""
     seed: int = 0
     """Seed of the weights, the order and the views."""
-    checkpoint_steps: int = 200
-    """Number of steps between two checkpoints."""
-    new_horizon: bool = False
-    """Accept another number of epochs than that of the continued run."""
     device: str | None = None
     """Device to train on (default: cuda if there is one, else cpu)."""
     overwrite: bool = False
@@ -67,7 +62,6 @@ class Simclr:
 
         inputs = (*self.data, self.monitor)
         out = output_directory(self.out, "simclr", *inputs, overwrite=self.overwrite)
-        check.at_least(1, checkpoint_steps=self.checkpoint_steps)
         check.within("[0, 2^63)", seed=self.seed)
         parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if parallel:
@@ -98,8 +92,6 @@ class Simclr:
             self.config,
             torch.Generator().manual_seed(self.seed),
             directory=partial,
-            checkpoint_steps=self.checkpoint_steps,
-            new_horizon=self.new_horizon,
             monitor=None if self.monitor is None else knn_monitor(open_images(self.monitor)),
             device=device,
         )
@@ -133,7 +125,6 @@ pretrain_simclr = function("pretrain_simclr", Simclr)
 def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]":
     """Monitor of the kNN accuracy: up to 2,000 rows, test rows if any, against 10,000 others."""
     import numpy as np
-    import torch
 
     from pretrain.probe import embed_all, knn_accuracy
 
@@ -143,11 +134,10 @@ def knn_monitor(images: "ImageSet") -> "Callable[[nn.Module], dict[str, float]]"
         keys, queries = keys[: len(keys) * 5 // 6], keys[len(keys) * 5 // 6 :]
     parts = [images.take(rows) for rows in (keys[:10_000], queries[:2000])]
     pixels = [_pixels(part) for part in parts]
-    labels = [torch.from_numpy(part.labels) for part in parts]
 
     def measure(encoder: "nn.Module") -> dict[str, float]:
         train, test = (embed_all(encoder, p) for p in pixels)
-        return {"knn": knn_accuracy(train, labels[0], test, labels[1], k=min(20, len(train)))}
+        return {"knn": knn_accuracy(train, parts[0].labels, test, parts[1].labels)}
 
     return measure
 
@@ -208,7 +198,7 @@ convert = function("convert", Convert)
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Measure an encoder on labelled images by kNN and a linear probe, with two baselines."""
+    """Measure an encoder on labelled images by kNN and a linear probe."""
 
     data: str
     """Labelled image set with a training and a test split."""
@@ -216,10 +206,6 @@ class Probe:
     """Encoder, named as for `python -m embed run`."""
     weights: str | None = None
     """Weights for an --encoder that is named by its architecture, as for `python -m embed run`."""
-    baselines: bool = True
-    """Also measure the untrained network, and PCA of pixels with as many dimensions."""
-    l2_reg: float | None = None
-    """Weight penalty of the linear probe (default: the best on a tenth of the training rows)."""
     out: Path | None = None
     """Directory to write: report.json (default: a new one under runs/)."""
     device: str | None = None
@@ -231,30 +217,23 @@ class Probe:
         """Measures and prints percentages."""
         import torch
 
-        from pretrain.encoder import (
-            build_encoder,
-            encoder_hash,
-            origin,
-            without_directory,
-        )
-        from pretrain.resnet import SmallResNet
+        from pretrain.encoder import build_encoder, encoder_hash, origin, without_directory
+        from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
         from pretrain.sources import open_images
 
         inputs = (self.data, self.encoder, self.weights)
         out = output_directory(self.out, "probe", *inputs, overwrite=self.overwrite)
-        check.within("[0, inf)", **check.drop_none(l2_reg=self.l2_reg))
         images = open_images(self.data)
         images.need_labels()
         train, test = (images.take(images.split == split) for split in (0, 1))
         if not (len(train) and len(test)):
             raise ValueError(f"{self.data} must have a training and a test split, got one")
         encoder = build_encoder(self.encoder, weights=self.weights)
-        scores = {"encoder": self._score(encoder, train, test)}
-        if self.baselines and isinstance(encoder, SmallResNet):
-            untrained = SmallResNet(encoder.config, torch.Generator().manual_seed(0))
-            scores["untrained"] = self._score(untrained, train, test)
-        if self.baselines:
-            scores["pixels"] = self._score_pixels(encoder.embedding_dim, train, test)
+        device = usual_device(self.device)
+        encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        x, z = (embed_all(encoder, _pixels(part), encoder.preprocess) for part in (train, test))
+        rows = (x, train.labels, z, test.labels)
+        scores = {"knn": knn_accuracy(*rows), "linear": linear_accuracy(*rows)}
         report: dict[str, Any] = {
             "command": "probe",
             "data": images.name,
@@ -263,7 +242,6 @@ class Probe:
             "encoder_hash": encoder_hash(encoder),
             "weights": origin(self.encoder, self.weights),
             "preprocess": encoder.preprocess.to_json(),
-            "l2_reg": self.l2_reg,
             "accuracy": scores,
             "versions": versions(*LIBRARIES),
         }
@@ -271,36 +249,6 @@ class Probe:
             write_json(directory / "report.json", report)
         print(json.dumps(scores, indent=2))
         return out
-
-    def _score(self, encoder: "Encoder", train: "ImageSet", test: "ImageSet") -> dict[str, float]:
-        import torch
-
-        from pretrain.probe import embed_all
-
-        device, preprocess = usual_device(self.device), encoder.preprocess
-        encoder = encoder.eval().to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        x, z = (embed_all(encoder, _pixels(part), preprocess) for part in (train, test))
-        return self._accuracies(x, z, train, test)
-
-    def _score_pixels(self, dim: Any, train: "ImageSet", test: "ImageSet") -> dict[str, float]:
-        from pretrain.probe import pixel_directions
-
-        x, z = (_pixels(part).flatten(1).float() / 255 for part in (train, test))
-        mean, basis = pixel_directions(x, min(int(dim), *x.shape))
-        return self._accuracies((x - mean) @ basis, (z - mean) @ basis, train, test)
-
-    def _accuracies(
-        self, x: "Tensor", z: "Tensor", train: "ImageSet", test: "ImageSet"
-    ) -> dict[str, float]:
-        import torch
-
-        from pretrain.probe import knn_accuracy, linear_accuracy
-
-        y, labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
-        return {
-            "knn": knn_accuracy(x, y, z, labels, k=min(20, len(x))),
-            "linear": linear_accuracy(x, y, z, labels, l2_reg=self.l2_reg),
-        }
 
 
 probe = function("probe", Probe)

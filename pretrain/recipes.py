@@ -52,33 +52,20 @@ class SimCLRConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     epochs: int = 10  # passes over all images
     batch_size: int = 256  # images per optimiser step, over all processes
-    accumulate: int = 1  # parts that a batch is cut into, each with negatives of its own
     learning_rate: float = 2e-3  # largest learning rate, at the end of the warm-up
-    weight_decay: float = 1e-4  # L2 penalty of the optimiser
+    weight_decay: float = 1e-4  # of AdamW
     warmup: float = 0.05  # share of all steps with a rising learning rate
-    optimizer: str = "adamw"  # adamw, sgd or lars
     temperature: float = 0.2  # temperature of the NT-Xent loss
     hidden: int = 512  # hidden width of the projection head
     projected: int = 128  # output width of the projection head
     half: bool = False  # compute in bfloat16 by autocast
 
     def __post_init__(self) -> None:
-        counts = ("epochs", "batch_size", "accumulate", "hidden", "projected")
+        counts = ("epochs", "batch_size", "hidden", "projected")
         check.at_least(1, **{name: getattr(self, name) for name in counts})
         check.positive(learning_rate=self.learning_rate, temperature=self.temperature)
         check.within("[0, 1)", warmup=self.warmup)
         check.at_least(0, weight_decay=self.weight_decay)
-        self.check_processes(1)
-
-    def check_processes(self, count: int) -> None:
-        """Checks that `count` processes can share a batch equally.
-
-        Raises:
-            ValueError: batch_size is no multiple of accumulate x count.
-        """
-        if self.batch_size % (self.accumulate * count):
-            parts = f"{self.accumulate} x {count}"
-            raise ValueError(f"batch_size must be divisible by {parts}, got {self.batch_size}")
 
 
 # Views of 24 pixels cost 0.56 of those of 32; a crop of average area shows objects at 24 pixels

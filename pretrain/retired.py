@@ -77,8 +77,20 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         "--classifier": "take --text-encoder; the encoder's own classes join the names",
     },
     ("federation adder",): {"": "type federation aggregator"},
+    ("federation renew",): {"": "certificates are valid for five years; then type federation init"},
     ("federation window",): {"--adders": "type --aggregators"},
-    ("federation start",): {"--superlink": "type --operator"},
+    ("federation start",): {
+        "--superlink": "type --operator",
+        "--timeout": "type federation init --deadlines come=SECONDS answer=SECONDS",
+    },
+    ("federation aggregator",): {
+        "--tls": "leave it out, as join or init has made the certificate in FOLDER/tls",
+    },
+    ("federation aggregator", "federation report", "federation collect"): {
+        "--ca": "leave it out, as certificates are agreed on; of a proxy see init --behind-proxy",
+    },
+    ("embed import-reference",): {"": "make an EmbeddingSet of the arrays and save it"},
+    ("embed plot",): {"": "draw the rows of embeddings.npy by scikit-learn's PCA or TSNE"},
     ("export",): {"--format sklearn": "take onnx, or train_distributed.Release in Python"},
     ("select",): {"": "type rehearse; settings are by a public rule, it predicts accuracy"},
     ("run", "audit"): {
@@ -126,6 +138,8 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         "--no-invert": "leave it out, as pictures are embedded as they are",
     },
     ("embed fit-transform",): {
+        "--apply-to": "leave it out, as run maps and compares rows; classes are named by --names",
+        "--i-know-this-leaks": "leave it out, as no private rows are given here",
         "--shrinkage": RAW,
         "--clip-norm": "leave it out, as features have length 1",
     },
@@ -134,6 +148,8 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         **{f"--{name}": BY_CONFIG for name in OF_METHODS},
     },
     ("federation init",): {
+        "--places": "leave it out, as up to 1,000 users have a file each, and more fetch it",
+        "--bins": "leave it out, as an evaluation has 10 bins of confidence",
         "--method": BY_CONFIG,
         "--noise-by": "leave it out, as the protocol decides",
     },
@@ -154,6 +170,17 @@ TABLE: dict[tuple[str, ...], dict[str, str]] = {
         },
     },
     ("embed run", "pretrain probe"): {"--image-size": f"{AFTER} --encoder NAME@224"},
+    ("pretrain simclr",): {
+        "--checkpoint-steps": "leave it out, as each epoch and 200 steps end with a checkpoint",
+        "--new-horizon": "begin another run, with all its epochs",
+        "--config.accumulate": "take a smaller --config.batch-size",
+        "--config.optimizer": "leave it out, as AdamW is taken",
+    },
+    ("pretrain probe",): {
+        "--baselines": "leave it out; another encoder is measured by a probe of its own",
+        "--no-baselines": "leave it out, as there are none",
+        "--l2-reg": "leave it out, as a tenth of the training rows chooses it",
+    },
     ("protect",): {
         **{
             f"--{name.replace('_', '-')}": f"give {name} in the file of --settings"
@@ -200,7 +227,6 @@ MOVED = {
         "make_window": "train_distributed.commands.federation_window",
         "merge_ledgers": "train_distributed.commands.ledger_merge",
         "plot_sweep": "train_distributed.commands.plot",
-        "renew_federation": "train_distributed.commands.federation_renew",
         "report_to_window": "train_distributed.commands.federation_report",
         "reserve_epsilon": "train_distributed.commands.ledger_reserve",
         "run_aggregator": "train_distributed.commands.federation_aggregator",
@@ -215,8 +241,8 @@ MOVED = {
         "concat_sets": "embed.commands.concat",
         "exclude_public": "embed.commands.exclude",
         "hold_out_rows": "embed.commands.hold_out",
-        "import_reference": "embed.commands.import_reference",
-        "plot_embeddings": "embed.commands.plot",
+        "import_reference": "embed.EmbeddingSet, made of the arrays and saved",
+        "plot_embeddings": "sklearn.manifold.TSNE, of the rows of an EmbeddingSet",
     },
     "pretrain": {
         "convert_checkpoint": "pretrain.commands.convert",

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pretrain.recipes import AugmentConfig, SimCLRConfig
 from pretrain.resnet import SmallResNet, initialise
 
 CHECKPOINT = "checkpoint.pt"
+CHECKPOINT_STEPS = 200  # between two checkpoints within an epoch; each epoch ends with one
 KEPT = ("config", "seed", "images", "step", "model", "optimizer", "losses", "history")
 
 
@@ -52,8 +53,6 @@ def pretrain(
     generator: torch.Generator,
     *,
     directory: Path | None = None,
-    checkpoint_steps: int = 200,
-    new_horizon: bool = False,
     monitor: Callable[[SmallResNet], dict[str, float]] | None = None,
     device: str = "cpu",
 ) -> tuple[SmallResNet, list[dict[str, float]]]:
@@ -64,8 +63,6 @@ def pretrain(
         config: the recipe.
         generator: gives the run's seed.
         directory: where the checkpoint lives; a run found there is continued.
-        checkpoint_steps: steps between two checkpoints.
-        new_horizon: let `config.epochs` differ from the continued run's.
         monitor: called after every epoch on the first process; its values join the history.
         device: of training.
 
@@ -76,7 +73,10 @@ def pretrain(
         ValueError: too few images, a batch that processes cannot share, or a checkpoint of
             another run.
     """
-    config.check_processes(world_size())
+    if config.batch_size % world_size():
+        raise ValueError(
+            f"batch_size must be divisible by {world_size()} processes, got {config.batch_size}"
+        )
     steps = len(images) // config.batch_size
     if images.dtype != torch.uint8 or images.ndim != 4 or steps < 1:
         raise ValueError(
@@ -85,7 +85,7 @@ def pretrain(
         )
     run = _Run.start(config, generator, device)
     if directory is not None:
-        run.resume(directory / CHECKPOINT, images, new_horizon=new_horizon)
+        run.resume(directory / CHECKPOINT, images)
     total = config.epochs * steps
     with tqdm(total=total * config.batch_size, unit="image", disable=None) as bar:
         bar.update(run.step * config.batch_size)
@@ -97,9 +97,10 @@ def pretrain(
             run.losses.append(run.train(images, rows[: config.batch_size], total))
             bar.update(config.batch_size)
             bar.set_postfix(loss=f"{run.losses[-1]:.3f}", refresh=False)
-            if run.step % steps == 0:
+            ended = run.step % steps == 0
+            if ended:
                 run.close_epoch(epoch, monitor)
-            if directory is not None and (run.step % checkpoint_steps == 0 or run.step == total):
+            if directory is not None and (ended or run.step % CHECKPOINT_STEPS == 0):
                 run.save(directory / CHECKPOINT, images)
     return run.model.encoder.eval(), run.history
 
@@ -122,9 +123,12 @@ class _Run:
         model = ProjectedEncoder(config, torch.Generator().manual_seed(seed))
         model = model.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         parallel = DistributedDataParallel(model) if world_size() > 1 else model
-        optimizer = build_optimizer(
-            config.optimizer, model.parameters(), config.learning_rate, config.weight_decay
-        )
+        params = list(model.parameters())  # vectors (biases, normalisation) are not decayed
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in params if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, config.learning_rate, fused=True)
         return cls(config, seed, model, parallel, optimizer, torch.device(device))
 
     def order(self, count: int, epoch: int) -> Tensor:
@@ -146,21 +150,18 @@ class _Run:
         generator = self._generator(self.device, 1 + rank, self.step)
         self.parallel.train()
         self.optimizer.zero_grad(set_to_none=True)
-        mean = 0.0
-        for part in rows.chunk(config.accumulate):
-            mine = images[part.chunk(world)[rank]].to(self.device)
-            views = [random_view(mine, config.augment, generator) for _ in range(2)]
-            pixels = torch.cat(views).contiguous(memory_format=torch.channels_last)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=config.half):
-                z1, z2 = self.parallel(pixels).chunk(2)
-            loss = nt_xent(z1, z2, config.temperature) / config.accumulate
-            loss.backward()
-            mean += float(loss.detach())
-        if not math.isfinite(mean):
-            raise ValueError(f"loss must stay finite (lower learning_rate), got {mean}")
+        mine = images[rows.chunk(world)[rank]].to(self.device)
+        views = [random_view(mine, config.augment, generator) for _ in range(2)]
+        pixels = torch.cat(views).contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.half):
+            z1, z2 = self.parallel(pixels).chunk(2)
+        loss = nt_xent(z1, z2, config.temperature)
+        loss.backward()
+        if not math.isfinite(found := float(loss.detach())):
+            raise ValueError(f"loss must stay finite (lower learning_rate), got {found}")
         self.optimizer.step()
         self.step += 1
-        return mean
+        return found
 
     def close_epoch(
         self, epoch: int, monitor: Callable[[SmallResNet], dict[str, float]] | None
@@ -189,7 +190,7 @@ class _Run:
         with new_file(path) as partial:
             torch.save(state, partial)
 
-    def resume(self, path: Path, images: Tensor, *, new_horizon: bool) -> None:
+    def resume(self, path: Path, images: Tensor) -> None:
         """Continues from `path` if it exists.
 
         Raises:
@@ -204,8 +205,6 @@ class _Run:
             raise ValueError(f"{path} must be a SimCLR checkpoint, got: {error}") from error
         found = json.loads(state["config"])
         wanted = json.loads(json.dumps(asdict(self.config)))
-        if new_horizon:
-            found["epochs"] = wanted["epochs"]
         changed = sorted(key for key in wanted if found.get(key) != wanted[key])
         changed += [] if state["seed"] == self.seed else ["seed"]
         changed += [] if state["images"] == list(images.shape) else ["images"]
@@ -214,30 +213,6 @@ class _Run:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.losses, self.history = state["step"], state["losses"], state["history"]
-
-
-def build_optimizer(
-    name: str, params: Iterable[nn.Parameter], lr: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """`adamw`, `sgd` (Nesterov momentum 0.9) or `lars` (momentum 0.9).
-
-    Vectors (biases, normalisation) are not decayed, and LARS (You et al. 2017) does not rescale
-    them: of the others each step is a thousandth of the weight's norm, times the rate.
-    """
-    listed = list(params)
-    matrices, vectors = [p for p in listed if p.ndim > 1], [p for p in listed if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]
-    groups.append({"params": vectors, "weight_decay": 0.0})
-    if name == "lars":
-        from timm.optim.lars import Lars
-
-        groups[0]["always_adapt"] = True
-        return Lars(groups, lr, momentum=0.9)  # pyright: ignore[reportArgumentType]
-    if name == "adamw":
-        return torch.optim.AdamW(groups, lr, fused=True)
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=0.9, nesterov=True)
-    raise ValueError(f"optimizer must be adamw, sgd or lars, got {name}")
 
 
 def cosine_rate(step: int, *, total: int, warmup: int) -> float:

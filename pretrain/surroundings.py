@@ -77,26 +77,14 @@ if TYPE_CHECKING:
 SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-def _ops_library() -> str | None:
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return None
-    found = sorted(Path(spec.origin).parent.glob("_C.*")) + sorted(
-        Path(spec.origin).parent.glob("_C*.so")
-    )
-    return str(found[0]) if found else None
-
-
 def _declare_missing() -> "torch.library.Library | None":
     import torch
 
-    path = _ops_library()
-    if path is not None:
-        try:
-            torch.ops.load_library(path)
-        except OSError:
-            pass
-        else:
+    spec = importlib.util.find_spec("torchvision")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    for compiled in sorted(folder.glob("_C.*"))[:1] if folder else ():
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(str(compiled))
             return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):

@@ -36,9 +36,7 @@ def test_its_links_lead_somewhere(stored: Any) -> None:
         assert (NOTEBOOK.parent / target).exists(), target
 
 
-def test_it_runs_from_top_to_bottom(
-    stored: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_runs_from_top_to_bottom(stored, monkeypatch, capsys) -> None:
     """In one namespace, with warnings as errors; what is exact is compared with what is stored."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(ROOT)

@@ -52,7 +52,14 @@ def stated(processor: Any, what: str) -> Stated:
     """
     fields = processor.to_dict()
     try:
-        found = _translated(fields)
+        mean, std = ((0.0,) * 3, (1.0,) * 3)
+        if fields.get("do_normalize"):
+            mean, std = (tuple(map(float, fields[f"image_{name}"])) for name in ("mean", "std"))
+        if len(mean) != 3 or len(std) != 3:
+            raise ValueError(f"mean {mean} and deviation {std}")
+        if fields.get("include_top"):  # EfficientNet's divides once more
+            std = tuple(value**2 for value in std)
+        found = Stated(_sizes(fields), mean, std)
         difference = _difference(found, processor)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -64,15 +71,6 @@ def stated(processor: Any, what: str) -> Stated:
             f"{fields.get('image_processor_type')} whose pixels differ by {difference:.3f}"
         )
     return found
-
-
-def _translated(fields: dict[str, Any]) -> Stated:
-    mean, std = (0.0,) * 3, (1.0,) * 3
-    if fields.get("do_normalize"):
-        mean, std = _three(fields["image_mean"]), _three(fields["image_std"])
-    if fields.get("include_top"):  # EfficientNet's divides once more
-        std = (std[0] ** 2, std[1] ** 2, std[2] ** 2)
-    return Stated(_sizes(fields), mean, std)
 
 
 def _sizes(fields: dict[str, Any]) -> Preprocess:
@@ -110,11 +108,6 @@ def _sizes(fields: dict[str, Any]) -> Preprocess:
 
 def _sides(given: Any) -> tuple[int, int]:
     return (given, given) if isinstance(given, int) else (given["height"], given["width"])
-
-
-def _three(given: Any) -> tuple[float, float, float]:
-    one, two, three = map(float, given)
-    return one, two, three
 
 
 def _difference(found: Stated, processor: Any) -> float:

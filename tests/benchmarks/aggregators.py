@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tests.ports import free_port
 from tests.train_distributed.secure_sum.window.rolls import make_roll
-from train_distributed.federation.documents.certificates import write_certificates
-from train_distributed.federation.documents.party import write_party
+from train_distributed.federation.documents.certificates import AGREED, SERVER, write_certificate
 from train_distributed.federation.documents.place import ROLL
+from train_distributed.federation.documents.private_keys import write_party
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.window import HELPER, LEADER, Window
@@ -57,6 +57,7 @@ class Process:
         return next(int(line.split()[1]) for line in lines if what in line)
 
 
+TLS = "tls"
 FOLDERS = {LEADER: "aggregator0", HELPER: "aggregator1"}
 
 
@@ -85,20 +86,20 @@ def make_window(
     file = WindowFile.of(window, addresses)
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll.lines.tobytes())
+    for name in FOLDERS.values():
+        write_certificate(folder / name / TLS, ["127.0.0.1"])
+    made = [(folder / name / TLS / SERVER).read_bytes() for name in FOLDERS.values()]
+    (folder / AGREED).write_bytes(b"".join(made))
     return file
 
 
 def commands(
-    folder: Path, *, tls: bool = False, store: str | None = None, workers: int = 1, more: str = ""
+    folder: Path, *, store: str | None = None, workers: int = 1, more: str = ""
 ) -> list[Process]:
     """The aggregators of a window that `make_window` has made: so many workers of each."""
-    if tls:
-        (folder / "tls").mkdir()
-        write_certificates(folder / "tls", ["127.0.0.1"])
     processes = []
     for name in FOLDERS.values():
         words = f"federation aggregator --folder {folder / name} --window {folder} {more}"
-        words += f" --tls {folder / 'tls'} --ca {folder / 'tls' / 'ca.pem'}" if tls else ""
         words += f" --store {store}" if store else ""
         command = [sys.executable, "-m", "train_distributed", *words.split()]
         processes += [Process(command, folder / f"{name}-{i}.log") for i in range(workers)]

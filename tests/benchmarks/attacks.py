@@ -7,23 +7,24 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from train_distributed.federation.aggregator_limits import SUMMARY
+from train_distributed.federation.documents.certificates import trust
 
 LINES, FLOODS = 1100, 4
 Address = tuple[str, int]
 
 
-def connect(address: Address, tls: ssl.SSLContext | None) -> socket.socket:
-    line = socket.create_connection(address, 5)
-    return line if tls is None else tls.wrap_socket(line, server_hostname=address[0])
+def connect(address: Address, tls: ssl.SSLContext) -> socket.socket:
+    return tls.wrap_socket(socket.create_connection(address, 5), server_hostname=address[0])
 
 
 @dataclass(frozen=True)
 class Idle:
     """Holds 1,100 connections to each, without a word, and comes back where one is closed."""
 
-    def run(self, addresses: list[Address], tls: ssl.SSLContext | None) -> None:
+    def run(self, addresses: list[Address], tls: ssl.SSLContext) -> None:
         held: dict[Address, list[socket.socket]] = {address: [] for address in addresses}
         while True:
             for address, lines in held.items():
@@ -41,7 +42,7 @@ class Slow:
 
     begin: bytes
 
-    def run(self, addresses: list[Address], tls: ssl.SSLContext | None) -> None:
+    def run(self, addresses: list[Address], tls: ssl.SSLContext) -> None:
         held = dict[int, tuple[Address, socket.socket]]()
         places = [address for _ in range(LINES) for address in addresses]
         while True:
@@ -66,7 +67,7 @@ class Flood:
     before: bytes = b""
     reads: bool = True
 
-    def run(self, addresses: list[Address], tls: ssl.SSLContext | None) -> None:
+    def run(self, addresses: list[Address], tls: ssl.SSLContext) -> None:
         threads = [
             threading.Thread(target=self._one, args=(addresses[i % len(addresses)], tls))
             for i in range(FLOODS)
@@ -76,27 +77,23 @@ class Flood:
         for thread in threads:
             thread.join()
 
-    def _one(self, address: Address, tls: ssl.SSLContext | None) -> None:
+    def _one(self, address: Address, tls: ssl.SSLContext) -> None:
         content = self.what * max(1, 2**12 // len(self.what))
         while True:
             with contextlib.suppress(OSError), connect(address, tls) as line:
                 line.sendall(self.before)
                 while True:
                     line.sendall(content)
-                    if self.reads and tls is None:
-                        with contextlib.suppress(BlockingIOError):
-                            line.recv(2**16, socket.MSG_DONTWAIT)
-                    elif self.reads and not line.recv(2**16):
+                    if self.reads and not line.recv(2**16):
                         break
 
 
 Attack = Idle | Slow | Flood
 
 
-def run(attack: Attack, addresses: list[Address], ca: str | None) -> None:
+def run(attack: Attack, addresses: list[Address], agreed: Path) -> None:
     """Attacks until the process is ended."""
-    tls = None if ca is None else ssl.create_default_context(cafile=ca)
-    attack.run(addresses, tls)
+    attack.run(addresses, trust(agreed))
 
 
 def posted(path: str, body: bytes, shown: bytes = b"") -> bytes:

@@ -7,12 +7,13 @@ that record: all other rows are the same bits, sums move by their sensitivity at
 are equal. Exit code 1 if a comparison is broken.
 """
 
-import argparse
 import itertools
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+
+import tyro
 
 from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
@@ -25,22 +26,23 @@ from tests.train_distributed.research.audit.pipeline.neighbours import (
 from tests.train_distributed.research.audit.pipeline.records import records_of
 
 
-def main() -> int:
-    """Compares, prints a line per command and place, writes audit.json and table.txt."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--data", required=True, help="labelled pictures, as for `embed run`")
-    parser.add_argument("--layout", default="auto", help="layout of a folder of pictures")
-    parser.add_argument("--pictures", type=int, default=24, help="number of pictures to take")
-    parser.add_argument("--encoder", default="simclr-small", help="encoder as for `embed run`")
-    parser.add_argument("--weights", help="weights file of the encoder")
-    parser.add_argument("--output", type=Path, required=True, help="directory to write")
-    given = parser.parse_args()
-    images = open_images(given.data, layout=given.layout)
-    records = records_of(images, given.pictures)
-    encoder = {"encoder": given.encoder, "weights": given.weights}
+def main(
+    data: str,
+    output: Path,
+    layout: str = "auto",
+    pictures: int = 24,
+    encoder: str = "simclr-small",
+    weights: str | None = None,
+) -> int:
+    """Compares, prints a line per command and place, writes audit.json and table.txt.
+
+    So many labelled pictures are taken; data, layout, encoder and weights are those of `embed run`.
+    """
+    images = open_images(data, layout=layout)
+    records, network = records_of(images, pictures), {"encoder": encoder, "weights": weights}
     found, lines = [], []
     with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-        pipeline = PipelineAudit(records, images.class_names, Path(scratch), encoder)
+        pipeline = PipelineAudit(records, images.class_names, Path(scratch), network)
         for group in itertools.groupby(checks(pipeline), key=lambda c: (c.command, c.where)):
             found += (group := list(group[1]))
             lines.append(as_text(group))
@@ -48,7 +50,7 @@ def main() -> int:
     broken = sum(check.broken for check in found)
     lines.append(f"{broken} of {len(found)} comparisons broken")
     print(lines[-1])
-    with new_directory(given.output, overwrite=True) as partial:
+    with new_directory(output, overwrite=True) as partial:
         result = {"broken": broken, "checks": [asdict(check) for check in found]}
         write_json(partial / "audit.json", provenance() | result)
         (partial / "table.txt").write_text("\n".join(lines) + "\n", "utf-8")
@@ -56,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

@@ -3,10 +3,9 @@
 python tests/benchmarks/audit_rounds.py --output results/audit/rounds
 """
 
-import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,89 +13,53 @@ from pathlib import Path
 import torch
 import tyro
 
-from pretrain import check
 from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
-from tests.train_distributed.research.audit.rounds import admm as admm_audit
-from tests.train_distributed.research.audit.rounds import charter as charter_audit
-from tests.train_distributed.research.audit.rounds.lower_bound import epsilon_below
-from train_distributed.one_shot.registry import MANY_ROUNDS
+from tests.train_distributed.research.audit import rounds as exact
+from tests.train_distributed.research.audit.rounds import epsilon_below
 from train_distributed.privacy.promise import Privacy
-from train_distributed.research.rivals.admm import calibration as admm_privacy
+from train_distributed.research.rivals.admm.calibration import largest_alpha
 from train_distributed.research.rivals.admm.learner import TOLERANCE, VARIANTS, settings
 from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
-from train_distributed.research.rivals.common import require_records
 from train_distributed.research.rivals.options import AdmmOptions
 
 AUDITED = ("admm-dual", "admm-primal", "charter")
 WEAK = 1 / 8  # of the noise: what an audit must notice
 
 
-@dataclass(frozen=True)
-class MessageBound:
-    """A statistical lower bound of ε, which must stay below the promise."""
-
-    method: str
-    promised: float  # ε of all rounds at δ
-    found: float  # ε is at least this
-    delta: float
-
-
 def audit(
-    method: str,
-    privacy: Privacy,
-    *,
-    replicas: int,
-    generator: torch.Generator,
-    rounds: int = 4,
-    noise_scale: float = 1.0,
-) -> MessageBound:
-    """Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods.
+    method: str, promise: Privacy, replicas: int, *, rounds: int = 4, noise_scale: float = 1.0
+) -> float:
+    """A statistical lower bound of ε at δ of all rounds, which must stay below the promise.
 
-    ADMM: ten records, one of them replaced by an almost opposite one; all messages of the node.
-    Charter: the learning stage of one client, a record with gradient +G0 or -G0, the others 0; the
-    secure sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
+    Runs one user on a worst-case pair and tests the two data sets by their exact likelihoods. ADMM:
+    ten records, one of them replaced by an almost opposite one; all messages of the node. Charter:
+    the learning stage of one client, a record with gradient +G0 or -G0, the others 0; the secure
+    sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
 
     Args:
-        method: one of `registry.MANY_ROUNDS`.
-        privacy: the promise.
+        method: one of `AUDITED`.
+        promise: finite.
         replicas: runs under either data set.
-        generator: of all of them.
         rounds: iterations, or cut rounds.
         noise_scale: below 1 adds less noise than the accounting believes: it must be caught.
-
-    Raises:
-        ValueError: an unknown method, no privacy to audit, rounds or replicas < 1.
     """
-    check.one_of(MANY_ROUNDS, method=method)
-    privacy.validate()
-    require_records(method, privacy)
-    if not privacy.private:
-        raise ValueError("epsilon must be finite to be audited, got inf")
-    check.at_least(1, rounds=rounds, replicas=replicas)
+    epsilon, delta = promise.epsilon, promise.delta
     if method in VARIANTS:
-        alpha = admm_privacy.largest_alpha(privacy.epsilon, privacy.delta, rounds, TOLERANCE)
+        alpha = largest_alpha(epsilon, delta, rounds, TOLERANCE)
         constants = settings(AdmmOptions(iterations=rounds), VARIANTS[method], alpha)
-        pair = admm_audit.worst_pair(10, math.pi - 0.1)
-        losses = partial(admm_audit.trajectory_losses, pair, constants, 2)
+        pair = exact.worst_pair(10, math.pi - 0.1)
+        losses = partial(exact.trajectory_losses, pair, constants, 2)
     else:
-        task = CharterTask(
-            clients=1,
-            rows=6 * rounds,
-            dimension=1,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            diameter=1.0,
-        )
+        size = {"clients": 1, "rows": 6 * rounds, "dimension": 1, "diameter": 1.0}
+        task = CharterTask(epsilon=epsilon, delta=delta, **size)
         plan = make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0)
-        losses = partial(charter_audit.learning_losses, plan)
-    first, second = (
-        losses(truth=truth, replicas=replicas, generator=generator, noise_scale=noise_scale)
-        for truth in (0, 1)
-    )
-    found = epsilon_below(first, second, privacy.delta)
-    return MessageBound(method, privacy.epsilon, found, privacy.delta)
+        losses = partial(exact.learning_losses, plan)
+    given = {"replicas": replicas, "noise_scale": noise_scale}
+    given["generator"] = torch.Generator().manual_seed(0)
+    first, second = (losses(truth=truth, **given) for truth in (0, 1))
+    return epsilon_below(first, second, delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +77,13 @@ class MultiRoundAudit:
         refuse_existing(self.output, overwrite=self.overwrite)
         found = []
         for method, epsilon, scale in product(AUDITED, self.epsilons, (1.0, WEAK)):
-            done = audit(
-                method,
-                Privacy(epsilon, self.delta),
-                replicas=self.replicas,
-                generator=torch.Generator().manual_seed(0),
-                noise_scale=scale,
-            )
-            found.append(asdict(done) | {"noise_scale": scale})
-            print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {done.found:.3f}")
+            least = audit(method, Privacy(epsilon, self.delta), self.replicas, noise_scale=scale)
+            row = {"method": method, "promised": epsilon, "found": least, "delta": self.delta}
+            found.append(row | {"noise_scale": scale})
+            print(f"{method:12} eps {epsilon:g}, noise x {scale:g}: at least {least:.3f}")
         with new_directory(self.output, overwrite=self.overwrite) as partial:
             report = provenance() | {"replicas": self.replicas, "audits": found}
-            (partial / "audit.json").write_text(json.dumps(report, indent=1) + "\n")
+            write_json(partial / "audit.json", report)
 
 
 if __name__ == "__main__":

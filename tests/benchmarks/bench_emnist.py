@@ -10,7 +10,6 @@ private ones. Then what a user of the real files types: `embed run --data fed-em
 are of the same writers. O and 0, l and I and so on look alike, as in the real set.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,12 +17,13 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from pretrain.sources import EMNIST_CLASSES, EMNIST_SIDE
+from tests.benchmarks.saving import save
 
 ROOT = Path(__file__).parents[2]
 FACES = ("DejaVuSans", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic")
@@ -60,7 +60,7 @@ def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
     return np.clip(pixels + rng.normal(0, 0.02, pixels.shape).astype(np.float32), 0, 1)
 
 
-def write(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: int) -> None:
+def draw(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: int) -> None:
     """Both files; a ninth of each writer's letters is for testing, as in the real set."""
     import h5py  # pyright: ignore[reportMissingImports]
 
@@ -80,21 +80,14 @@ def write(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: i
                 group["pixels"], group["label"] = pixels[part], labels[part].astype(np.int32)
 
 
-def main() -> None:
-    """Draws, embeds, sweeps."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--writers", type=int, default=500)
-    parser.add_argument("--write", type=Path, help="JSON file of all accuracies")
-    parser.add_argument("--rows", type=int, default=110, help="letters of a writer, on average")
-    options = parser.parse_args()
-    out: Path = options.out
-    write(out / "files", FACES, options.writers, options.rows, 0)
-    write(out / "public_files", PUBLIC_FACES, options.writers // 4, options.rows, 1)
+def main(out: Path, writers: int = 500, rows: int = 110, write: Path | None = None) -> None:
+    """Draws, embeds, sweeps; a writer has so many letters on average."""
+    draw(out / "files", FACES, writers, rows, 0)
+    draw(out / "public_files", PUBLIC_FACES, writers // 4, rows, 1)
     for name, files in (("private", "files"), ("public", "public_files")):
         source = f"fed-emnist:{out / files}"
         run("embed", "run", "--data", source, "--resize", "32", "--out", str(out / name))
-    rows = []
+    runs = []
     for method, epsilon in product(METHODS, EPSILONS):
         found = []
         for seed in range(SEEDS):
@@ -105,13 +98,10 @@ def main() -> None:
                 *("--epsilon", epsilon, "--delta", "1e-5", "--out", str(model)),
             )
             found.append(json.loads((model / "report.json").read_text())["test_accuracy"])
-        rows.append({"method": method, "epsilon": float(epsilon), "accuracies": found})
+        runs.append({"method": method, "epsilon": float(epsilon), "accuracies": found})
         mean, spread = 100 * np.mean(found), 100 * np.std(found, ddof=1)
         print(f"{method:14} eps {epsilon:4} {mean:.1f} ± {spread:.1f}", flush=True)
-    if options.write:
-        report = {**provenance(), "writers": options.writers, "runs": rows}
-        with new_file(options.write) as file:
-            file.write_text(json.dumps(report, indent=1) + "\n")
+    save(write, {**provenance(), "writers": writers, "runs": runs})
 
 
 def run(room: str, *arguments: str) -> None:
@@ -120,4 +110,4 @@ def run(room: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

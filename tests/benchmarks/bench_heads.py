@@ -21,8 +21,7 @@ fresh memory. With n rows, d columns, K classes, and two flops for a multiplicat
   rows L-BFGS takes 17 gradients, accelerated gradient 81: counted on 6,200 such rows.)
 """
 
-import argparse
-import json
+import json as text
 import math
 import platform
 import resource
@@ -34,9 +33,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import tyro
 from torch import Tensor
 
 from heads import Head, HuberSVMHead, SoftmaxHead, default_tolerance, fit_exact, fit_sgd
+from tests.benchmarks.saving import save
 
 REPEATS = 3
 EQUAL = 1e-4  # relative Frobenius distance to the plain loop's weights
@@ -68,6 +69,7 @@ class Case:
         return plain_sgd(self.head, x, y, self.epochs, BATCH)
 
 
+LONG = SoftmaxHead(num_classes=CLASSES, l2_reg=0.01, clip_norm=1)
 PAPER = {"num_classes": CLASSES, "clip_norm": 34.854}
 CASES = {
     "softmax": Case(
@@ -75,15 +77,7 @@ CASES = {
     ),
     "svm": Case(HuberSVMHead(**PAPER, l2_reg=100, radius=0.06), 1000, 50, 6145, 10, 500),
     "exact": Case(SoftmaxHead(**PAPER, l2_reg=10), 1000, 50, 6145, 1.5),
-    "one user": Case(
-        SoftmaxHead(num_classes=CLASSES, l2_reg=0.01, clip_norm=1),
-        1,
-        50_000,
-        1281,
-        8,
-        plain_users=1,
-        roofline=4,
-    ),
+    "one user": Case(LONG, 1, 50_000, 1281, 8, plain_users=1, roofline=4),
 }
 MEMORY = 4.0  # GiB, bar
 BATCH = 20
@@ -246,13 +240,10 @@ def measure(name: str) -> dict[str, float | str]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--case", choices=CASES, help="measure one case here and print JSON")
-    options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(options.case)))
+def main(case: str | None = None, json: Path | None = None) -> int:
+    """Prints a line for every case, or measures one in this process and prints JSON."""
+    if case:
+        print(text.dumps(measure(case)))
         return 0
     machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     print(f"{machine}, torch {torch.__version__}, best of {REPEATS}")
@@ -261,22 +252,21 @@ def main() -> int:
         f"{'plain s/user':>12} {'ratio':>6} {'bar':>4} {'distance':>9}"
     )
     rows = []
-    for name, case in CASES.items():
+    for name, bars in CASES.items():
         command = [sys.executable, __file__, "--case", name]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        row = json.loads(done.stdout)
+        row = text.loads(done.stdout)
         rows.append(row)
         print(
-            f"{name:9} {row['seconds']:8.2f} {case.seconds:5.1f} {row['roofline_seconds']:8.3f} "
-            f"{row['roofline_ratio']:6.1f} {case.roofline or '-':>4} {row['peak_gib']:5.2f} "
+            f"{name:9} {row['seconds']:8.2f} {bars.seconds:5.1f} {row['roofline_seconds']:8.3f} "
+            f"{row['roofline_ratio']:6.1f} {bars.roofline or '-':>4} {row['peak_gib']:5.2f} "
             f"{row['plain_seconds_per_user']:12.3f} {row['ratio']:6.0f} "
-            f"{case.ratio or '-':>4} {row['distance']:9.1e}",
+            f"{bars.ratio or '-':>4} {row['distance']:9.1e}",
             flush=True,
         )
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "cases": rows}, indent=2) + "\n")
+    save(json, {"machine": machine, "cases": rows})
     return int(any(row["distance"] > EQUAL or row["peak_gib"] > MEMORY for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

@@ -9,7 +9,6 @@ shares that the sum shows, of test rows as they are (`ece_private`).
 `tests/benchmarks/kinds.py` draws pictures that are no photographs.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from pretrain.datasets import TEST, TRAIN
+from tests.benchmarks.saving import save
 from train_distributed import Privacy
 from train_distributed.one_shot.class_prior import prior_shift
 from train_distributed.one_shot.method import Fitted
@@ -127,26 +128,28 @@ def _calibration(sure: Tensor, labels: Tensor, weights: Tensor) -> float:
     return float(torch.stack([gaps[bins == b].sum().abs() for b in bins.unique()]).sum())
 
 
-def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Defaults on pictures of many kinds")
-    parser.add_argument("--pairs", nargs="+", required=True, help="PRIVATE:PUBLIC")
-    parser.add_argument("--methods", nargs="+", default=["discriminant"])
-    parser.add_argument("--users", nargs="+", type=int, help="federations (default: all)")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--options", type=json.loads, default={}, help="JSON of given options")
-    parser.add_argument("--classes", nargs="+", type=int, default=(), help="no other private rows")
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    started, lines = time.process_time(), []
-    for pair in arguments.pairs:
+def main(
+    pairs: tuple[str, ...],
+    methods: tuple[str, ...] = ("discriminant",),
+    users: tuple[int, ...] | None = None,
+    classes: tuple[int, ...] = (),
+    seeds: int = 2,
+    options: str = "{}",
+    write: Path | None = None,
+) -> None:
+    """Pairs PRIVATE:PUBLIC by methods, in federations of so many users (default: all).
+
+    Options are JSON; with classes, no other private rows are looked at.
+    """
+    started, lines, given = time.process_time(), [], json.loads(options)
+    for pair in pairs:
         private, _, public = pair.rpartition(":")
-        kind = Kind(Path(private), Path(public), arguments.users, arguments.classes)
+        kind = Kind(Path(private), Path(public), users, classes)
         cells = [(w, n, e) for w, n, epsilons in kind.federations for e in epsilons]
-        for method, cell in product(arguments.methods, cells):
-            found = kind.measured(method, cell, arguments.options, arguments.seeds)
+        for method, cell in product(methods, cells):
+            found = kind.measured(method, cell, given, seeds)
             means = dict(zip(MEASURES, found.mean(0).round(2).tolist(), strict=True))
-            settings = kind.request(cell, method, arguments.options).settings.options
+            settings = kind.request(cell, method, given).settings.options
             place = dict(zip(("users", "rows", "epsilon"), cell, strict=True))
             named = {"private": Path(private).name, "public": Path(public).name, "method": method}
             each = {"each": found[:, 1].round(2).tolist()}
@@ -157,15 +160,10 @@ def main() -> None:
                 + "  ".join(f"{name} {value:5.1f}" for name, value in means.items()),
                 flush=True,
             )
-    if arguments.write is not None:
-        made = {
-            "seeds": arguments.seeds,
-            "options": arguments.options,
-            "processor_seconds": round(time.process_time() - started),
-        }
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(json.dumps({**made, "lines": lines}, indent=1) + "\n")
+    made = {"seeds": seeds, "options": given}
+    made["processor_seconds"] = round(time.process_time() - started)
+    save(write, made | {"lines": lines})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

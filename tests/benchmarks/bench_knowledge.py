@@ -9,8 +9,6 @@ a class, or names and examples. Examples are training rows that are taken out of
 first, others for each seed. Users hold 50 rows each, half of them honest.
 """
 
-import argparse
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
+from matplotlib.figure import Figure
 
 from embed import EmbeddingSet, PublicTransform
 from embed.guesses import ClassMeans, NameRule, Sources, knowing, means_by_name
 from embed.options import Knowledge
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TEST, TRAIN
+from tests.benchmarks.saving import save
 from train_distributed import Privacy
 from train_distributed.one_shot.metrics import BINS
 from train_distributed.one_shot.model import probabilities
@@ -135,17 +136,20 @@ class Stage:
         return found
 
 
+def mean(cells: list[dict[str, Any]], source: str, users: int, epsilon: float) -> float:
+    """Accuracy in per cent over seeds."""
+    at = (source, users, epsilon)
+    own = [c["accuracy"] for c in cells if (c["source"], c["users"], c["epsilon"]) == at]
+    return 100 * float(np.mean(own))
+
+
 def table(cells: list[dict[str, Any]]) -> str:
-    """Mean accuracy in per cent, by users and source."""
+    """Mean accuracies, by users and source."""
     lines = [f"{'users':>6} {'source':16}" + "".join(f"{e:>7g}" for e in EPSILONS)]
     keys = list(dict.fromkeys((cell["users"], cell["source"]) for cell in cells))
     for users, source in sorted(keys, key=lambda key: key[0]):
-        line = f"{users:>6} {source:16}"
-        for epsilon in EPSILONS:
-            same = {"users": users, "source": source, "epsilon": epsilon}
-            own = [c["accuracy"] for c in cells if all(c[k] == v for k, v in same.items())]
-            line += f"{100 * float(np.mean(own)):7.1f}"
-        lines.append(line)
+        means = (mean(cells, source, users, epsilon) for epsilon in EPSILONS)
+        lines.append(f"{users:>6} {source:16}" + "".join(f"{each:7.1f}" for each in means))
     return "\n".join(lines)
 
 
@@ -154,22 +158,14 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
 
     Lines that nowhere differ by a point are one, with both names.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     found: dict[tuple[str, ...], dict[tuple[float, int], float]] = {}
     numbers = sorted({cell["users"] for cell in cells})
     for source in dict.fromkeys(cell["source"] for cell in cells):
-        own = {}
-        for epsilon, users in product(DRAWN, numbers):
-            same = {"source": source, "epsilon": epsilon, "users": users}
-            shares = [c["accuracy"] for c in cells if all(c[k] == v for k, v in same.items())]
-            own[epsilon, users] = 100 * float(np.mean(shares))
+        own = {(e, users): mean(cells, source, users, e) for e, users in product(DRAWN, numbers)}
         twin = next((k for k, v in found.items() if max(abs(own[c] - v[c]) for c in own) < 1), ())
         found[(*twin, source)] = found.pop(twin, own)
-    figure, panels = plt.subplots(1, len(DRAWN), figsize=(11, 3.8), sharey=True)
+    figure = Figure(figsize=(11, 3.8), layout="tight")
+    panels = figure.subplots(1, len(DRAWN), sharey=True)
     for epsilon, panel in zip(DRAWN, panels, strict=True):
         for sources, accuracies in found.items():
             values = [accuracies[epsilon, users] for users in numbers]
@@ -190,36 +186,31 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0].set(ylabel="test accuracy, %", ylim=(0, None))
     figure.suptitle("What is known of the classes before, and how many users take part")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
-def main() -> None:
+def main(
+    embeddings: Path,
+    public: Path,
+    write: Path,
+    text_encoder: str | None = None,
+    users: tuple[int, ...] = USERS,
+    sources: tuple[str, ...] = ("none", "names", "shuffled", "5", "20", "names+20"),
+    seeds: int = 4,
+) -> None:
     """Prints the table; writes all cells."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--embeddings", type=Path, required=True)
-    parser.add_argument("--public", type=Path, required=True)
-    parser.add_argument("--text-encoder")
-    parser.add_argument("--users", type=int, nargs="+", default=USERS)
-    parser.add_argument(
-        "--sources", nargs="+", default=["none", "names", "shuffled", "5", "20", "names+20"]
-    )
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--write", type=Path, required=True)
-    given = parser.parse_args()
-    public, private = EmbeddingSet.open(given.public), EmbeddingSet.open(given.embeddings)
-    knowledge = Knowledge(text_encoder=given.text_encoder)
-    sources = Sources.of(knowledge, public)
-    stage = Stage(private, public, PublicTransform.fit(public), sources)
-    cells = []
-    for source, seed in product(given.sources, range(given.seeds)):
-        cells += stage.cell(source, seed, given.users)
-    arguments = {name: str(value) for name, value in vars(given).items() if name != "write"}
+    shown, private = EmbeddingSet.open(public), EmbeddingSet.open(embeddings)
+    knowledge = Sources.of(Knowledge(text_encoder=text_encoder), shown)
+    stage, cells = Stage(private, shown, PublicTransform.fit(shown), knowledge), []
+    for source, seed in product(sources, range(seeds)):
+        cells += stage.cell(source, seed, users)
+    arguments = {"embeddings": embeddings.name, "public": public.name, "users": users}
+    arguments |= {"sources": sources, "seeds": seeds, "text_encoder": text_encoder}
     result = {**provenance(), "arguments": arguments, "table": table(cells).split("\n")}
-    given.write.write_text(json.dumps(result | {"cells": cells}, indent=1) + "\n")
-    draw(cells, given.write.with_suffix(".png"))
+    save(write, result | {"cells": cells})
+    draw(cells, write.with_suffix(".png"))
     print(table(cells))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -7,7 +7,6 @@ Whole releases by `discriminant` with the transform of the public rule and discr
 operating system; a seed decides who holds which rows, for both alike.
 """
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 
 from embed import EmbeddingSet, PublicTransform
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import TRAIN
+from tests.benchmarks.saving import save
 from train_distributed import Privacy, release
 from train_distributed.partition import split
 from train_distributed.privacy.promise import SERVERS, NoiseBy
@@ -27,53 +27,50 @@ from train_distributed.privacy.promise import SERVERS, NoiseBy
 METHOD = "discriminant"
 
 
-def main() -> None:
+def main(
+    embeddings: Path,
+    public: Path,
+    epsilons: tuple[float, ...] = (0.4, 1.2, 3.0),
+    users: int = 1000,
+    seeds: int = 3,
+    write: Path | None = None,
+) -> None:
     """Prints a line for every ε."""
-    parser = argparse.ArgumentParser(description="noise of users and of servers")
-    parser.add_argument("--embeddings", required=True)
-    parser.add_argument("--public", required=True)
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.4, 1.2, 3.0])
-    parser.add_argument("--users", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--write", type=Path)
-    given = parser.parse_args()
-    private, public = EmbeddingSet.open(given.embeddings), EmbeddingSet.open(given.public)
+    private, transform = (
+        EmbeddingSet.open(embeddings),
+        PublicTransform.fit(EmbeddingSet.open(public)),
+    )
     labels = torch.from_numpy(private.labels[private.split == TRAIN])
     lines: list[dict[str, Any]] = []
-    for epsilon in given.epsilons:
+    for epsilon in epsilons:
         found: dict[NoiseBy, list[float]] = {"users": [], "servers": []}
         stds: dict[NoiseBy, float] = {}
-        for seed in range(given.seeds):
+        for seed in range(seeds):
             draw = torch.Generator().manual_seed(seed)
-            parts = split(labels, given.users, "iid", generator=draw)
-            transform = PublicTransform.fit(public)
+            parts = split(labels, users, "iid", generator=draw)
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, 1e-5, noise_by=by)
                 made = release(
                     private, METHOD, privacy, transform=transform, partition=parts, noise="discrete"
                 )
                 accuracies.append(100 * made.report["test_accuracy"])
-                parties = given.users if by == "users" else SERVERS
+                parties = users if by == "users" else SERVERS
                 stds[by] = made.report["local_noise_std"] * math.sqrt(parties)
         means = {by: round(float(np.mean(each)), 2) for by, each in found.items()}
         differences = np.subtract(found["servers"], found["users"])
-        error = float(differences.std(ddof=1)) / math.sqrt(given.seeds)
-        lines.append(
-            {
-                "epsilon": epsilon,
-                "mean accuracy": means,
-                "servers less users": round(float(differences.mean()), 2),
-                "standard error of that": round(error, 2),
-                "noise in an entry of the scaled sum": stds,
-                "accuracies": {by: [round(a, 2) for a in each] for by, each in found.items()},
-            }
-        )
+        error = float(differences.std(ddof=1)) / math.sqrt(seeds)
+        line = {
+            "epsilon": epsilon,
+            "mean accuracy": means,
+            "servers less users": round(float(differences.mean()), 2),
+            "standard error of that": round(error, 2),
+            "noise in an entry of the scaled sum": stds,
+            "accuracies": {by: [round(a, 2) for a in each] for by, each in found.items()},
+        }
+        lines.append(line)
         print(json.dumps(lines[-1]), flush=True)
-    if given.write:
-        with new_file(given.write) as path:
-            result = {"machine": provenance(), "users": given.users, "releases": lines}
-            path.write_text(json.dumps(result, indent=1) + "\n")
+    save(write, {"machine": provenance(), "users": users, "releases": lines})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

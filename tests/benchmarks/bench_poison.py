@@ -16,7 +16,6 @@ too long. Then `secagg`, with a hundredth of its users ten times too long: nobod
 1 if a vector that is too long was not refused, or the opened sum is not that of the others.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -28,15 +27,17 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import tyro
 from aggregators import FOLDERS, commands, make_window
 from poison import Poisoned
 
 from embed import EmbeddingSet
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import AGREED, trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.privacy.promise import SERVERS, Privacy
 from train_distributed.proofs.pine import Pine
 from train_distributed.secure_sum import reports
@@ -45,7 +46,6 @@ from train_distributed.secure_sum.reports import make_report
 from train_distributed.secure_sum.window import LEADER, Window
 
 TIMES = 10  # as long as allowed
-OPTIONS: list[dict[str, Any] | None] = [{}, None]  # None: those of `init`
 
 
 def directions(poisoned: Poisoned, poisoners: int, tries: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def real_window(
         processes, operator = commands(place), read_private(place / FOLDERS[LEADER])
         for process in processes:
             process.start()
-        with Aggregators(file.window, file.addresses, patience=600.0) as aggregators:
+        with Aggregators(file.window, file.addresses, trust(place / AGREED), 600.0) as aggregators:
             for user, own in enumerate(keys):
                 if user < users:
                     sent = vector if user < poisoners else poisoned.sent[user]
@@ -156,37 +156,20 @@ def without_proofs(
     return found
 
 
-def tried(sets: Any, privacy: Privacy, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Accuracies in all directions, by options and shares of poisoners."""
-    found = []
-    for options in given.options:
-        counts = [round(share * given.users) for share in given.shares]
-        made = [
-            Poisoned.of(sets, privacy, users=given.users, seed=0, options=options, poisoners=count)
-            for count in counts
-        ]
-        found.append(
-            {
-                "options": made[0].options,
-                "numbers": len(made[0].sent[0]),
-                "bound": round(made[0].bound, 3),
-                "longest honest vector over the bound": round(made[0].longest, 3),
-                "shares": [
-                    directions(poisoned, count, given.tries)
-                    for poisoned, count in zip(made, counts, strict=True)
-                ],
-            }
-        )
-        print(json.dumps(found[-1], indent=1), flush=True)
-    return found
+def tried(made: dict[int, Poisoned], tries: int) -> dict[str, Any]:
+    """Accuracies in all directions, by the number of poisoners."""
+    first = next(iter(made.values()))
+    return {
+        "options": first.options,
+        "numbers": len(first.sent[0]),
+        "bound": round(first.bound, 3),
+        "longest honest vector over the bound": round(first.longest, 3),
+        "shares": [directions(poisoned, count, tries) for count, poisoned in made.items()],
+    }
 
 
-def played(sets: Any, privacy: Privacy, given: argparse.Namespace) -> dict[str, Any]:
+def played(sets: Any, privacy: Privacy, poisoned: Poisoned, poisoners: int) -> dict[str, Any]:
     """A window with poisoners and liars, and a sum by `secagg` with liars."""
-    options, poisoners = given.options[-1], round(given.shares[-1] * given.users)
-    poisoned = Poisoned.of(
-        sets, privacy, users=given.users, seed=0, options=options, poisoners=poisoners
-    )
     others = poisoned.honest(poisoners)
     vectors = [poisoned.vector(way) for _, way in poisoned.directions()]
     sums = [poisoned.noised(others + poisoners * vector, SERVERS) for vector in vectors]
@@ -194,36 +177,42 @@ def played(sets: Any, privacy: Privacy, given: argparse.Namespace) -> dict[str, 
     window = real_window(poisoned, worst, poisoners, poisoners)
     found = {"options": poisoned.options, "window": window}
     print(json.dumps(found, indent=1), flush=True)
-    found["secagg"] = without_proofs(sets, privacy, given.users, {})
+    found["secagg"] = without_proofs(sets, privacy, len(poisoned.sent), {})
     print(json.dumps(found["secagg"], indent=1))
     return found
 
 
-def main() -> int:
-    """Prints all accuracies."""
-    parser = argparse.ArgumentParser(description="poisoners in a federation")
-    parser.add_argument("--embeddings", required=True)
-    parser.add_argument("--public", required=True)
-    parser.add_argument("--epsilon", type=float, default=1.2)
-    parser.add_argument("--users", type=int, default=1000)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.1])
-    parser.add_argument("--options", type=json.loads, nargs="+", default=OPTIONS)
-    parser.add_argument("--tries", type=int, default=3, help="draws of the noise in a mean")
-    parser.add_argument("--real", action="store_true", help="a window and secagg, no directions")
-    parser.add_argument("--write", type=Path)
-    given = parser.parse_args()
-    sets = EmbeddingSet.open(given.embeddings), EmbeddingSet.open(given.public)
-    privacy = Privacy(given.epsilon, 1e-5, noise_by="servers")
-    found: dict[str, Any] = {"machine": provenance(), "epsilon": given.epsilon}
-    if given.real:
-        found |= played(sets, privacy, given)
+def main(
+    embeddings: Path,
+    public: Path,
+    epsilon: float = 1.2,
+    users: int = 1000,
+    shares: tuple[float, ...] = (0.01, 0.1),
+    options: tuple[str, ...] = ("{}", "null"),
+    tries: int = 3,
+    real: bool = False,
+    write: Path | None = None,
+) -> int:
+    """Prints accuracies by options, as JSON (null: those of `init`), means of so many draws."""
+    sets = EmbeddingSet.open(embeddings), EmbeddingSet.open(public)
+    privacy = Privacy(epsilon, 1e-5, noise_by="servers")
+    found: dict[str, Any] = {"machine": provenance(), "epsilon": epsilon, "users": users}
+
+    def made(words: str, count: int) -> Poisoned:
+        given = json.loads(words)
+        return Poisoned.of(sets, privacy, users=users, seed=0, options=given, poisoners=count)
+
+    counts = [round(share * users) for share in shares]
+    if real:
+        found |= played(sets, privacy, made(options[-1], counts[-1]), counts[-1])
     else:
-        found |= {"users": given.users, "directions": tried(sets, privacy, given)}
-    if given.write:
-        with new_file(given.write) as path:
-            path.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if not given.real or found["window"]["right"] else 1
+        found["directions"] = []
+        for words in options:
+            found["directions"] += [tried({count: made(words, count) for count in counts}, tries)]
+            print(json.dumps(found["directions"][-1], indent=1), flush=True)
+    save(write, found)
+    return 0 if not real or found["window"]["right"] else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

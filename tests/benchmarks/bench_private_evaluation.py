@@ -8,20 +8,19 @@ it is deployed: discrete noise from the operating system, one secure sum; with `
 same in floating point, ten times as fast. Interrupted, it writes the repetitions that are done.
 """
 
-import argparse
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+import tyro
 
 from embed import EmbeddingSet
-from pretrain.cli.output import new_directory, refuse_existing
+from pretrain.cli.output import new_directory, refuse_existing, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import EVALUATION
 from train_distributed import Privacy, Release
@@ -81,36 +80,6 @@ def intervals(found: Estimates, names: tuple[str, ...]) -> Iterator[tuple[str, I
     yield from ((f"recall of {n}", each) for n, each in zip(names, found.recalls, strict=True))
 
 
-def options() -> argparse.Namespace:
-    """As they were given."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--embeddings", type=Path, required=True, help="with evaluation rows")
-    parser.add_argument("--users", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=10, help="of every user")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 0.4, 1.0])
-    parser.add_argument("--repetitions", type=int, default=200)
-    parser.add_argument("--noise", choices=("discrete", "float"), default="discrete")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--overwrite", action="store_true")
-    return parser.parse_args()
-
-
-def repeated(
-    pool: Pool, epsilon: float, given: argparse.Namespace, draw: np.random.Generator
-) -> dict[str, list[Interval]]:
-    """Every interval of so many repetitions, or of those before an interruption."""
-    seen: dict[str, list[Interval]] = {}
-    with contextlib.suppress(KeyboardInterrupt):
-        for _ in range(given.repetitions):
-            rows = pool.drawn(given.users, given.rows, draw)
-            promise = Privacy(epsilon, DELTA)
-            found = evaluate(pool.release, rows, promise, noise=given.noise).estimates
-            for name, interval in intervals(found, pool.release.class_names):
-                seen.setdefault(name, []).append(interval)
-    return seen
-
-
 def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
     """Coverage and width of intervals."""
     halves = [(each.high - each.low) / 2 for each in listed]
@@ -131,17 +100,31 @@ def line(epsilon: float, name: str, found: dict[str, Any]) -> str:
     return f"{epsilon:5g} {name:28} {truth:6.2f} {coverage:9.1f} {mean:10.2f} {largest:8.2f}"
 
 
-def main() -> None:
+def main(
+    model: Path,
+    embeddings: Path,
+    output: Path,
+    users: int = 1000,
+    rows: int = 10,
+    epsilons: tuple[float, ...] = (0.1, 0.4, 1.0),
+    repetitions: int = 200,
+    noise: Literal["discrete", "float"] = "discrete",
+    overwrite: bool = False,
+) -> None:
     """Prints and writes coverage and width of every interval."""
-    given = options()
-    refuse_existing(given.output, overwrite=given.overwrite)
-    opened, release = EmbeddingSet.open(given.embeddings), Release.load(given.model)
+    refuse_existing(output, overwrite=overwrite)
+    opened, release = EmbeddingSet.open(embeddings), Release.load(model)
     pool = Pool(release, opened.subset(opened.split == EVALUATION))
     truth, draw = pool.truth(), np.random.default_rng(0)
     results, lines = [], []
-    for epsilon in given.epsilons:
-        start = time.perf_counter()
-        seen = repeated(pool, epsilon, given, draw)
+    for epsilon in epsilons:
+        start, seen = time.perf_counter(), dict[str, list[Interval]]()
+        with contextlib.suppress(KeyboardInterrupt):
+            for _ in range(repetitions):
+                drawn = pool.drawn(users, rows, draw)
+                made = evaluate(release, drawn, Privacy(epsilon, DELTA), noise=noise).estimates
+                for name, interval in intervals(made, release.class_names):
+                    seen.setdefault(name, []).append(interval)
         took = time.perf_counter() - start
         for name, listed in seen.items():
             found = summary(listed, truth[name]) | {"seconds": took / len(listed)}
@@ -149,20 +132,20 @@ def main() -> None:
             lines.append(line(epsilon, name, found))
             print(lines[-1], flush=True)
     report = provenance() | {
-        "users": given.users,
-        "rows_per_user": given.rows,
+        "users": users,
+        "rows_per_user": rows,
         "pool": len(pool.rows),
-        "noise": given.noise,
+        "noise": noise,
         "delta": DELTA,
         "confidence": 0.95,
         "of_the_model": {k: release.report[k] for k in ("epsilon", "delta", "method")},
         "results": results,
     }
     head = f"{'eps':>5} {'of':28} {'truth':>6} {'covered %':>9} {'half-width':>10} {'largest':>8}"
-    with new_directory(given.output, overwrite=given.overwrite) as partial:
-        (partial / "results.json").write_text(json.dumps(report) + "\n")
+    with new_directory(output, overwrite=overwrite) as partial:
+        write_json(partial / "results.json", report)
         (partial / "table.txt").write_text("\n".join([head, *lines]) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

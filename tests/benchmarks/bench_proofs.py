@@ -3,7 +3,6 @@
 OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py [--write results/secure_sum/proofs.json]
 """
 
-import argparse
 import json
 import os
 import resource
@@ -12,9 +11,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import tyro
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed.proofs import field
 from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, Pine
@@ -27,11 +27,8 @@ def clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def main() -> None:
+def main(write: Path | None = None) -> None:
     """Prints medians over all reports, and the peak of memory after the first and the last."""
-    parser = argparse.ArgumentParser(description="times and bytes of PINE")
-    parser.add_argument("--write", type=Path)
-    write = parser.parse_args().write
     pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
     generator, key = np.random.default_rng(0), secrets.token_bytes(32)
     seconds: dict[str, list[np.ndarray]] = {"user": [], "leader": [], "helper": [], "message": []}
@@ -78,10 +75,8 @@ def main() -> None:
         "machine": provenance(),
     }
     print(json.dumps(found, indent=1, ensure_ascii=False))
-    if write:
-        with new_file(write) as path:
-            path.write_text(json.dumps(found, indent=1) + "\n")
+    save(write, found)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -14,7 +14,6 @@ deviation within a tenth, at dimension 64 within three tenths. Exit code 1 where
 users, the two openings differ, or fewer were killed than asked for.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -26,17 +25,20 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tyro
 from aggregators import Process, commands, make_window
 from postgresql import Server, running
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import AGREED, trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -85,12 +87,16 @@ class Load:
         self._operator = read_private(folder / "aggregator0")
         self.acknowledged, self._ended = 0, threading.Event()
 
+    def _lines(self, patience: float = PATIENCE) -> Aggregators:
+        tls = trust(self._folder / AGREED)
+        return Aggregators(self._file.window, self._file.addresses, tls, patience)
+
     def send(self, users: range) -> None:
         """Sends the reports of some users, over one connection."""
         window = self._file.window
         size = report_bytes(window.dimension, BOUND)
         with (
-            Aggregators(window, self._file.addresses, patience=PATIENCE) as aggregators,
+            self._lines() as aggregators,
             (self._folder / REPORTS).open("rb") as file,
         ):
             for user in users:
@@ -120,7 +126,7 @@ class Load:
     def _progress(self) -> float:
         """Reports that are acknowledged, and those that are decided, by halves."""
         try:
-            with Aggregators(self._file.window, self._file.addresses, patience=0) as aggregators:
+            with self._lines(0.0) as aggregators:
                 return (self.acknowledged + aggregators.decided(self._operator)) / 2
         except OSError:
             return 0
@@ -145,11 +151,26 @@ class Load:
         return sent, time.monotonic() - start, opened
 
     def opened(self) -> Opened:
-        with Aggregators(self._file.window, self._file.addresses, patience=PATIENCE) as aggregators:
+        with self._lines() as aggregators:
             return aggregators.open(self._operator)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], bool]:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A window under load."""
+
+    reports: int = 1000
+    dimension: int = 9546
+    kills: int = 0  # of workers
+    database_kills: int = 0  # with --store postgresql
+    store: str | None = None  # postgresql: a server of its own; or postgresql://...
+    workers: int = 1  # of each aggregator
+    folder: Path | None = None  # of the window, a new one or one only made
+    only_make: bool = False  # make the reports and end
+    write: Path | None = None
+
+
+def measure(options: Options, folder: Path) -> tuple[dict[str, Any], bool]:
     """One window; and whether its sum is right."""
     if not (folder / MADE).exists():
         make(folder, options.reports, options.dimension)
@@ -211,24 +232,11 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 def main() -> int:
     """Prints one window's cost."""
-    parser = argparse.ArgumentParser(description="a window under load")
-    parser.add_argument("--reports", type=int, default=1000)
-    parser.add_argument("--dimension", type=int, default=9546)
-    parser.add_argument("--kills", type=int, default=0, help="of workers")
-    parser.add_argument("--database-kills", type=int, default=0, help="with --store postgresql")
-    parser.add_argument("--store", help="postgresql: a server of its own; or postgresql://...")
-    parser.add_argument("--workers", type=int, default=1, help="of each aggregator")
-    parser.add_argument("--folder", type=Path, help="of the window, a new one or one only made")
-    parser.add_argument("--only-make", action="store_true", help="make the reports and end")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
+    options = tyro.cli(Options)
     with tempfile.TemporaryDirectory() as temporary:
         found, right = measure(options, options.folder or Path(temporary))
     print(found, "exact" if right else "WRONG", flush=True)
-    if options.write:
-        with new_file(options.write) as path:
-            text = json.dumps({"machine": provenance(), "window": found, "exact": right}, indent=1)
-            path.write_text(text + "\n")
+    save(options.write, {"machine": provenance(), "window": found, "exact": right})
     return 0 if right else 1
 
 

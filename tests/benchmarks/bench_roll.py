@@ -31,8 +31,9 @@ from pretrain.cli.provenance import provenance
 from tests.ports import free_port
 from train_distributed.commands.federation.enrolling import COLUMNS
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import Keys, Party, read_private
+from train_distributed.federation.documents.party import Keys, Party
 from train_distributed.federation.documents.place import Place, place_path, with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
@@ -157,7 +158,10 @@ def aggregator(home: Path, folder: str) -> dict[str, float]:
 def measure(users: int, home: Path) -> dict[str, Any]:
     """All of it, for so many users."""
     PublicTransform.fit(embeddings(99, 500), components=100).save(home / "public.safetensors")
-    for words in ("--folder server --name server --server", "--folder user --name me --rows 50"):
+    for words in (
+        "--folder server --name server --server --hosts 127.0.0.1",
+        "--folder user --name me --rows 50",
+    ):
         subprocess.run([*COMMAND, "join", *words.split()], cwd=home, check=True)
     keys, number = read_private(home / "user"), users // 2
     rows = rows_of(number)

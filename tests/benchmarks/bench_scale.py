@@ -2,12 +2,9 @@
 
     python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--json FILE]
 
-User i of `softmax` holds 50 generated rows x_j = [1/2, s e_f] with f = (i + j) mod 63, label
-(i + j) mod 10 and sign s = ±1 by user. As its features are orthonormal and its labels balanced, a
-user's softmax minimiser is W = Σ_j x_j A_jᵀ where A_j is t for the row's label and -t/9 for the
-others, and g = 10 t/9 solves 50 Λ g (e^g + 9) = 10. Of `discriminant` it holds 20 rows
-[1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)] of 128 features, so that class sums and second moments are
-counts.
+User i holds 20 generated rows [1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)] of 128 features, with
+f = (i + j) mod 128, label (i + j) mod 10 and sign s = ±1 by user, so that class sums and second
+moments are counts.
 
 All are released with (1, 10⁻⁵)-differential privacy; the noise is a simulation's, drawn once, and
 drawn again here to see the total before it. `discriminant-integers` is what is deployed, every
@@ -15,8 +12,6 @@ user's own discrete noise and a secure sum: 100 times fewer users. Every measure
 process of its own; its peak memory is the operating system's figure.
 """
 
-import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -24,22 +19,24 @@ import resource
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
-from scipy.optimize import brentq
+import tyro
 from torch import Tensor
 
 from embed import PublicTransform
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed import Privacy, release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy.float_noise import gaussian
 
-CLASSES, CONSTANT, L2_REG = 10, 0.5, 1.0
+CLASSES, CONSTANT = 10, 0.5
 CHUNK_USERS = 1024
-METHODS = ("softmax", "discriminant", "discriminant-integers")
+METHODS = ("discriminant", "discriminant-integers")
 INTEGERS = 100  # times fewer users
 
 
@@ -48,9 +45,9 @@ class GeneratedUsers:
     """`count` users whose rows are made when they are asked for: a `Users`."""
 
     count: int
-    rows: int = 50  # of a user
-    features: int = 63  # q
-    spread: int = 1  # features of a row that are not zero
+    rows: int = 20  # of a user
+    features: int = 128  # q
+    spread: int = 4  # features of a row that are not zero
 
     @property
     def sizes(self) -> Tensor:
@@ -105,18 +102,6 @@ class GeneratedUsers:
         sums[0] = CONSTANT * self.count * self.rows / CLASSES
         return sums, moments
 
-    def closed_heads(self) -> Tensor:
-        """(d, K): Σ_i n W_i from the class sums and one scalar root."""
-        others = CLASSES - 1
-
-        def slack(g: float) -> float:
-            return self.rows * L2_REG * g * (math.exp(g) + others) - CLASSES
-
-        gap = float(brentq(slack, 0, 100, xtol=1e-15))  # pyright: ignore[reportArgumentType]
-        t = others / CLASSES * gap
-        rows = torch.full((CLASSES, CLASSES), -t / others, dtype=torch.float64).fill_diagonal_(t)
-        return self.rows * self.closed_statistics()[0] @ rows
-
 
 @dataclass(frozen=True)
 class Row:
@@ -133,10 +118,8 @@ class Row:
 def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
     """All but the first two fields of a `Row`."""
     method, integers, _ = name.partition("-integers")
-    users, options = GeneratedUsers(count), {"l2_reg": L2_REG} if method == "softmax" else {}
-    if method == "discriminant":
-        users = GeneratedUsers(count, rows=20, features=128, spread=4)
-    built = build_method(method, users.transform, CLASSES, options)
+    users = GeneratedUsers(count)
+    built = build_method(method, users.transform, CLASSES, {})
     started = time.perf_counter()
     released = release(
         users,
@@ -149,11 +132,9 @@ def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
     )
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    expected = users.closed_heads() if method == "softmax" else users.closed_statistics()[0]
-    expected = expected.flatten()
-    if method == "discriminant":
-        row, column = torch.triu_indices(users.features, users.features)
-        expected = torch.cat([expected, users.closed_statistics()[1][row, column]])
+    sums, moments = users.closed_statistics()
+    row, column = torch.triu_indices(users.features, users.features)
+    expected = torch.cat([sums.flatten(), moments[row, column]])
     assert released.opened is not None
     std = released.report["local_noise_std"] * math.sqrt(count)
     noise = released.opened - expected * built.statistic.scale
@@ -164,33 +145,31 @@ def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
     return seconds, peak, error, (noise.square().mean().sqrt() / std).item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--users", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
+def main(
+    users: tuple[int, ...] = (10_000, 100_000, 1_000_000),
+    methods: tuple[str, ...] = METHODS,
+    json: Path | None = None,
+) -> None:
+    """Prints a line for every method and number of users."""
     result, rows = provenance() | {"load": os.getloadavg()[0]}, []
     context = multiprocessing.get_context("spawn")
     print(
         f"{'method':22}{'users':>9}{'seconds':>9}{'us/user':>10}{'peak GiB':>10}{'error':>10}"
         f"{'noise':>8}"
     )
-    for method in options.methods:
-        for users in options.users:
-            count = max(users // INTEGERS, 2) if method.endswith("-integers") else users
-            with context.Pool(1) as pool:
-                row = Row(method, count, *pool.apply(measure, (method, count)))
-            rows.append(asdict(row))
-            error = math.nan if row.error is None else row.error
-            print(
-                f"{method:22}{count:9}{row.seconds:9.2f}{1e6 * row.seconds / count:10.1f}"
-                f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
-                flush=True,
-            )
-    if options.json:
-        options.json.write_text(json.dumps(result | {"rows": rows}, indent=2) + "\n")
+    for method, count in product(methods, users):
+        count = max(count // INTEGERS, 2) if method.endswith("-integers") else count
+        with context.Pool(1) as pool:
+            row = Row(method, count, *pool.apply(measure, (method, count)))
+        rows.append(asdict(row))
+        error = math.nan if row.error is None else row.error
+        print(
+            f"{method:22}{count:9}{row.seconds:9.2f}{1e6 * row.seconds / count:10.1f}"
+            f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
+            flush=True,
+        )
+    save(json, result | {"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -7,43 +7,37 @@ The fewest users in a sum are all but the stated dropouts. "-inf": a graph of al
 cannot fail.
 """
 
-import argparse
-import json
 import sys
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
-from pretrain.cli.output import new_file
+import tyro
+
+from tests.benchmarks.saving import save
 from train_distributed.secure_sum.graph import choose_degree, whole_users
 
 USERS = (20, 50, 100, 200, 500, 1000, 10_000, 100_000)
 FRACTIONS = ((0.1, 0.2), (0.1, 0.1), (0.2, 0.1), (0.3, 0.05))
 
 
-def main() -> None:
+def main(write: Path | None = None) -> None:
     """Prints the table; writes it with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
-    options = parser.parse_args()
     print("corrupt dropout      w    k   t signers strays certain  log2 insecure  log2 aborts")
     rows = []
-    for corrupt, dropout in FRACTIONS:
-        for users in USERS:
-            minimum = users - whole_users(users, dropout, "dropout_fraction")
-            graph = choose_degree(users, corrupt, dropout, minimum)
-            rows.append({"users": users, "corrupt": corrupt, "dropout": dropout} | asdict(graph))
-            print(
-                f"{corrupt:7} {dropout:7} {users:6} {graph.degree:4} {graph.threshold:3} "
-                f"{graph.signers:7} {graph.strays:6} {graph.certain:7} {graph.log2_insecure:14.1f} "
-                f"{graph.log2_aborts:12.1f}"
-            )
-    if options.write:
-        for row in rows:  # JSON has no infinity
-            row |= {k: str(row[k]) for k in row if k.startswith("log2") and row[k] < -1e9}
-        command = " ".join(["python", "tests/benchmarks/bench_secagg_graph.py", *sys.argv[1:]])
-        with new_file(options.write) as path:
-            path.write_text(json.dumps({"command": command, "graphs": rows}, indent=2) + "\n")
+    for (corrupt, dropout), users in product(FRACTIONS, USERS):
+        minimum = users - whole_users(users, dropout, "dropout_fraction")
+        graph = choose_degree(users, corrupt, dropout, minimum)
+        rows.append({"users": users, "corrupt": corrupt, "dropout": dropout} | asdict(graph))
+        print(
+            f"{corrupt:7} {dropout:7} {users:6} {graph.degree:4} {graph.threshold:3} "
+            f"{graph.signers:7} {graph.strays:6} {graph.certain:7} {graph.log2_insecure:14.1f} "
+            f"{graph.log2_aborts:12.1f}"
+        )
+    for row in rows:  # JSON has no infinity
+        row |= {k: str(row[k]) for k in row if k.startswith("log2") and row[k] < -1e9}
+    save(write, {"command": " ".join(["python", *sys.argv]), "graphs": rows})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

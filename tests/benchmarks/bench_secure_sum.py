@@ -12,11 +12,9 @@ At last it says how fast one core turns seeds into masks and adds them, and how 
 counter mode is by itself.
 """
 
-import argparse
 import contextlib
 import gc
 import itertools
-import json
 import os
 import sys
 import time
@@ -25,11 +23,12 @@ from pathlib import Path
 
 import cryptography
 import numpy as np
+import tyro
 from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from tests.train_distributed.secure_sum.simulate import MASKED_INPUT, simulate_sum
 from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.secagg_user import SurvivorCheck
@@ -77,18 +76,9 @@ def measure(
     dropped: float = 0,
     checking: int = 100,
 ) -> dict:
-    """One run; the sum is checked.
-
-    Args:
-        users: w.
-        dimension: d.
-        fractions: corrupt and dropout fraction.
-        dropped: fraction of users whose vector never comes though they have shared keys.
-        checking: how many users check the signatures of a quorum.
-    """
-    gone = int(dropped * users)
+    """One run, in which a share of the users drops out after sharing keys; the sum is checked."""
+    gone, (corrupt, dropout) = int(dropped * users), fractions
     row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
-    corrupt, dropout = fractions
     with like_the_first(checking) as checks:
         result = simulate_sum(
             np.broadcast_to(row, (users, dimension)),
@@ -147,41 +137,34 @@ def machine() -> dict:
     }
 
 
-def main() -> None:
-    """Prints the table row by row; writes it with --write."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--users", type=int, nargs="+", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--dimension", type=int, default=61_450)
-    parser.add_argument("--corrupt-fraction", type=float, default=0.1)
-    parser.add_argument("--dropout-fraction", type=float, default=0.2)
-    parser.add_argument("--dropped", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--checking", type=int, default=100, help="users that check a quorum")
-    parser.add_argument("--write", type=Path, help="JSON file to write the table to")
-    options = parser.parse_args()
-    fractions = options.corrupt_fraction, options.dropout_fraction
-    made_with = machine()
+def main(
+    users: tuple[int, ...] = (10, 100, 1000, 10_000),
+    dimension: int = 61_450,
+    corrupt_fraction: float = 0.1,
+    dropout_fraction: float = 0.2,
+    dropped: tuple[float, ...] = (0.0,),
+    checking: int = 100,
+    write: Path | None = None,
+) -> None:
+    """Prints the table row by row; `checking` users check the signatures of a quorum."""
+    fractions, made_with, rows = (corrupt_fraction, dropout_fraction), machine(), []
     print(HEADER)
-    rows = []
-    for users, dropped in itertools.product(options.users, options.dropped):
-        row = measure(users, options.dimension, fractions, dropped, options.checking)
+    for count, share in itertools.product(users, dropped):
+        row = measure(count, dimension, fractions, share, checking)
         rows.append(row)
         print(
-            f"{users:6} {row['dropped']:8} {row['dimension']:8} "
+            f"{count:6} {row['dropped']:8} {row['dimension']:8} "
             f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
             f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f}",
             flush=True,
         )
-    masks = expansion(options.dimension)
+    masks = expansion(dimension)
     print(
         f"masks on one core: {masks['masks']:.2f} GB/s, AES-256-CTR {masks['aes_256_ctr']:.2f} "
         f"GB/s, ratio {masks['ratio']:.2f}"
     )
-    if options.write:
-        result = {"machine": made_with, "fractions": fractions, "cost": rows}
-        result |= {"masks": masks}
-        with new_file(options.write) as path:
-            path.write_text(json.dumps(result, indent=2) + "\n")
+    save(write, {"machine": made_with, "fractions": fractions, "cost": rows, "masks": masks})
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -9,8 +9,6 @@ lightly's workers are stopped while it is our turn. Once in float32, once both i
 Exit code 1 if the better of our rates is below 2.2 times the better of lightly's.
 """
 
-import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -32,6 +31,7 @@ from pretrain.intake.archive import open_npz
 from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet
 from pretrain.simclr import _Run, build_optimizer
+from tests.benchmarks.saving import save
 
 BAR, ROUND = 2.2, 5  # times lightly's rate; steps between turns
 
@@ -133,18 +133,12 @@ def images_per_second(images: Tensor, steps: int, half: bool) -> dict[str, float
     return {name: round(count / s, 1) for name, s in seconds.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--reference-data", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    archive = open_npz(options.reference_data / "data" / "tinyimagenet32_jpeg_a.npz")
+def main(reference_data: Path, steps: int = 20, json: Path | None = None) -> None:
+    """Prints both rates in both precisions."""
+    archive = open_npz(reference_data / "data" / "tinyimagenet32_jpeg_a.npz")
     images = torch.from_numpy(archive.images(slice(0, 10_000)))
     rates = {
-        name: images_per_second(images, options.steps, half)
+        name: images_per_second(images, steps, half)
         for name, half in (("float32", False), ("bfloat16", True))
     }
     ratios = {name: round(of["ours"] / of["lightly"], 2) for name, of in rates.items()}
@@ -158,13 +152,12 @@ def main() -> None:
         "machine": platform.machine(),
         "torch": torch.__version__,
     }
-    print(json.dumps(result, indent=2))
+    print(result)
     holds = best[0] >= BAR * best[1]
     print(f"ratio >= {BAR}: {holds}")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    save(json, result)
     sys.exit(not holds)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

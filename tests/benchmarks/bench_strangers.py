@@ -1,37 +1,37 @@
 """Strangers at the aggregators of a window: how long honest reports take meanwhile.
 
-    python tests/benchmarks/bench_strangers.py [--tls] [--write results/secure_sum/strangers.json]
+    python tests/benchmarks/bench_strangers.py [--write results/secure_sum/strangers.json]
 
 Two aggregators, each `blind-averaging federation aggregator` in its own process with 1,024 file
-descriptors. Every attack (`attacks.py`) is a process at the users' own address, and with --tls
-inside TLS. Before and during each six users report; the longest wait counts, and the resident
-memory and the log of either aggregator at its end. Then an impostor acknowledges, which must not be
-believed, and the leader's clock is 23 days ahead for one report, which is refused, and right again
-for the next ones. Exit code 1 beyond the bars: 2 s, 300 MiB, 10 MB.
+descriptors. Every attack (`attacks.py`) is a process at the users' own address, inside TLS. Before
+and during each six users report; the longest wait counts, and the resident memory and the log of
+either aggregator at its end. Then an impostor acknowledges, which must not be believed, and the
+leader's clock is 23 days ahead for one report, which is refused, and right again for the next ones.
+Exit code 1 beyond the bars: 2 s, 300 MiB, 10 MB.
 """
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import resource
-import ssl
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import attacks
 import numpy as np
-from aggregators import FOLDERS, commands, make_window
+import tyro
+from aggregators import FOLDERS, TLS, commands, make_window
 
-from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from train_distributed.federation.aggregator_client import Aggregators, Refused
+from train_distributed.federation.documents.certificates import AGREED, serving, trust
 from train_distributed.federation.documents.window_file import WindowFile
 from train_distributed.secure_sum.aggregator import STATUS, write_order
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -54,17 +54,18 @@ Users = Iterator[tuple[int, PrivateKeys]]
 class Scene:
     """The window, its aggregators, and users that have not reported yet."""
 
-    def __init__(self, folder: Path, tls: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         users = [PrivateKeys.generate() for _ in range(150)]
         self.file = make_window(folder, users, DIMENSION, BOUND)
-        self.processes = commands(folder, tls=tls)
+        self.processes = commands(folder)
         self.shift = folder / "shift"
         self.shift.write_text("0")
         leader = self.processes[list(FOLDERS).index(LEADER)]
         leader.command[1:3] = ["-c", SHIFTED, str(self.shift)]
         self.users: Users = iter(enumerate(users))
-        self.ca = str(folder / "tls" / "ca.pem") if tls else None
-        self.tls = ssl.create_default_context(cafile=self.ca) if tls else None
+        self.agreed = folder / AGREED
+        self.tls = trust(self.agreed)
+        self.impostors = serving(folder / FOLDERS[LEADER] / TLS, self.agreed)
 
     def start(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -97,7 +98,7 @@ class Scene:
             return self.measured()
         addresses = list(self.file.addresses.values())
         work = multiprocessing.get_context("spawn").Process(
-            target=attacks.run, args=(attack, addresses, self.ca)
+            target=attacks.run, args=(attack, addresses, self.agreed)
         )
         work.start()
         try:
@@ -136,16 +137,15 @@ class Scene:
                 pass
 
         server = HTTPServer(("127.0.0.1", 0), Answer)
+        server.socket = self.impostors.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        believed, tls = True, self.tls
+        believed = True
         addresses = dict.fromkeys(self.file.addresses, ("127.0.0.1", server.server_port))
         try:
-            self.tls = None
             self.report(WindowFile.of(self.file.window, addresses))
         except Refused:
             believed = False
         finally:
-            self.tls = tls
             server.shutdown()
             server.server_close()
         return self.measured() | {"impostors_believed": int(believed)}
@@ -183,32 +183,22 @@ def chosen(scene: Scene) -> dict[str, attacks.Attack | None]:
     }
 
 
-def main() -> int:
-    """Prints a line for every attack."""
-    parser = argparse.ArgumentParser(description="strangers at aggregators")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of an attack, before reports")
-    parser.add_argument("--tls", action="store_true", help="aggregators with certificates")
-    parser.add_argument("--only", help="part of an attack's name")
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args()
+def main(seconds: float = 15.0, only: str = "", write: Path | None = None) -> int:
+    """Prints a line for every attack whose name holds `only`, after so many seconds of it."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        scene = Scene(Path(folder), options.tls)
+        scene = Scene(Path(folder))
         scene.start()
         for process in scene.processes:
             stack.callback(process.kill)
-        for name, attack in chosen(scene).items():
-            if options.only is None or options.only in name:
-                found[name] = scene.attacked(attack, options.seconds)
-                print(name, found[name], flush=True)
-        for name, work in (("an impostor", scene.impostor), ("a clock ahead", scene.clock_ahead)):
-            if options.only is None or options.only in name:
-                found[name] = work()
-                print(name, found[name], flush=True)
-    result = {"machine": provenance(), "attacks": found}
-    if options.write:
-        with new_file(options.write) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        work: dict[str, Callable[[], dict[str, Any]]] = {
+            name: partial(scene.attacked, attack, seconds) for name, attack in chosen(scene).items()
+        }
+        work |= {"an impostor": scene.impostor, "a clock ahead": scene.clock_ahead}
+        for name in filter(lambda name: only in name, work):
+            found[name] = work[name]()
+            print(name, found[name], flush=True)
+    save(write, {"machine": provenance(), "attacks": found})
     return any(
         each["longest_report_seconds"] > MOST_SECONDS
         or max(each["resident_mib"]) > MOST_MIB
@@ -219,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main))

@@ -1,14 +1,14 @@
-"""Rates at which Charter's excess risk falls, cuts of Vaidya's method, and what its accounts gain.
+"""Rates at which Charter's excess risk falls with clients, rows and ε.
 
 python -m tests.benchmarks.charter_rates --output results/rivals/charter
 """
 
-import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,6 @@ import numpy as np
 import pandas as pd
 import torch
 import tyro
-from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
-from dp_accounting.rdp import RdpAccountant
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
@@ -29,13 +25,7 @@ from pretrain.cli.provenance import provenance
 from train_distributed import accounting
 from train_distributed.privacy.float_noise import normal
 from train_distributed.research.rivals.charter.algorithm import Distance, Objective, run
-from train_distributed.research.rivals.charter.amplification import (
-    ORDERS,
-    composed_epsilon,
-    sampled_noise_multiplier,
-)
-from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan
-from train_distributed.research.rivals.charter.vaidya import Vector, cutting_planes
+from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 
 # What is varied. The theorem's two terms are √d/(√M N ε) and 1/√(MN). It bounds every convex
 # Lipschitz loss; near the minimiser of a quadratic, as here, the risk is the square of the
@@ -44,8 +34,6 @@ SWEEPS: dict[str, tuple[float, ...]] = {
     "clients": (2, 4, 8, 16, 32),
     "rows": (750, 1500, 3000, 6000, 12_000),
     "epsilon": (0.1, 0.2, 0.4, 0.8, 1.6, math.inf),
-    "rounds": (5, 10, 20, 40, 80),
-    "bits": (2, 3, 4, 6, 8, 12, 16),
 }
 THEORY = {
     "clients": {"privacy term": -0.5, "statistical term": -0.5},
@@ -54,14 +42,13 @@ THEORY = {
 }
 CHARTERS = {"charter": False, "charter_secure_sum": True}
 NOISY = (*CHARTERS, "dp_sgd")
-NAMES = (*NOISY, "not_private")
 SPREAD = 0.3  # of a record around the mean
 CLIP = 1.5  # gradients w - x have about this length at the corners
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slopes:
-    """Excess risk of ½‖w - x‖² in R^5 with a known minimiser, and cuts on max-affine problems."""
+    """Excess risk of ½‖w - x‖² in R^5 with a known minimiser."""
 
     output: Path = Path("results/rivals/charter")
     dimension: int = 5
@@ -70,89 +57,51 @@ class Slopes:
     epsilon: float = 0.5
     delta: float = 1e-5
     rounds: int = 30
-    bits: int | None = None
     seeds: int = 10
     overwrite: bool = False
 
     def run(self) -> None:
-        """Writes risk.csv, cuts.csv, report.json, amplification.json and a PNG."""
+        """Writes risk.csv and report.json."""
         refuse_existing(self.output, overwrite=self.overwrite)
         settings = [(name, value) for name, values in SWEEPS.items() for value in values]
-        rows = [
-            self.measure(name, value, seed)
-            for name, value in tqdm(settings, unit="setting", disable=None)
-            for seed in range(self.seeds)
-        ]
-        risks, cuts = pd.DataFrame(rows).astype({"bits": "Int64"}), pd.DataFrame(count_cuts())
+        runs = list(product(settings, range(self.seeds)))
+        rows = [self.measure(*at, seed) for at, seed in tqdm(runs, unit="run", disable=None)]
+        risks = pd.DataFrame(rows)
         found = {
-            **summarise(risks),
-            "cuts": fit_cuts(cuts),
-            "noise_over_the_paper": compare_noise(),
+            "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY},
+            "slopes_of_the_theorem": THEORY,
+            "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
         }
         used = {"configuration": asdict(self) | {"output": self.output.name}}
-        cells = [compare_accounts(plan) for plan in tqdm(self.plans(), unit="cell", disable=None)]
         with new_directory(self.output, overwrite=self.overwrite) as directory:
             risks.to_csv(directory / "risk.csv", index=False)
-            cuts.to_csv(directory / "cuts.csv", index=False)
             write_json(directory / "report.json", used | provenance() | found)
-            write_json(directory / "amplification.json", provenance() | {"cells": cells})
-            draw(directory / "charter.png", risks, cuts)
-        print(json.dumps(found | {"amplification": cells}, indent=1))
-
-    def at(self, sweep: str, value: float) -> dict[str, Any]:
-        """The varied settings, one of them at this value."""
-        return {name: getattr(self, name) for name in SWEEPS} | {sweep: value}
+        print(json.dumps(found, indent=1))
 
     def measure(self, sweep: str, value: float, seed: int) -> dict[str, Any]:
-        """One run of every method on the same data."""
-        at = self.at(sweep, value)
+        """One run of every method on the same data, with one setting at this value."""
+        at: dict[str, Any] = {name: getattr(self, name) for name in SWEEPS} | {sweep: value}
         generator = torch.Generator().manual_seed(seed)
         mean = torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5
         data = sphere(mean, at["clients"], at["rows"], generator)
         row: dict[str, Any] = {"sweep": sweep, "seed": seed, **at}
-        objective = Distance(self.dimension)
+        objective, reach = Distance(self.dimension), 2 * math.sqrt(self.dimension)
+        task = CharterTask(dimension=self.dimension, delta=self.delta, diameter=reach, **at)
+        bounds = {"rounds": self.rounds, "gradient_clip": CLIP, "loss_clip": CLIP}
         for name, summed in CHARTERS.items():
-            plan = self.plan(at, secure_sum=summed, bits=at["bits"])
+            plan = make_plan(task, secure_sum=summed, **bounds)
             points, report = run(data, objective, plan, half_width=1.0, generator=generator)
             row[name] = float((points[0] - mean).square().sum() / 2)
             row[f"{name}_bits"] = report["payload_bits_per_user"]
-            row[f"{name}_bits_by_formula"] = payload(plan)
             row[f"{name}_framing_bits"] = report["framing_bits_per_user"]
         descended = private_gradient_descent(
-            data,
-            objective,
-            epsilon=at["epsilon"],
-            delta=self.delta,
-            rounds=at["rounds"],
-            gradient_clip=CLIP,
-            step=0.5,
-            half_width=1.0,
-            generator=generator,
+            data, objective, at["epsilon"], self.delta, self.rounds, generator
         )
         row["dp_sgd"] = float((descended[0] - mean).square().sum() / 2)
-        row["dp_sgd_bits"] = 32 * self.dimension * at["rounds"]
+        row["dp_sgd_bits"] = 32 * self.dimension * self.rounds
         everything = torch.cat([x for x, _ in data])
         row["not_private"] = float((everything.mean(0) - mean).square().sum() / 2)
         return row
-
-    def plan(self, at: Mapping[str, Any], **options: Any) -> CharterPlan:
-        """Charter's plan at the varied values."""
-        task = CharterTask(
-            clients=at["clients"],
-            rows=at["rows"],
-            dimension=self.dimension,
-            epsilon=at["epsilon"],
-            delta=self.delta,
-            diameter=2 * math.sqrt(self.dimension),
-        )
-        return make_plan(task, rounds=at["rounds"], gradient_clip=CLIP, loss_clip=CLIP, **options)
-
-    def plans(self) -> list[CharterPlan]:
-        """Plan of every private cell whose noise differs from the others'."""
-        varied = [(name, value) for name in ("rows", "epsilon", "rounds") for value in SWEEPS[name]]
-        cells = [self.at(name, value) for name, value in varied]
-        private = [at for at in cells if math.isfinite(at["epsilon"])]
-        return [self.plan(at) for at in {str(at): at for at in private}.values()]
 
 
 def sphere(
@@ -167,44 +116,19 @@ def sphere(
     return data
 
 
-def payload(plan: CharterPlan) -> int:
-    """Bits of the formula: K d J0 + K J1, or 64-bit words in a sum."""
-    numbers = plan.rounds * plan.task.dimension
-    if plan.honest is not None:
-        return 64 * (numbers + plan.rounds)
-    return numbers * plan.gradient_bits + plan.rounds * plan.loss_bits
-
-
 def private_gradient_descent(
     data: Sequence[tuple[Tensor, Tensor]],
     objective: Objective,
-    *,
     epsilon: float,
     delta: float,
     rounds: int,
-    gradient_clip: float,
-    step: float,
-    half_width: float,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """DP-SGD with full batches: every client sends a noisy mean of clipped gradients each round.
+    """(problems, d) by DP-SGD with full batches: clients send noisy means of clipped gradients.
 
-    Steps fall as 1/√t; the result is the mean of the second half of the projected iterates. A
-    replaced record moves each of a client's T messages by at most 2 G/N.
-
-    Args:
-        data: (x, y) of every client.
-        objective: the loss of a record.
-        epsilon: of each client's records against the server; inf: no noise.
-        delta: δ.
-        rounds: T.
-        gradient_clip: G.
-        step: first step size.
-        half_width: half the side of the cube that is projected on.
-        generator: of the noise.
-
-    Returns:
-        (problems, d) points.
+    Steps fall as 1/(2 √t), and points are projected on [-1, 1]^d; the result is the mean of the
+    second half of the iterates. A replaced record moves each of a client's T messages by at most
+    2 G/N. An infinite epsilon is no noise.
     """
     points = torch.zeros(objective.problems, objective.dimension, dtype=torch.float64)
     private = math.isfinite(epsilon)
@@ -215,146 +139,13 @@ def private_gradient_descent(
         for x, y in data:
             gradients = objective.gradients(points, x, y)
             norms = gradients.flatten(1).norm(dim=1)[:, None, None]
-            over = norms > gradient_clip
-            clipped = torch.where(over, gradients * (gradient_clip / norms), gradients)
+            clipped = torch.where(norms > CLIP, gradients * (CLIP / norms), gradients)
             noise = normal(tuple(points.shape), generator)
-            total += clipped.mean(0) + 2 * gradient_clip / len(x) * multiplier * noise
-        points = points - step / math.sqrt(t) * total / len(data)
-        points = points.clamp(-half_width, half_width)
+            total += clipped.mean(0) + 2 * CLIP / len(x) * multiplier * noise
+        points = (points - 0.5 / math.sqrt(t) * total / len(data)).clamp(-1.0, 1.0)
         if t > rounds // 2:
             late += points
     return late / (rounds - rounds // 2)
-
-
-def count_cuts() -> list[dict[str, Any]]:
-    """Cuts until max_i a_i·(x - x*) is below 10^-n, for d = 2 … 50 and n = 1 … 6."""
-    found = []
-    for dimension in (2, 5, 10, 20, 30, 50):
-        value, gradient, _ = max_affine(dimension, seed=dimension)
-        history = lowest_values(value, gradient, dimension, 1.0, 60 * dimension + 60, 1e-6)
-        for digits in range(1, 7):
-            below = np.flatnonzero(np.array(history) <= 10.0**-digits)
-            if len(below):
-                cuts = int(below[0]) + 1
-                found.append({"dimension": dimension, "digits": digits, "cuts": cuts})
-    return found
-
-
-def lowest_values(
-    value: Callable[[Vector], float],
-    gradient: Callable[[Vector], Vector],
-    dimension: int,
-    half_width: float,
-    cuts: int,
-    target: float,
-) -> list[float]:
-    """Least value of a convex function so far, after each cut without noise.
-
-    Args:
-        value: the function.
-        gradient: a subgradient at a point.
-        dimension: d.
-        half_width: half the side of the cube that is searched.
-        cuts: largest number of gradients to ask for.
-        target: the search stops at a value this low.
-    """
-    planes, history = cutting_planes(dimension, half_width), []
-    with contextlib.suppress(StopIteration):
-        x = next(planes)
-        while len(history) < cuts:
-            history.append(min([value(x), *history[-1:]]))
-            if history[-1] <= target:
-                break
-            x = planes.send(gradient(x))
-    return history
-
-
-def max_affine(
-    dimension: int, seed: int
-) -> tuple[Callable[[Vector], float], Callable[[Vector], Vector], Vector]:
-    """max_i a_i·(x - x*), whose least value is 0 as the a_i have mean 0; a subgradient; x*."""
-    draw = np.random.default_rng(seed)
-    slopes = draw.normal(size=(3 * dimension, dimension))
-    slopes -= slopes.mean(0)
-    centre = draw.uniform(-0.5, 0.5, size=dimension)
-    return (
-        lambda x: float((slopes @ (x - centre)).max()),
-        lambda x: slopes[np.argmax(slopes @ (x - centre))],
-        centre,
-    )
-
-
-def fit_cuts(cuts: pd.DataFrame) -> dict[str, Any]:
-    """Cuts per decade of error for every d, and the growth of that with d."""
-    per_decade: dict[Any, float] = {
-        dimension: float(np.polyfit(rows["digits"], rows["cuts"], 1)[0])
-        for dimension, rows in cuts.groupby("dimension")
-    }
-    line = np.polyfit(list(per_decade), list(per_decade.values()), 1)
-    return {"per_decade": per_decade, "per_decade_and_dimension": float(line[0])}
-
-
-def compare_noise() -> list[dict[str, float]]:
-    """Noise of the tight account over that of the paper's constants, where those are proven."""
-    found = []
-    for rounds, epsilon in ((10, 0.4), (30, 0.25), (100, 0.1), (300, 0.08)):
-        task = CharterTask(
-            clients=10, rows=3000, dimension=30, epsilon=epsilon, delta=1e-5, diameter=1.0
-        )
-        tight, paper = (
-            make_plan(task, rounds=rounds, gradient_clip=1.0, loss_clip=1.0, constants=constants)
-            for constants in ("tight", "paper")
-        )
-        ratios = {
-            "learning": tight.gradient_std / paper.gradient_std,
-            "verification": tight.loss_std / paper.loss_std,
-        }
-        found.append({"rounds": rounds, "epsilon": epsilon} | ratios)
-    return found
-
-
-def compare_accounts(plan: CharterPlan) -> dict[str, float]:
-    """Multiplier of a record used once, our multiplier, and its ε by our account and another.
-
-    The other is dp-accounting's general theorem for sampling without replacement (Wang, Balle and
-    Kasiviswanathan 2019) at the rate of every round. It takes one rate for both neighbours, which
-    rounds that never use a record twice do not grant (`charter.renyi`, corners (q, 0) and (0, q)):
-    a yardstick, no promise.
-    """
-    task = plan.task
-    multiplier = sampled_noise_multiplier(task.epsilon, task.delta, plan.rates)
-    accountant = RdpAccountant(list(ORDERS), NeighboringRelation.REPLACE_ONE)
-    unused = plan.learning_rows
-    for taken in plan.fresh:
-        noise = GaussianDpEvent(multiplier)
-        accountant.compose(SampledWithoutReplacementDpEvent(unused, taken, noise))
-        unused -= taken
-    return {
-        "rows": task.rows,
-        "rounds": plan.rounds,
-        "epsilon": task.epsilon,
-        "multiplier_without_amplification": accounting.noise_multiplier(task.epsilon, task.delta),
-        "multiplier": multiplier,
-        "epsilon_by_our_account": composed_epsilon(multiplier, task.delta, plan.rates),
-        "epsilon_by_dp_accounting": float(accountant.get_epsilon(task.delta)),
-    }
-
-
-def summarise(risks: pd.DataFrame) -> dict[str, Any]:
-    """Measured slopes, the theorem's, and in how many runs the payload is the formula's."""
-    equal = {
-        name: int(np.count_nonzero(risks[f"{name}_bits"] == risks[f"{name}_bits_by_formula"]))
-        for name in CHARTERS
-    }
-    return {
-        "slopes_and_their_errors": {name: slope(risks, name) for name in THEORY},
-        "slopes_of_the_theorem": THEORY,
-        "note": "a quadratic may fall up to twice as steeply as the theorem's terms",
-        "payload": {
-            name: {"runs": len(risks), "exactly_as_the_formula": count}
-            for name, count in equal.items()
-        },
-    }
 
 
 def slope(risks: pd.DataFrame, sweep: str) -> dict[str, list[float]]:
@@ -377,41 +168,6 @@ def by_seed(risks: pd.DataFrame, sweep: str, method: str) -> tuple[np.ndarray, n
     rows = risks[(risks["sweep"] == sweep) & np.isfinite(risks[sweep].astype(float))]
     table: pd.DataFrame = rows.pivot(index=sweep, columns="seed", values=method)
     return table.index.to_numpy(), np.ascontiguousarray(table.to_numpy())
-
-
-def draw(path: Path, risks: pd.DataFrame, cuts: pd.DataFrame) -> None:
-    """Mean excess risk and its standard error along every sweep, theory's slopes, and cuts."""
-    figure = Figure(figsize=(17, 7), layout="constrained")
-    axes = figure.subplots(2, 4).flatten()
-    for axis, sweep in zip(axes, SWEEPS, strict=False):
-        _draw_sweep(axis, risks, sweep)
-    rows = risks[risks["sweep"] == "rounds"]
-    for name in NOISY:
-        axes[5].plot(rows[f"{name}_bits"], rows[name], ".", label=name.replace("_", " "))
-    axes[5].set(xlabel="payload bits per client", ylabel="excess risk", xscale="log", yscale="log")
-    for dimension, rows in cuts.groupby("dimension"):
-        axes[6].plot(rows["digits"], rows["cuts"], "o-", label=f"d = {dimension}")
-    axes[6].set(xlabel="-log10 error", ylabel="cuts", title="max-affine problems, no noise")
-    for axis in axes[5:7]:
-        axis.legend(fontsize=7)
-    axes[7].set_axis_off()
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def _draw_sweep(axis: Axes, risks: pd.DataFrame, sweep: str) -> None:
-    for name in NAMES[:1] if sweep == "bits" else NAMES:
-        x, y = by_seed(risks, sweep, name)
-        error = y.std(1, ddof=1) / math.sqrt(y.shape[1])
-        axis.errorbar(x, y.mean(1), error, fmt="o-", label=name.replace("_", " "))
-    x, y = by_seed(risks, sweep, "charter")
-    for (term, exponent), style in zip(THEORY.get(sweep, {}).items(), (":", "--"), strict=False):
-        line = y[0].mean() * (x / x[0]) ** exponent
-        axis.plot(x, line, f"k{style}", label=f"theory, {term}: slope {exponent:g}")
-    label = {"clients": "clients M", "rows": "rows N", "epsilon": "ε", "bits": "bits per number"}
-    axis.set(xlabel=label.get(sweep, sweep), ylabel="excess risk", xscale="log", yscale="log")
-    axis.set_xticks(x, [f"{at:g}" for at in x])
-    axis.minorticks_off()
-    axis.legend(fontsize=6)
 
 
 if __name__ == "__main__":

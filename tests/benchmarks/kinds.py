@@ -7,7 +7,6 @@ Writes `letters.npz`, `textures.npz`, `shapes.npz` and `spots.npz` (faint ones o
 `thresholded.npz` (black and white) and `outlined.npz` (edges alone). Seeds are fixed.
 """
 
-import argparse
 import io
 import string
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import tyro
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 SIDE, LARGE = 32, 96  # pixels of a picture, and of the larger one that it is drawn as
@@ -131,7 +131,7 @@ KINDS: dict[str, tuple[Draw, tuple[float, ...]]] = {  # and shares of the classe
 }
 
 
-def drawn(kind: str) -> dict[str, np.ndarray]:
+def drawn(kind: str) -> dict[str, Any]:
     """Arrays of `embed run`'s npz layout."""
     draw, shares = KINDS[kind]
     rng = np.random.default_rng(sorted(KINDS).index(kind))
@@ -158,7 +158,7 @@ CHANGES: dict[str, Callable[[Image.Image], np.ndarray]] = {  # of grey pictures
 }
 
 
-def changed(path: Path, change: Callable[[Image.Image], np.ndarray]) -> dict[str, np.ndarray]:
+def changed(path: Any, change: Callable[[Image.Image], np.ndarray]) -> dict[str, Any]:
     """CIFAR-10's pictures of JPEG blobs in grey, changed."""
     arrays = {}
     with np.load(path) as archive:
@@ -171,25 +171,14 @@ def changed(path: Path, change: Callable[[Image.Image], np.ndarray]) -> dict[str
     return arrays
 
 
-def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays as an npz file."""
-    named: dict[str, Any] = dict(arrays)
-    np.savez(path, **named)
-
-
-def main() -> None:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Pictures of other kinds than photographs")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--cifar10", type=Path)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+def main(out: Path, cifar10: Path | None = None) -> None:
+    """Writes all kinds, and changes of CIFAR-10 where its archive is given."""
+    out.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
-        write(arguments.out / f"{kind}.npz", drawn(kind))
-    if arguments.cifar10 is not None:
-        for name, change in CHANGES.items():
-            write(arguments.out / f"{name}.npz", changed(arguments.cifar10, change))
+        np.savez(out / f"{kind}.npz", **drawn(kind))
+    for name, change in CHANGES.items() if cifar10 else ():
+        np.savez(out / f"{name}.npz", **changed(cifar10, change))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

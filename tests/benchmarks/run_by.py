@@ -30,10 +30,7 @@ class RunBy(Run):
     def computing(self) -> ExtractOptions:
         """The command's, and these three."""
         return replace(
-            super().computing,
-            engine=self.engine,
-            compute=self.compute,
-            shard_rows=self.shard_rows,
+            super().computing, engine=self.engine, compute=self.compute, shard_rows=self.shard_rows
         )
 
 

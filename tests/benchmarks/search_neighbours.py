@@ -2,29 +2,28 @@
 
     python tests/benchmarks/search_neighbours.py --hours 24 --output results/audit/search
 
-Three games in turn, each with settings drawn anew: pictures through `embed run` in a format, engine
+Two games in turn, each with settings drawn anew: pictures through `embed run` in a format, engine
 and batch size of its own; users' rows through every method, with records that are turned round,
-swapped, doubled or emptied; and entries of a ledger, by several processes at once. Nothing is
-reproduced by a seed: what is found is printed with all of its settings.
+swapped, doubled or emptied. Nothing is reproduced by a seed: what is found is printed with all of
+its settings.
 """
 
-import argparse
 import json
 import math
-import multiprocessing
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, replace
-from fractions import Fraction
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import tyro
 
 from embed import EmbeddingSet, PublicTransform
 from embed.engines import trial_pictures
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from tests.train_distributed.research.audit.pipeline.neighbours import (
     COMPUTED,
     PipelineAudit,
@@ -32,12 +31,9 @@ from tests.train_distributed.research.audit.pipeline.neighbours import (
 )
 from tests.train_distributed.research.audit.pipeline.records import Record, as_png
 from tests.train_distributed.research.audit.pipeline.sources import SOURCES
-from train_distributed import Privacy, accounting
-from train_distributed.ledger.entry import Entry
-from train_distributed.ledger.ledger import Ledger
+from train_distributed import Privacy
 from train_distributed.one_shot.release import release
 from train_distributed.one_shot.request import FaultInjection
-from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")
 TRAINED = METHODS[1:]
@@ -151,82 +147,22 @@ def sums(draw: np.random.Generator, tally: Tally) -> None:
     )
 
 
-def spend(path: Path, entries: list[Entry]) -> None:
-    """One process: some entries."""
-    for entry in entries:
-        try:
-            Ledger.open(path).reserve(entry)
-        except ValueError:
-            return
-
-
-def ledgers(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
-    """Entries by two processes that open ledgers of the same rows: one is counted, and exactly."""
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        entry = Entry(
-            kind="release",
-            data="d" * 64,
-            method="other",
-            noise="discrete",
-            unit="record",
-            epsilon=math.inf,
-            delta=1e-5,
-            sigma=1.0,
-            sensitivity=float(10.0 ** draw.uniform(-3, 0)),
-            zeta=float(10.0 ** draw.uniform(-30, -3)),
-        )
-        part = ["", "train", "evaluation"][draw.integers(3)]
-        stated = replace(
-            entry, sigma=None, sensitivity=None, zeta=0.0, epsilon=0.1, delta=1e-7, part=part
-        )
-        given = [[entry, stated, entry], [stated, entry]]
-        paths = [Path(folder) / f"{name}.ledger" for name in "ab"]
-        workers = [
-            multiprocessing.Process(target=spend, args=each)
-            for each in zip(paths, given, strict=True)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        opened = [Ledger.open(path) for path in paths if path.exists()]
-        counted = [each for each in opened if each.state().records]
-        tally.note("ledgers of the same rows", len(counted), 1, entry)
-        for ledger in counted:
-            entries, total = [r.entry for r in ledger.state().records], ledger.total()
-            cost = Cost.of(e.cost for e in entries)
-            left = (1e-5 / COST_ROUND_UP - cost.delta) * math.exp(-cost.zeta) / COST_ROUND_UP
-            mu = math.sqrt(sum(Fraction(e.cost.squared_mu) for e in entries)) * COST_ROUND_UP
-            if left > 0 and mu:
-                exact = Fraction(accounting.epsilon(left, 1 / mu)) + 2 * Fraction(cost.zeta)
-                exact += sum(Fraction(e.cost.epsilon) for e in entries)
-                share = float(exact / Fraction(total.epsilon(1e-5)))
-                tally.note("totals", share, 1.0, entries)
-
-
-def main() -> None:
+def main(hours: float = 24.0, output: Path = Path("search")) -> None:
     """Plays until the time is up; writes what was tried after each quarter of an hour."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--output", type=Path, default=Path("search"))
-    options = parser.parse_args()
     torch.set_num_threads(1)
     draw, tally, started = np.random.default_rng(), Tally(), time.monotonic()
-    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="search-") as scratch:
         saved = 0.0
-        while (seconds := time.monotonic() - started) < 3600 * options.hours:
+        while (seconds := time.monotonic() - started) < 3600 * hours:
             pictures(draw, tally, Path(scratch))
             for _ in range(100):
                 sums(draw, tally)
-            for _ in range(10):
-                ledgers(draw, tally, Path(scratch))
             if seconds - saved > 900 or not saved:
                 saved = seconds
                 told = {**provenance(), "hours": seconds / 3600, **asdict(tally)}
-                (options.output / "search.json").write_text(json.dumps(told, indent=1) + "\n")
+                save(output / "search.json", told)
     print(json.dumps(asdict(tally), indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -16,11 +16,11 @@ def test_generated_users_give_their_closed_totals() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=root)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    names = ["softmax", "discriminant", "discriminant-integers"]
+    names = ["discriminant", "discriminant-integers"]
     assert [row[:2] for row in rows] == [[n, "13" if "-" in n[8:] else "1300"] for n in names]
     for method, *_, error, noise in rows:
         if method.endswith("integers"):
             assert error == "nan"
         else:
-            assert float(error) <= (1e-4 if method == "softmax" else 1e-14)
+            assert float(error) <= 1e-14
         assert abs(float(noise) - 1) <= 0.15  # of at least 640 draws: five standard deviations

@@ -102,7 +102,7 @@ def test_what_was_begun_goes_on_with_its_engine(
     with pytest.raises(ValueError, match=r"same extraction .* got another engine"):
         embed(images, name, out, engine="torch")
     with monkeypatch.context() as without:
-        without.setattr(engines, "installed", lambda package: None)
+        without.setattr(engines, "find_spec", lambda package: None)
         with pytest.raises(ValueError, match=f"engine {engine} must have {engine}.* installed"):
             embed(images, name, out)
     found = embed(images, name, out)  # auto: would be torch, for so few images

@@ -50,7 +50,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
         monkeypatch.setattr(engines, "choose_dtype", lambda device: native)
         monkeypatch.setattr(engines, "version", lambda name: "1.0")
-        monkeypatch.setattr(engines, "installed", lambda name: "1.0" if there else None)
+        monkeypatch.setattr(engines, "find_spec", lambda name: name if there else None)
         monkeypatch.setattr(engines, "write_openvino", write)
         monkeypatch.setattr(engines, "load_openvino", load)
         precisions = dict.fromkeys(computes or ("float32",), "")

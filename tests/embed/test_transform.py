@@ -173,7 +173,7 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
         ({"scale": torch.zeros(())}, r"scale must be in \[2\^-126, 2\^127\], got 0"),
         ({"mean": torch.full((3,), math.inf)}, "mean must be finite"),
         ({"second_moment": torch.eye(4)}, "one of an earlier version is to be fitted again"),
-        ({"centre": torch.zeros(2).double()}, "directions and centre must be there together"),
+        ({"centre": torch.zeros(2).double()}, "directions and centre must be given together"),
     ],
 )
 def test_a_damaged_transform_is_refused(change: dict, rule: str) -> None:

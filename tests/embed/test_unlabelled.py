@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.plot import Plot
 from embed.run import Exclude, FitTransform
 from pretrain.datasets import concatenate, decode_name
 from pretrain.intake.archive import open_npz
@@ -57,18 +56,14 @@ def test_public_rows_need_no_labels(tmp_path: Path) -> None:
     private = unlabelled(embeddings=np.eye(8, 3, dtype=np.float32))
     private.save(tmp_path / "private")
     out = tmp_path / "fitted"
-    FitTransform(public=tmp_path / "public", apply_to=tmp_path / "private", out=out).run()
-    applied = EmbeddingSet.open(tmp_path / "fitted" / "embeddings")
-    assert not applied.labelled
-    assert applied.name(7) == "ward/7 ü.png"
+    FitTransform(public=tmp_path / "public", out=out).run()
+    assert PublicTransform.load(out / "transform.safetensors").between_class is None
     mixed = np.concatenate([private.embeddings[:2], unlabelled().embeddings[2:]])
     unlabelled(embeddings=mixed).save(tmp_path / "mixed")
     public = (tmp_path / "private",)
     Exclude(embeddings=tmp_path / "mixed", public=public, out=tmp_path / "kept").run()
     kept = EmbeddingSet.open(tmp_path / "kept")
     assert (len(kept), kept.name(0)) == (6, "ward/2 ü.png")
-    Plot(embeddings=tmp_path / "public", out=tmp_path / "plot", method="pca", rows=8).run()
-    assert (tmp_path / "plot" / "projection.png").exists()
 
 
 def test_nan_names_file_row_and_image(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -137,28 +138,23 @@ def test_constants_by_their_formulas(head: Head) -> None:
     assert head.compositions == (1 if isinstance(head, SoftmaxHead) else head.num_classes)
 
 
+MADE = partial(HuberSVMHead, num_classes=2, l2_reg=1.0, clip_norm=1.0)
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("call", "message"),
     [
-        ({"num_classes": 1}, "num_classes must be >= 2"),
-        ({"l2_reg": 0.0}, "l2_reg must be finite and > 0"),
-        ({"l2_reg": math.nan}, "l2_reg must be finite and > 0"),
-        ({"clip_norm": math.inf}, "clip_norm must be finite and > 0"),
-        ({"radius": -1.0}, "radius must be finite and > 0"),
-        ({"relaxation": 0.0}, "relaxation must be finite and > 0"),
+        (lambda: MADE(num_classes=1), "num_classes must be >= 2"),
+        (lambda: MADE(l2_reg=0.0), "l2_reg must be finite and > 0"),
+        (lambda: MADE(l2_reg=math.nan), "l2_reg must be finite and > 0"),
+        (lambda: MADE(clip_norm=math.inf), "clip_norm must be finite and > 0"),
+        (lambda: MADE(radius=-1.0), "radius must be finite and > 0"),
+        (lambda: MADE(relaxation=0.0), "relaxation must be finite and > 0"),
+        (lambda: MADE().sensitivity(0), "n must be >= 1"),
+        (lambda: MADE().sensitivity(5, bound="paper"), "radius must be given for bound='paper'"),
+        (lambda: MADE().sensitivity(5, bound="loose"), "bound must be 'tight' or 'paper'"),  # pyright: ignore
     ],
 )
-def test_bad_constants_name_argument_rule_and_value(change: dict, message: str) -> None:
-    good = {"num_classes": 2, "l2_reg": 1.0, "clip_norm": 1.0}
+def test_bad_constants_name_argument_rule_and_value(call: Callable, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        HuberSVMHead(**(good | change))
-
-
-def test_bad_sensitivity_arguments() -> None:
-    head = HEADS[0]
-    with pytest.raises(ValueError, match="n must be >= 1"):
-        head.sensitivity(0)
-    with pytest.raises(ValueError, match="radius must be given for bound='paper'"):
-        head.sensitivity(5, bound="paper")
-    with pytest.raises(ValueError, match="bound must be 'tight' or 'paper'"):
-        head.sensitivity(5, bound="loose")  # pyright: ignore[reportArgumentType]
+        call()

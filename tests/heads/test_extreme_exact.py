@@ -59,37 +59,28 @@ def holds(dice: Any, dtype: torch.dtype, condition: tuple[float, float]) -> int:
     assert solution.weights.isfinite().all()
     assert (solution.gradient_norm <= solution.tolerance).all()
     assert case.moved(solution.weights) <= solution.sensitivity(n) * (1 + 1e-13), about
-    if dtype == torch.float64:
-        cast = head.smoothness * (n * 2.0**-51 + 2.0**-52) * head.lipschitz / head.l2_reg
-        found = exact_gradient(head, solution.weights, x, y)
-        assert (found <= solution.gradient_norm.numpy() + cast).all(), about
+    unit = n * 2.0**-51 + torch.finfo(dtype).eps
+    cast = head.smoothness * unit * head.lipschitz / head.l2_reg
+    found = exact_gradient(head, solution.weights, x, y)
+    assert (found <= solution.gradient_norm.numpy() + cast).all(), about
     return case.pairs
 
 
 @each_dtype
-def test_exact_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    done = [holds(dice(seed), dtype, SOLVABLE) for seed in range(100)]
-    assert np.count_nonzero(done) >= (90 if dtype == torch.float64 else 40)
+@pytest.mark.parametrize("seeds", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_exact_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype, seeds: int) -> None:
+    done = [holds(dice(seed), dtype, SOLVABLE) for seed in range(seeds)]
+    assert np.count_nonzero(done) >= (0.9 if dtype == torch.float64 else 0.4) * seeds
 
 
 @each_dtype
-def test_what_cannot_be_certified_or_takes_for_ever_is_refused(
-    dice: Callable[[int], Any], dtype: torch.dtype
-) -> None:
+def test_what_cannot_be_certified_or_takes_for_ever_is_refused(dice, dtype) -> None:
     """Before anything is computed, from public numbers alone."""
     for seed in range(40):
         head = dice(seed).head(HOPELESS, radius=None)
         x, y = torch.zeros(5, 7, dtype=dtype), torch.zeros(5, dtype=torch.int64)
         with pytest.raises(ValueError, match=NAMED):
             fit_exact(head, x, y)
-
-
-@pytest.mark.slow
-@each_dtype
-def test_exact_at_any_scale_at_length(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    done, seed = 0, 1000
-    while done < 10_000:
-        done, seed = done + holds(dice(seed), dtype, SOLVABLE), seed + 1
 
 
 @pytest.mark.parametrize("kind", [SoftmaxHead, HuberSVMHead, LogisticHead])

@@ -44,17 +44,10 @@ def holds(dice: Any, dtype: torch.dtype) -> int:
 
 
 @each_dtype
-def test_sgd_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    done = [holds(dice(seed), dtype) for seed in range(150)]
-    assert np.count_nonzero(done) >= (130 if dtype == torch.float64 else 70)
-
-
-@pytest.mark.slow
-@each_dtype
-def test_sgd_at_any_scale_at_length(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    done, seed = 0, 1000
-    while done < 30_000:
-        done, seed = done + holds(dice(seed), dtype), seed + 1
+@pytest.mark.parametrize("seeds", [150, pytest.param(4000, marks=pytest.mark.slow)])
+def test_sgd_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype, seeds: int) -> None:
+    done = [holds(dice(seed), dtype) for seed in range(seeds)]
+    assert np.count_nonzero(done) >= (0.85 if dtype == torch.float64 else 0.45) * seeds
 
 
 @each_dtype
@@ -79,9 +72,7 @@ def test_rounding_exceeds_the_exact_sensitivity_and_is_charged(dtype: torch.dtyp
     ("kind", "radius", "epochs"),
     [(SoftmaxHead, 8.857e-5, 500), (HuberSVMHead, 1.215e-4, 500), (LogisticHead, 1.824e-5, 150)],
 )
-def test_a_radius_far_below_the_reach(
-    kind: Any, radius: float, epochs: int, method: Any, dtype: torch.dtype
-) -> None:
+def test_a_radius_far_below_the_reach(kind, radius, epochs, method, dtype) -> None:
     """Equal rows with labels in turn: every step leaves the ball, and the scale shrinks by 10⁴."""
     head = kind(num_classes=2, l2_reg=1.0, clip_norm=1.0013, radius=radius)
     x = torch.full((49, 401), 0.05, dtype=dtype)
@@ -125,14 +116,9 @@ def ball(dice: Any, dtype: torch.dtype) -> int:
 
 
 @each_dtype
-def test_projection_at_any_scale(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    assert np.count_nonzero([ball(dice(seed), dtype) for seed in range(300)]) > 200
-
-
-@pytest.mark.slow
-@each_dtype
-def test_projection_at_any_scale_at_length(dice: Callable[[int], Any], dtype: torch.dtype) -> None:
-    assert sum(ball(dice(seed), dtype) for seed in range(1000, 6000)) >= 10_000
+@pytest.mark.parametrize("seeds", [300, pytest.param(6000, marks=pytest.mark.slow)])
+def test_projection_at_any_scale(dice, dtype, seeds) -> None:
+    assert np.count_nonzero([ball(dice(seed), dtype) for seed in range(seeds)]) > 0.6 * seeds
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -157,9 +143,7 @@ F64, F32 = torch.float64, torch.float32
         (F32, {"l2_reg": 1e9, "clip_norm": 1e14}, r"l2_reg \+ curvature must be <= 1e\+24"),
     ],
 )
-def test_what_cannot_be_proven_is_refused(
-    dtype: torch.dtype, change: dict[str, float], message: str
-) -> None:
+def test_what_cannot_be_proven_is_refused(dtype, change, message) -> None:
     x, y = torch.zeros(4, 9, dtype=dtype), torch.arange(4) % 2
 
     def fit() -> None:
@@ -174,3 +158,28 @@ def test_too_many_steps_are_refused() -> None:
     head = SoftmaxHead(num_classes=2, l2_reg=1.0, clip_norm=1.0)
     with pytest.raises(ValueError, match=r"epochs must be so few that .* epochs 100"):
         sgd_sensitivity(head, 50, 10, epochs=10**14, batch_size=20)
+
+
+BOTH = pytest.mark.parametrize("dims", [(-2, -1), (-2,)])
+
+
+@BOTH
+def test_no_point_of_the_ball_is_nearer(dims: tuple[int, ...]) -> None:
+    """⟨W − ΠW, V − ΠW⟩ ≤ 0 for every V in the ball characterises the projection."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(200, 5, 4, generator=generator, dtype=torch.float64)
+    others = project_ball(
+        torch.randn(200, 5, 4, generator=generator, dtype=torch.float64), 1.3, dims
+    )
+    nearest = project_ball(weights, 1.3, dims)
+    assert ((weights - nearest) * (others - nearest)).sum(dims).max() <= 1e-12
+
+
+@BOTH
+def test_never_expands(dims: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    first, second = torch.randn(2, 500, 5, 4, generator=generator, dtype=torch.float64).unbind()
+    second = torch.where(torch.arange(500)[:, None, None] % 2 == 0, first + 1e-3 * second, second)
+    before = (first - second).square().sum(dims)
+    after = (project_ball(first, 0.9, dims) - project_ball(second, 0.9, dims)).square().sum(dims)
+    assert (after <= before * (1 + 1e-12)).all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import SoftmaxHead, class_sums, fit_exact, fit_sgd
+from heads import SoftmaxHead, class_sums, fit_exact, fit_sgd, second_moments
 
 HEAD = SoftmaxHead(num_classes=3, l2_reg=1.0, clip_norm=2.0)
 
@@ -56,6 +56,14 @@ def test_a_row_too_long_by_what_float32_cannot_see(fit: Fit) -> None:
     fit(x, y)
     x[0, 3, 0] = 2.0 * (1 + 1e-10)
     refused("got norm 2.0000000002", fit, x, y)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_sums_of_rows_that_are_not_finite(value: float) -> None:
+    x, y = rows()
+    x[1, 2, 0] = value
+    for fit in (sums, lambda x, y: second_moments(x)):
+        refused("x must have finite rows", fit, x, y)
 
 
 @each_solver

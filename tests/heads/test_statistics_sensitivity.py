@@ -65,9 +65,7 @@ def test_class_sums_sensitivity_is_never_exceeded_and_attained() -> None:
 @pytest.mark.parametrize("constant", [None, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("clip_norm", [1.0, 3.0])
 @pytest.mark.parametrize("relative", [0.05, math.sqrt(0.5), 1.0, 4.0])
-def test_least_squares_sensitivity_is_never_exceeded_and_attained(
-    relative: float, clip_norm: float, constant: float | None
-) -> None:
+def test_least_squares_sensitivity_is_never_exceeded_and_attained(relative, clip_norm, constant):
     """Without a constant, moments of whole rows; with one, of the features alone."""
     alpha = relative / clip_norm
     a = None if constant is None else constant * clip_norm

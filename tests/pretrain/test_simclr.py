@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,6 @@ from pretrain.simclr import (
     CHECKPOINT,
     AugmentConfig,
     SimCLRConfig,
-    build_optimizer,
     cosine_rate,
     pretrain,
 )
@@ -40,10 +40,9 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("optimizer", "steps"), [("adamw", 1), ("sgd", 4), ("lars", 11)])
-def test_a_resumed_run_has_the_same_weights(tmp_path: Path, optimizer: str, steps: int) -> None:
-    config = dataclasses.replace(CONFIG, optimizer=optimizer, accumulate=2)
-    whole, history = pretrain(pictures(), config, seeded())
+@pytest.mark.parametrize("steps", [1, 4, 11])
+def test_a_resumed_run_has_the_same_weights(tmp_path: Path, steps: int) -> None:
+    whole, history = pretrain(pictures(), CONFIG, seeded())
     with pytest.MonkeyPatch.context() as patch:
         from pretrain import simclr
 
@@ -54,10 +53,11 @@ def test_a_resumed_run_has_the_same_weights(tmp_path: Path, optimizer: str, step
             if run.step == steps:
                 raise KilledError
 
+        patch.setattr(simclr, "CHECKPOINT_STEPS", 1)
         patch.setattr(simclr._Run, "save", save_and_die)
         with pytest.raises(KilledError):
-            pretrain(pictures(), config, seeded(), directory=tmp_path, checkpoint_steps=1)
-    resumed, again = pretrain(pictures(), config, seeded(), directory=tmp_path)
+            pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
+    resumed, again = pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
     assert again == history
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
@@ -75,8 +75,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     hotter = dataclasses.replace(short, temperature=1.0)
     with pytest.raises(ValueError, match="another temperature"):
         pretrain(pictures(), hotter, seeded(), directory=tmp_path)
-    _, history = pretrain(pictures(), CONFIG, seeded(), directory=tmp_path, new_horizon=True)
-    assert len(history) == 3
 
 
 def test_damaged_checkpoints_are_errors(tmp_path: Path) -> None:
@@ -100,7 +98,6 @@ def test_the_loss_falls_and_the_monitor_is_called() -> None:
     [
         ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
         ({"temperature": float("nan")}, "temperature must be finite and > 0, got nan"),
-        ({"batch_size": 10, "accumulate": 4}, "batch_size must be divisible by 4 x 1, got 10"),
         ({"warmup": 1.0}, r"warmup must be in \[0, 1\)"),
     ],
 )
@@ -109,11 +106,12 @@ def test_bad_recipes(options: dict[str, float], rule: str) -> None:
         SimCLRConfig(**options)  # pyright: ignore[reportArgumentType]
 
 
-def test_bad_optimizer_and_too_few_images() -> None:
-    with pytest.raises(ValueError, match="optimizer must be adamw, sgd or lars, got adam"):
-        pretrain(pictures(), dataclasses.replace(CONFIG, optimizer="adam"), seeded())
+def test_batches_must_be_full_and_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="N >= batch_size 16"):
         pretrain(pictures(8), CONFIG, seeded())
+    monkeypatch.setattr("pretrain.simclr.world_size", lambda: 3)
+    with pytest.raises(ValueError, match="batch_size must be divisible by 3 processes, got 16"):
+        pretrain(pictures(), CONFIG, seeded())
 
 
 def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
@@ -123,21 +121,11 @@ def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
-def test_lars_steps_are_a_share_of_the_weight() -> None:
-    weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
-    bias = torch.nn.Parameter(torch.zeros(2))
-    solver = build_optimizer("lars", [weight, bias], lr=1.0, weight_decay=0.0)
-    weight.grad, bias.grad = torch.full((2, 2), 1e4), torch.full((2,), 0.5)
-    solver.step()
-    assert torch.allclose(weight, torch.full((2, 2), 3.0 - 1e-3 * 3.0))
-    assert torch.allclose(bias, torch.full((2,), -0.5))
-
-
-def clusters(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def clusters(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 4
     centres = 4 * torch.eye(4, 10)
-    return centres[labels] + torch.randn(n, 10, generator=generator), labels
+    return centres[labels] + torch.randn(n, 10, generator=generator), labels.numpy()
 
 
 def test_probes_find_separated_classes_and_nothing_else() -> None:
@@ -147,21 +135,13 @@ def test_probes_find_separated_classes_and_nothing_else() -> None:
     assert linear_accuracy(train, y, test, test_y) > 0.95
     shuffled = y[torch.randperm(400, generator=seeded())]
     assert linear_accuracy(train, shuffled, test, test_y) < 0.5
-    with pytest.raises(ValueError, match=r"k must be in \[1, 400\], got 0"):
-        knn_accuracy(train, y, test, test_y, k=0)
+    assert knn_accuracy(train[:4], y[:4], test, test_y) > 0.9  # fewer than k
 
 
-def test_the_linear_probe_minimises_its_loss() -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    train, y = clusters(300, 0)
-    train = train * 0.3
-    test, test_y = clusters(300, 1)
-    test = test * 0.3
-    std = (train - train.mean(0)) / train.std(0)
-    model = LogisticRegression(C=1 / (300 * 1e-2), max_iter=1000, tol=1e-8).fit(std, y)
-    expected = model.score((test - train.mean(0)) / train.std(0), test_y)
-    assert linear_accuracy(train, y, test, test_y, l2_reg=1e-2) == pytest.approx(expected, abs=1e-9)
+def test_near_neighbours_outvote_many_others() -> None:
+    train = torch.tensor([[1.0, 0.01], *[[1.0, 0.5 + k / 10] for k in range(9)]])
+    labels = np.array([0] + [1] * 9)
+    assert knn_accuracy(train, labels, torch.tensor([[2.0, 0.0]]), labels[:1], k=3) == 1.0
 
 
 def test_embedding_in_batches() -> None:

@@ -105,8 +105,7 @@ def set_signed_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant",
-    [acknowledged_before_the_disk, noise_drawn_again, report_added_twice, set_signed_twice],
+    "plant", [acknowledged_before_the_disk, noise_drawn_again, report_added_twice, set_signed_twice]
 )
 def test_planted_faults_are_found_and_replayed(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

@@ -41,13 +41,6 @@ def test_every_row_has_one_user_and_every_user_a_row(scheme, data, values, seed)
     assert torch.equal(again.offsets, partition.offsets)
 
 
-@pytest.mark.parametrize("scheme", ["iid", "one-class", "dirichlet"])
-def test_another_seed_is_another_partition(scheme):
-    labels = torch.arange(200) % 5
-    first, second = (random_split(labels, 20, scheme, seed) for seed in (1, 2))
-    assert not torch.equal(first.order, second.order)
-
-
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(data=st.data(), values=label_lists, seed=seeds)
 def test_one_class_users_are_pure_and_proportional(data, values, seed):
@@ -85,20 +78,6 @@ def test_iid_takes_unequal_sizes(rows, data, seed):
     assert torch.equal(partition.order.sort().values, torch.arange(rows))
 
 
-def test_uneven_sizes_become_even_as_the_concentration_grows():
-    spreads = [
-        uneven_sizes(10_000, 100, alpha, generator()).double().std() for alpha in (0.1, 1, 10, 1e6)
-    ]
-    assert spreads == sorted(spreads, reverse=True)
-    assert spreads[0] > 200  # Dirichlet(.1): about 100·√9.8 ≈ 300
-    assert spreads[-1] < 1
-
-
-def test_iid_without_generator_keeps_the_order():
-    partition = split(torch.zeros(7).long(), 3)
-    assert [partition.rows(user).tolist() for user in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
-
-
 def proportions(concentration):
     """(500 users, 10) class proportions of 50 rows each."""
     labels = torch.arange(25_000) % 10
@@ -114,12 +93,6 @@ def test_dirichlet_variance_is_that_of_its_concentration(concentration):
     expected = p * (1 - p) / n * (n + concentration) / (1 + concentration)
     drawn = (proportions(concentration)[:400] - p).square().mean()
     assert drawn == pytest.approx(expected, rel=0.15)
-
-
-def test_by_writer_groups_by_id():
-    writers = torch.tensor([30, 10, 30, 20, 10, 30])
-    partition = split(torch.zeros(6).long(), None, "by-writer", writers=writers)
-    assert [partition.rows(user).tolist() for user in range(3)] == [[1, 4], [3], [0, 2, 5]]
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
@@ -144,13 +117,21 @@ def test_buckets_visit_every_user_once_within_the_chunk(sizes, chunk_rows, seed)
     assert all(torch.equal(partition.rows(user), held) for user, held in seen.items())
 
 
-def test_buckets_are_few_where_sizes_agree():
-    partition = split(torch.zeros(50_000).long(), 1_000)
-    assert len(list(partition.buckets(10_000))) == 5
+def test_order_is_kept_without_a_generator_and_writers_are_grouped_by_their_number():
+    kept = split(torch.zeros(7).long(), 3)
+    assert [kept.rows(user).tolist() for user in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    writers = torch.tensor([30, 10, 30, 20, 10, 30])
+    grouped = split(torch.zeros(6).long(), None, "by-writer", writers=writers)
+    assert [grouped.rows(user).tolist() for user in range(3)] == [[1, 4], [3], [0, 2, 5]]
+
+
+GOOD = {"labels": torch.tensor([0, 1, 2, 0, 1, 2]), "users": 3}
+DIRICHLET, BY_WRITER = {"scheme": "dirichlet"}, {"scheme": "by-writer"}
+SHARED = DIRICHLET | {"concentration": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("given", "message"),
     [
         ({"users": 7}, r"users must be in \[1, 6\], the number of rows, got 7"),
         ({"users": 0}, r"users must be in \[1, 6\], the number of rows, got 0"),
@@ -159,45 +140,41 @@ def test_buckets_are_few_where_sizes_agree():
         ({"num_classes": 2}, r"labels must be in \[0, 2\), got 2"),
         ({"labels": torch.tensor([0, -1])}, r"labels must be in \[0, 1\), got -1"),
         ({"labels": torch.zeros(0).long()}, "labels must be a non-empty integer vector"),
-        (
-            {"labels": torch.zeros(3)},
-            "labels must be a non-empty integer vector, got torch.float32",
-        ),
+        ({"labels": torch.zeros(3)}, "labels must be a non-empty .* got torch.float32"),
         ({"users": 2, "scheme": "one-class"}, "users must be >= 3, one per class present, got 2"),
         ({"sizes": torch.tensor([1, 2, 4])}, "sizes must sum to the 6 rows, got 7"),
         ({"sizes": torch.tensor([3, 3])}, "sizes must be 3 integers"),
         ({"sizes": torch.tensor([3, 3, 0])}, "users must each hold a row, got 0 for user 2"),
         ({"sizes": torch.tensor([5, 2, -1])}, "users must each hold a row, got -1 for user 2"),
         ({"concentration": 1.0}, "concentration must be None for scheme 'iid', got 1.0"),
-        ({"scheme": "dirichlet"}, "concentration must be given for scheme 'dirichlet'"),
+        (DIRICHLET, "concentration must be given for scheme 'dirichlet'"),
+        (SHARED, "generator must be given for scheme 'dirichlet'"),
         (
-            {"scheme": "dirichlet", "concentration": 1.0},
-            "generator must be given for scheme 'dirichlet'",
-        ),
-        (
-            {"scheme": "dirichlet", "concentration": 0.0, "generator": generator()},
+            SHARED | {"concentration": 0.0, "generator": generator()},
             "concentration must be finite and > 0, got 0.0",
         ),
-        ({"scheme": "by-writer"}, "writers must be given for scheme 'by-writer'"),
+        (BY_WRITER, "writers must be given for scheme 'by-writer'"),
         (
-            {"scheme": "by-writer", "writers": torch.zeros(6).long()},
+            BY_WRITER | {"writers": torch.zeros(6).long()},
             "users must be 1, the number of writers, or None, got 3",
         ),
-        ({"scheme": "by-writer", "writers": torch.zeros(5)}, r"writers must be \(6\)"),
+        (BY_WRITER | {"writers": torch.zeros(5)}, r"writers must be \(6\)"),
     ],
 )
-def test_bad_input_is_named(arguments, message):
-    defaults = {"labels": torch.tensor([0, 1, 2, 0, 1, 2]), "users": 3}
+def test_a_partition_that_cannot_be_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        split(**(defaults | arguments))
+        split(**(GOOD | given))
 
 
-def test_bad_buckets_and_sizes_are_named():
-    with pytest.raises(ValueError, match="chunk_rows must be >= 1, got 0"):
-        split(torch.zeros(4).long(), 2).buckets(0)
-    with pytest.raises(ValueError, match=r"users must be in \[1, 3\]"):
-        uneven_sizes(3, 4, 1.0, generator())
-    with pytest.raises(ValueError, match="concentration must be finite and > 0, got -1"):
-        uneven_sizes(4, 2, -1, generator())
-    with pytest.raises(ValueError, match="offsets must run from 0 to 4"):
-        Partition(torch.arange(4), torch.tensor([0, 2]))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: split(torch.zeros(4).long(), 2).buckets(0), "chunk_rows must be >= 1, got 0"),
+        (lambda: uneven_sizes(3, 4, 1.0, generator()), r"users must be in \[1, 3\]"),
+        (lambda: uneven_sizes(4, 2, -1, generator()), "concentration must be finite and > 0"),
+        (lambda: Partition(torch.arange(4), torch.tensor([0, 2])), "offsets must run from 0 to 4"),
+    ],
+)
+def test_bad_sizes_and_buckets_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -23,7 +23,6 @@ from train_distributed.commands.federation import federation_join as federation_
 from train_distributed.commands.federation import federation_init as federation_init
 from train_distributed.commands.federation import federation_start as federation_start
 from train_distributed.commands.federation import federation_status as federation_status
-from train_distributed.commands.federation import federation_renew as federation_renew
 from train_distributed.commands.federation.collecting import federation_window as federation_window
 from train_distributed.commands.federation.aggregating import federation_invite as federation_invite
 from train_distributed.commands.federation.aggregating import (

@@ -245,7 +245,7 @@ class Protect:
     """Seed of all randomness; the command is a simulation and protects no data."""
     settings: Path | None = None
     """JSON file with further settings, such as {"models": 36, "noise_levels": 8};
-    docs/protection.md lists all."""
+    docs/research.md says which."""
     out: Path | None = None
     """Directory to write; without it a new one under runs/ is made."""
     overwrite: bool = False

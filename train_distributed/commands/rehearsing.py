@@ -18,7 +18,6 @@ from pretrain.cli.provenance import provenance
 from pretrain.cli.waiting import Progress
 from pretrain.public import function
 from train_distributed.commands.options import RunConfig, jsonable
-from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
 if TYPE_CHECKING:  # what works is imported by the command that runs
@@ -38,8 +37,8 @@ class Rehearse:
     """Predict the accuracy of `run` from public rows: no private row is read, no epsilon is spent.
 
     Whole releases, with all sums and their noise, are played on tasks that are made of classes of
-    public rows, with the settings that `run` would take. The prediction holds for classes like
-    these; for pictures of another kind, give --like.
+    public rows, or of their findings, with the settings that `run` would take. The prediction holds
+    for classes like these; for pictures of another kind, give --like.
 
     blind-averaging rehearse --public public --users 20 --rows-per-user 40 --num-classes 10
     """
@@ -116,13 +115,17 @@ class Rehearse:
             for more in rehearsal.played(self.epsilon):
                 cells += more
                 progress.update(1)
-            predictions = Predictions(cells, overlap(rehearsal.tasks), rehearsal.drawn_from)
+            predictions = Predictions(
+                cells, overlap(rehearsal.tasks), rehearsal.drawn_from, rehearsal.measures
+            )
             for promise in promises:
                 needed[promise.epsilon] = _needed(rehearsal, predictions, promise.epsilon)
                 progress.update(1)
         stage = rehearsal.stage(rehearsal.tasks[0])
         costs = {each: rehearsal.cost(stage, each) for each in self.epsilon}
-        chosen = RunConfig(DEFAULT, options, promises[0], public.content_hash(), public.encoding)
+        chosen = RunConfig(
+            rehearsal.method, options, promises[0], public.content_hash(), public.encoding
+        )
         (partial / CONFIGURATION).write_text(chosen.text())
         report = {
             **provenance(),
@@ -131,6 +134,7 @@ class Rehearse:
             "tasks": len(rehearsal.tasks),
             "seeds": SEEDS,
             "classes_are_the_asked_ones": rehearsal.known_classes,
+            "measures": rehearsal.measures,
             "predictions": _in_words(predictions, self.epsilon),
             "for_five_points_more": {f"{e:g}": each for e, each in needed.items()},
             "user_clip": options.get("user_clip"),
@@ -152,7 +156,8 @@ class Rehearse:
         of = "these classes" if rehearsal.known_classes else "classes like those"
         yield f"{self.users} users of {self.rows_per_user} rows, {self.num_classes} classes"
         yield f"predicted for {of} of {self.like or self.public}; 80 % intervals, in per cent"
-        yield f"{'':16}{'accuracy':24}{'balanced accuracy':24}a single run"
+        first, second = rehearsal.measures
+        yield f"{'':16}{first:24}{second:24}a single run"
         rows: list[tuple[str, Any, float | None]] = [("largest class", "largest class", None)]
         if predictions.beside == "public alone":
             rows.append(("public alone", "public alone", None))

@@ -1,6 +1,5 @@
 """A released model on new rows: `predict`, `evaluate`."""
 
-import functools
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +18,6 @@ if TYPE_CHECKING:  # what works is imported by the command that runs
 
     from pretrain.datasets import ImageSet
     from train_distributed.ledger.reservation import LedgerReservation
-    from train_distributed.one_shot.finding_metrics import FindingMetrics
     from train_distributed.one_shot.model import Release
     from train_distributed.released.predictions import Rows
 
@@ -146,31 +144,22 @@ class Predict(ModelPictures):
     def _into(self, partial: Path) -> None:
         from pretrain.cli.waiting import Progress
         from train_distributed.one_shot.class_prior import with_shares
-        from train_distributed.one_shot.finding_metrics import FindingMetrics
         from train_distributed.one_shot.model import Release
-        from train_distributed.released.predictions import (
-            finding_thresholds,
-            write_findings,
-            write_predictions,
-        )
+        from train_distributed.released.predictions import write_predictions
 
         released = Release.load(self.model)
         if self.prior is not None:
             names, several = released.class_names, released.findings
             given = with_shares({"prior": self.prior}, names, findings=several)
             released = released.with_prior(given["prior"])
-        thresholds = None
-        if released.findings or self.threshold is not None:
-            thresholds = finding_thresholds(released, self.threshold)
         if self.data is None:
             rows = self._rows_of_set(released)
         else:
             _, rows = self.rows_of_data(released, labelled=self.evaluate)
         with Progress(rows.count, "classified") as progress:
-            write: Any = write_predictions
-            if thresholds is not None:
-                write = functools.partial(write_findings, thresholds=thresholds)
-            counts, metrics = write(released, rows, partial / "predictions.csv", progress.update)
+            counts, metrics = write_predictions(
+                released, rows, partial / "predictions.csv", progress.update, self.threshold
+            )
         print(f"{'rows':26} {rows.count}")
         if rows.skipped:
             print(f"{'unreadable':26} {len(rows.skipped)}")
@@ -179,10 +168,8 @@ class Predict(ModelPictures):
             print(f"{'predicted ' + name:26} {count}")
         if len(most) > 20:
             print(f"{'predicted others':26} {sum(count for _, count in most[20:])}")
-        if isinstance(metrics, FindingMetrics):
-            self._findings(released, metrics, partial)
-        elif metrics is not None:
-            self._measured(released, metrics, partial)
+        if metrics is not None:
+            (self._findings if released.findings else self._measured)(released, metrics, partial)
 
     def _rows_of_set(self, released: "Release") -> "Rows":
         import numpy as np
@@ -218,16 +205,14 @@ class Predict(ModelPictures):
         wanted = [SPLITS[name] for name in self.splits]
         return np.isin(split, wanted) if wanted else np.ones(len(split), bool)
 
-    def _findings(self, released: "Release", measured: "FindingMetrics", partial: Path) -> None:
-        from train_distributed.one_shot.figure import draw_roc
+    def _findings(self, released: "Release", metrics: dict[str, Any], partial: Path) -> None:
+        from train_distributed.one_shot.figure import roc_figure
         from train_distributed.one_shot.finding_metrics import brief_findings
-        from train_distributed.released.predictions import OF
 
-        metrics = measured.report()
-        facts = {"model": self.model.name, "threshold": self.threshold or 0.5, "of": OF}
+        facts = {"model": self.model.name, "threshold": self.threshold or 0.5}
         facts |= check.drop_none(prior=released.report.prior)
         write_json(partial / "metrics.json", facts | metrics)
-        draw_roc(measured.curves(), partial / "roc.png")
+        roc_figure(metrics).savefig(partial / "roc.png", dpi=150)
         for name, value in brief_findings(metrics):
             print(f"{name:26} {value}")
 

@@ -45,7 +45,7 @@ class Aggregators:
     Args:
         window: what was agreed.
         addresses: aggregator -> where it listens.
-        tls: what their certificates are checked with, if they have some.
+        tls: what their certificates are checked with.
         patience: seconds after which an aggregator that is gone is an error.
 
     Raises:
@@ -56,17 +56,16 @@ class Aggregators:
         self,
         window: Window,
         addresses: Mapping[int, Address],
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext,
         patience: float = 600.0,
     ) -> None:
         self._window, self._patience = window, patience
-        scheme = "http" if tls is None else "https"
         headers = {"content-type": OCTETS, "accept-encoding": "identity"}
         self._http, self._called = dict[int, httpx.Client](), dict[int, str]()
         for aggregator, (host, port) in addresses.items():
             at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            given = {"base_url": f"{scheme}://{at}", "timeout": SECONDS, "headers": headers}
-            self._http[aggregator], through = client(scheme, host, tls, **given)
+            given = {"base_url": f"https://{at}", "timeout": SECONDS, "headers": headers}
+            self._http[aggregator], through = client(host, tls, **given)
             self._called[aggregator] = f"aggregator {aggregator - LEADER} at {at}{through}"
 
     def __enter__(self) -> "Aggregators":
@@ -249,7 +248,7 @@ def reason(error: Exception) -> str:
     """Why there is no answer, in words, and what may mend it."""
     words = str(error) or type(error).__name__
     if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
-        words += "; if it has TLS, ask for https and give ca"
+        words += "; it may speak another protocol"
     return words
 
 
@@ -258,9 +257,9 @@ def remedy(error: BaseException) -> str | None:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return "ca must hold the authority of its certificate, which must be for this address"
+            return "its certificate must be valid, for this address, and agreed on or known"
         if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-            return "it does not speak TLS: leave out ca, or https"
+            return "it does not speak TLS, which was agreed on"
         if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
             return "no host has this name, or no name server is reached"
         cause = cause.__cause__ or cause.__context__

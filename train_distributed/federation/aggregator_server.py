@@ -13,15 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from uvicorn.server import ServerState
 
 from train_distributed.federation.aggregator_watch import LOG, Watch
-from train_distributed.federation.documents.certificates import SERVER, SERVER_KEY
-from train_distributed.federation.documents.document import read_file
 from train_distributed.federation.limited_http import Line, accept, http_config
 from train_distributed.federation.places import Places
 
@@ -140,23 +137,6 @@ def in_thread(
         with suppress(RuntimeError):  # it has ended by itself
             loop.call_soon_threadsafe(serving.cancel)
         thread.join()
-
-
-def server_context(folder: Path) -> ssl.SSLContext:
-    """TLS with the certificate in a folder, server.pem, and its key, server.key.
-
-    Raises:
-        ValueError: no such files, or not a pair.
-    """
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    pair = folder / SERVER, folder / SERVER_KEY
-    for path in pair:
-        read_file(path)
-    try:
-        tls.load_cert_chain(*pair)
-    except ssl.SSLError as error:
-        raise ValueError(f"tls must hold a certificate and its key, got {error}") from error
-    return tls
 
 
 async def _addresses(host: str, port: int) -> list[Any]:

@@ -6,18 +6,19 @@ within the party's patience finds the endpoint as it left it.
 
 import base64
 import fcntl
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from pretrain.cli.waiting import to_terminal
 from train_distributed.federation.aggregator_limits import OCTETS, SUMMARY
+from train_distributed.federation.documents.certificates import REMEDY, trust
 from train_distributed.federation.documents.document import safe
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.window_file import split_address
@@ -43,16 +44,20 @@ LATER = {408, 429, 500, 502, 503, 504}  # statuses after which the same is sent 
 CONNECTED = "connected"
 _TLS = {  # words of OpenSSL -> ours
     "has expired": "the operator's certificate has expired, or this machine's clock is ahead: "
-    "the operator runs `federation renew`",
+    + REMEDY,
     "not yet valid": "the operator's certificate is not valid yet: this machine's clock is behind",
-    "mismatch": "the operator's certificate is not for this address: `federation renew --hosts`",
+    "mismatch": "the operator's certificate is not for this address: `init --hosts` names all",
 }
-_OTHER = "the operator's certificate is not this ca.pem's: another operator, or a new authority"
+_OTHER = "the operator's certificate is not the one that was agreed on: another operator"
 _REFUSALS = {
     401: "this party's key is not registered with the operator: it has another invitation, or keys",
     404: "the operator runs another federation",
     413: "the operator refuses an answer as too long: it runs another federation",
 }
+
+
+class Away(ConnectionError):
+    """The operator cannot be reached; the message says why."""
 
 
 class Foreign(ValueError):
@@ -67,40 +72,67 @@ class Attendance:
     federation: Federation
     party: int
     keys: PrivateKeys
-    address: str  # host:port of the operator
-    ca: Path
+    address: str  # host:port of the operator; with Flower, unix: and where its node asks
+    certificates: Path | None  # that are trusted; None: the system's authorities
     patience: float = 3600.0  # seconds since the last contact, until the party gives up
     say: Callable[[str], None] = to_terminal
 
 
-def attend(attendance: Attendance) -> int:
+# brings a poll; status and content of the operator's answer to it. Raises Away, Foreign
+Line = Callable[[Poll], tuple[int, bytes]]
+
+
+def attend(attendance: Attendance, line: AbstractContextManager[Line] | None = None) -> int:
     """Answers until all agreed sessions are over, or the operator is gone for too long.
+
+    Args:
+        attendance: of the party.
+        line: to the operator; that to its service if left out.
 
     Returns:
         0: all agreed sessions are over. 1: no contact for `patience` seconds.
 
     Raises:
-        ValueError: a file that holds no certificate, or an address without a port.
+        ValueError: a file that holds no certificate, or an address that does not fit the line.
     """
+    with line or _to_service(attendance) as brought:
+        return _Visit(attendance, brought).run()
+
+
+@contextmanager
+def _to_service(attendance: Attendance) -> Iterator[Line]:
     host, port = split_address(attendance.address)
-    try:
-        tls = ssl.create_default_context(cafile=str(attendance.ca))
-    except (OSError, ssl.SSLError) as error:
-        raise ValueError(f"{attendance.ca} must be a certificate in PEM: {error}") from error
+    tls = trust(attendance.certificates)
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     timeout = httpx.Timeout(ANSWER_SECONDS, write=SEND_SECONDS)
     headers = {"content-type": OCTETS, "accept-encoding": "identity"}
     settings = {"base_url": f"https://{at}", "timeout": timeout, "headers": headers}
-    http, _ = client("https", host, tls, **settings)
+    http, _ = client(host, tls, **settings)
     with http:
-        return _Visit(attendance, http).run()
+        yield partial(_posted, attendance, http)
+
+
+def _posted(attendance: Attendance, http: httpx.Client, poll: Poll) -> tuple[int, bytes]:
+    federation, most = attendance.federation, QUESTION_BYTES + attendance.endpoint.largest_frame
+    body, shown = write_poll(federation, poll, attendance.keys)
+    path, got = f"/relay/{federation.digest.hex()}", bytearray()
+    headers = {SUMMARY: base64.b64encode(shown).decode()}
+    try:
+        with http.stream("POST", path, content=body, headers=headers) as response:
+            for piece in response.iter_raw():
+                got += piece
+                if len(got) > most:
+                    raise Foreign(f"question must be <= {most - QUESTION_BYTES} bytes, got more")
+            return response.status_code, bytes(got)
+    except httpx.TransportError as error:
+        raise Away(_cause(error)) from error
 
 
 class _Visit:
     """Polls of one party, one after another."""
 
-    def __init__(self, attendance: Attendance, http: httpx.Client) -> None:
-        self._at, self._http = attendance, http
+    def __init__(self, attendance: Attendance, line: Line) -> None:
+        self._at, self._line = attendance, line
         self._endpoint = attendance.endpoint
         self._next = Poll(attendance.party, NO_QUESTION, b"")
         self._last = time.monotonic()  # contact with the operator
@@ -111,9 +143,9 @@ class _Visit:
         """Answers the operator until all sessions are over (0) or it is gone for too long (1)."""
         while not self._lost():
             try:
-                pause = self._taken(*self._poll())
-            except httpx.TransportError as error:
-                self._ends(_cause(error))
+                pause = self._taken(*self._line(self._next))
+            except Away as error:
+                self._ends(str(error))
                 pause = RETRY_SECONDS
             except Foreign as error:
                 self._ends(f"refused what the operator sent: {error}")
@@ -125,19 +157,6 @@ class _Visit:
             return 0
         print(f"error: operator at {self._at.address} is gone", file=sys.stderr)
         return 1
-
-    def _poll(self) -> tuple[int, bytes]:
-        """Status and content of the answer to one poll."""
-        federation, most = self._at.federation, QUESTION_BYTES + self._endpoint.largest_frame
-        body, shown = write_poll(federation, self._next, self._at.keys)
-        path, got = f"/relay/{federation.digest.hex()}", bytearray()
-        headers = {SUMMARY: base64.b64encode(shown).decode()}
-        with self._http.stream("POST", path, content=body, headers=headers) as response:
-            for piece in response.iter_raw():
-                got += piece
-                if len(got) > most:
-                    raise Foreign(f"question must be <= {most - QUESTION_BYTES} bytes, got more")
-            return response.status_code, bytes(got)
 
     def _taken(self, status: int, content: bytes) -> float:
         """Does what the service has answered; seconds to wait before the next poll."""

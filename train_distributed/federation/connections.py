@@ -23,7 +23,7 @@ from train_distributed.federation.orders import (
     write_order,
 )
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record
+from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.errors import MalformedMessage, ProtocolError, WrongSender
 from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
@@ -52,16 +52,6 @@ class Relay(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deadlines:
-    """Seconds that parties have; a slow carrier needs more."""
-
-    gather: float = 0.0  # to come
-    present: float = 10.0  # to answer PRESENT
-    goodbye: float = 5.0  # to hear END
-    end: float = 15.0  # to come once more, if only to hear that it is over
-
-
-@dataclass(frozen=True, kw_only=True)
 class Operator:
     """The operator at work: what it runs, and what every session of it needs."""
 
@@ -69,9 +59,8 @@ class Operator:
     keys: PrivateKeys  # the operator's, server 0 of the federation
     journal: Journal  # the operator's, durable
     relay: Relay  # to the nodes
-    record: Record  # where the session is written down, to be resumed after a crash
+    record: SessionLog  # where the session is written down, to be resumed after a crash
     log: Log  # is told how it goes, who went missing, what was refused, also if a session fails
-    deadlines: Deadlines = Deadlines()
     preface: bytes | None = None  # what every node is asked first: of a second sum
 
 
@@ -81,8 +70,9 @@ class Connections:
     def __init__(self, operator: Operator, nonce: bytes) -> None:
         self._operator, self._federation, self._nonce = operator, operator.federation, nonce
         self._relay, self._record, self._log = operator.relay, operator.record, operator.log
-        self._deadlines = operator.deadlines
+        self._deadlines = operator.federation.deadlines
         self._node: dict[int, int] = {}  # party -> node
+        self._orders: dict[int, bytes] = {}  # node -> PRESENT, the same until it is answered
         self._left_out: set[int] = set()  # nodes
         self._willing: set[int] = set()
 
@@ -91,17 +81,23 @@ class Connections:
         """Parties that are bound to a node and can take part."""
         return frozenset(self._willing)
 
-    def gather(self, wanted: frozenset[int], seconds: float | None = None) -> None:
-        """Waits until the wanted parties are here, or the time is up.
+    def gather(self, wanted: frozenset[int], seconds: float | None = None, needed: int = 0) -> None:
+        """Waits until the wanted parties are here, or the time is up, or too many have refused.
+
+        Args:
+            wanted: parties.
+            seconds: to wait; as agreed if left out.
+            needed: parties that must take part; once so many cannot, nobody is waited for.
 
         Raises:
             ConnectionError: the relay is gone.
         """
-        deadline = time.monotonic() + (self._deadlines.gather if seconds is None else seconds)
+        deadline = time.monotonic() + (self._deadlines.come if seconds is None else seconds)
         patience = self._deadlines.present
         while not wanted <= self._node.keys():
             fresh = set(self._relay.nodes()) - set(self._node.values()) - self._left_out
-            orders = {node: self._who(node) for node in sorted(fresh)}
+            self._orders |= {node: self._who(node) for node in fresh - self._orders.keys()}
+            orders = {node: self._orders[node] for node in sorted(fresh)}
             if (preface := self._operator.preface) is not None:
                 for node, answer in self._relay.ask_each(dict.fromkeys(orders, preface), patience):
                     if answer[:1] != DONE:
@@ -110,7 +106,8 @@ class Connections:
                 self._bind(node, orders[node], answer)
             missing = map(self._federation.display_name, sorted(wanted - self._node.keys()))
             self._log.present(self._willing, len(wanted), missing)
-            if time.monotonic() >= deadline:
+            refused = self._node.keys() - self._willing
+            if time.monotonic() >= deadline or len(wanted - refused) < needed:
                 return
             patience = min(patience, max(LEAST_SECONDS, deadline - time.monotonic()))
             if not wanted <= self._node.keys():

@@ -6,7 +6,7 @@ from functools import partial
 from train_distributed.federation.connections import Connections, Operator
 from train_distributed.federation.orders import DONE, Request, join, split, words
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import CannotResume, Record
+from train_distributed.federation.record import CannotResume, SessionLog
 from train_distributed.secure_sum.errors import OutOfOrder, ProtocolError, TooFewUsers
 from train_distributed.secure_sum.journal import ResumedJournal
 from train_distributed.secure_sum.keys import name_of
@@ -77,7 +77,7 @@ def _enough(
         TooFewUsers: fewer than the minimum; nobody has spent anything.
     """
     minimum, wanted = operator.federation.minimum, operator.federation.users.keys() - exclude
-    connections.gather(frozenset(wanted))
+    connections.gather(frozenset(wanted), needed=minimum)
     users = frozenset(connections.here & wanted)
     operator.log.lost(wanted - users, "be present")
     if len(users) < minimum:
@@ -89,13 +89,15 @@ def _say_goodbye(operator: Operator, connections: Connections, *, opened: bool) 
     """END to whoever is here; a relay that is gone is no reason to lose a sum."""
     try:
         if opened and not connections.here:
-            connections.gather(frozenset(operator.federation.users), operator.deadlines.end)
+            connections.gather(
+                frozenset(operator.federation.users), operator.federation.deadlines.again
+            )
         connections.end(opened)
     except (OSError, ProtocolError):
         return
 
 
-def _recalled(record: Record, user: int, kind: Kind) -> bytes:
+def _recalled(record: SessionLog, user: int, kind: Kind) -> bytes:
     """A message that a user has sent in this session, as it was written down."""
     for answer in record.answers_of(user):
         for message in split(answer[1:]) if answer[:1] == DONE else []:

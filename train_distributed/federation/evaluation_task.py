@@ -16,7 +16,7 @@ from train_distributed.federation.documents.document import load_file
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.terms import KIND, EvaluationTerms, check_file
 from train_distributed.federation.model_task import ModelTask
-from train_distributed.federation.sum_task import Facts, SumTask, plan_of
+from train_distributed.federation.sum_task import SessionFacts, SumTask, plan_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import MADE_WITH, suitability
@@ -106,7 +106,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         """How pictures become the rows of every user; None: the model does not say it."""
         return self.model.encoding
 
-    def released(self, opened: Opened, *, facts: Facts) -> Answer:
+    def released(self, opened: Opened, *, facts: SessionFacts) -> Answer:
         """Estimates with their intervals, from the sum of the survivors."""
         sizes = self.rows_of(opened.users)
         read = estimate(

@@ -3,7 +3,7 @@
     GET /invitations/{digest}/{file}        one of the invitation's files, or window.json
     GET /invitations/{digest}/places/{key}  place of the user with this public key
 
-A link is http://HOST:PORT/invitations/{digest of the federation}. Nothing here is secret, and
+A link is https://HOST:PORT/invitations/{digest of the federation}. Nothing here is secret, and
 nobody need trust the line: what is fetched must have the digest, or be signed with the key of the
 operator that the federation states.
 """
@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from pretrain.cli.waiting import Waiting
 from train_distributed.federation.aggregator_client import SECONDS, reason, remedy
-from train_distributed.federation.documents.certificates import CA
+from train_distributed.federation.documents.certificates import AGREED
 from train_distributed.federation.documents.document import KEY, LARGE, SMALL
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION, OPERATOR, Invitation
@@ -35,7 +35,7 @@ from train_distributed.federation.proxies import client
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import Roll
 
-LINK = re.compile(r"https?://[A-Za-z0-9._\-\[\]:]{1,255}/invitations/([0-9a-f]{64})/?")
+LINK = re.compile(r"https://[A-Za-z0-9._\-\[\]:]{1,255}/invitations/([0-9a-f]{64})/?")
 
 
 def invitation_routes(
@@ -49,13 +49,15 @@ def invitation_routes(
         window: window.json of the window that is open; None: there is none.
     """
     base = f"/invitations/{invitation.federation.digest.hex()}"
-    names = (FEDERATION, OPERATOR, CA, invitation.agreed.name)
+    names = (FEDERATION, OPERATOR, AGREED, invitation.agreed.name)
     files = {name: invitation.folder / name for name in names}
     files |= {} if window is None else {WINDOW: window}
 
     async def file(request: Request) -> Response:
         found = files.get(request.path_params["name"])
-        return Response(status_code=404) if found is None else FileResponse(found)
+        if found is None or not found.exists():  # of certificates there are none behind proxies
+            return Response(status_code=404)
+        return FileResponse(found)
 
     def place(request: Request) -> Response:  # no coroutine: another thread reads the roll
         key = request.path_params["key"]
@@ -67,21 +69,22 @@ def invitation_routes(
     return [Route(f"{base}/places/{{key}}", place), Route(f"{base}/{{name}}", file)]
 
 
-def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | None) -> Invitation:
+def fetched(link: str, folder: Path, keys: PrivateKeys) -> Invitation:
     """The invitation that a link names, kept in a party's folder.
 
     Args:
-        link: http://HOST:PORT/invitations/DIGEST.
+        link: https://HOST:PORT/invitations/DIGEST.
         folder: the party's.
         keys: its own, whose place on a roll is fetched.
-        tls: what the server's certificate is checked with, if it is not the system's.
 
     Raises:
         ValueError: no such link, or a file that is not what the digest, or the operator, says.
         ConnectionError: the server is gone, or does not have it.
     """
-    digest, scheme, host = _parts(link)
-    http, through = client(scheme, host, tls, timeout=SECONDS, follow_redirects=False)
+    digest, host = _parts(link)
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # the digest is what is checked
+    http, through = client(host, tls, timeout=SECONDS, follow_redirects=False)
     (folder / "invitations").mkdir(parents=True, exist_ok=True)
     kept, key = folder / "invitations" / digest[:16], keys.public.verifying
     with tempfile.TemporaryDirectory(
@@ -91,11 +94,12 @@ def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | No
         whom = f"{link.partition('/invitations/')[0]}{through}"
         with http, Waiting(whom, "it has the invitation"):
             get = functools.partial(_get, http, through)
-            for name in (FEDERATION, OPERATOR, CA):
+            for name in (FEDERATION, OPERATOR):
                 (partial / name).write_bytes(get(f"{base}/{name}", LARGE))
             federation = Federation.load(partial / FEDERATION)
-            agreed = agreed_file(federation.task)
-            (partial / agreed).write_bytes(get(f"{base}/{agreed}", LARGE))
+            of_tls = [AGREED] if federation.certificates else []
+            for name in (*of_tls, agreed_file(federation.task)):
+                (partial / name).write_bytes(get(f"{base}/{name}", LARGE))
             invitation = Invitation.read(partial, digest)
             if place := get(f"{base}/{PLACES}/{key.hex()}", SMALL, need=False):
                 (partial / PLACES).mkdir()
@@ -109,15 +113,15 @@ def fetched(link: str, folder: Path, keys: PrivateKeys, tls: ssl.SSLContext | No
     return replace(invitation, folder=kept)
 
 
-def _parts(link: str) -> tuple[str, str, str]:
-    """Digest, scheme and host of a link."""
+def _parts(link: str) -> tuple[str, str]:
+    """Digest and host of a link."""
     try:
         if found := LINK.fullmatch(link):
             url = httpx.URL(link)
-            return found[1], url.scheme, url.host
+            return found[1], url.host
     except httpx.InvalidURL:
         pass
-    raise ValueError(f"link must be http://HOST:PORT/invitations/DIGEST, got {link[:300]!r}")
+    raise ValueError(f"link must be https://HOST:PORT/invitations/DIGEST, got {link[:300]!r}")
 
 
 def _get(http: httpx.Client, through: str, url: str, most: int, *, need: bool = True) -> bytes:

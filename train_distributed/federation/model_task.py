@@ -17,7 +17,7 @@ from train_distributed.federation.centre import WORD, AtCentre, EncodedAt
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.terms import Terms, check_file, read_transform
 from train_distributed.federation.endpoint import Submission
-from train_distributed.federation.sum_task import Facts, SumTask, plan_of
+from train_distributed.federation.sum_task import SessionFacts, SumTask, plan_of
 from train_distributed.ledger.entry import Kind
 from train_distributed.one_shot.class_prior import class_names
 from train_distributed.one_shot.method import Method, OpenedSum, ReleaseState, after_sums
@@ -150,7 +150,7 @@ class ModelTask(SumTask[Terms]):
             raise ValueError("a second sum must be agreed on, is not")
         return self.plan.integers[number]
 
-    def released(self, *sums: Opened, facts: Facts) -> Release:
+    def released(self, *sums: Opened, facts: SessionFacts) -> Release:
         """The model, from the sum of the survivors, or from two where so many were agreed on."""
         state = self._state(sums)
         fitted, method = state.fitted(), state.method

@@ -1,6 +1,7 @@
 """The operator's process: its service listens, and one session is run or resumed over it."""
 
 import hashlib
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,13 @@ from starlette.routing import Route
 from pretrain.cli.waiting import to_terminal
 from train_distributed.federation.aggregator_watch import logged
 from train_distributed.federation.centre import OpenedSums, Publish
-from train_distributed.federation.connections import Deadlines, Operator
+from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.orders import Request, words, write_order
 from train_distributed.federation.polling import open_relay
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import CannotResume, Record
+from train_distributed.federation.record import CannotResume, SessionLog
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import PrivateKeys, name_of
@@ -31,10 +32,9 @@ class Operation:
 
     federation: Federation
     keys: PrivateKeys
-    certificates: Path  # folder with server.pem and server.key
+    tls: ssl.SSLContext | None  # of the service; None: plain HTTP, as a proxy has it
     host: str
     port: int
-    seconds: float  # to come, and to answer each question
     state: Path  # absolute directory that outlives this process: see `party_state`
     run: Path  # directory for status.json and the service's log
     routes: Iterable[Route] = ()  # more that the service answers
@@ -60,7 +60,11 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
     try:
         journal = DurableJournal(operation.state / JOURNAL)
         journal.check()
-        with Record(operation.state) as record, logged(operation.run), _relay(operation) as relay:
+        with (
+            SessionLog(operation.state) as record,
+            logged(operation.run),
+            _relay(operation) as relay,
+        ):
             operation.ready()
             operator = Operator(
                 federation=operation.federation,
@@ -69,7 +73,6 @@ def operate(operation: Operation) -> tuple[list[Opened], Log]:
                 relay=relay,
                 record=record,
                 log=log,
-                deadlines=Deadlines(gather=operation.seconds),
             )
             opened = run_sums(operator, operation.state, operation.publish)
     except (ValueError, OSError) as error:
@@ -103,7 +106,7 @@ def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[O
     if len(sums.opened) == 1:
         log.say("the second sum, about the centre of the first")
         preface = write_order(federation, Request.CENTRE, centre, operator.keys)
-        with Record(sums.directory) as record:
+        with SessionLog(sums.directory) as record:
             at = replace(operator, federation=federation.at(centre), record=record, preface=preface)
             sums.keep(1, run_session(at))
     log.session = hashlib.sha256(centre).hexdigest()
@@ -113,10 +116,9 @@ def run_sums(operator: Operator, state: Path, publish: Publish | None) -> list[O
 def _relay(operation: Operation):
     return open_relay(
         operation.federation,
-        operation.certificates,
+        operation.tls,
         operation.host,
         operation.port,
-        operation.seconds,
         operation.routes,
     )
 

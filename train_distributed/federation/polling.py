@@ -13,13 +13,13 @@ header `message-summary` shows the signature before the body is read, in its par
 """
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from train_distributed.federation.aggregator_limits import OCTETS, NoRoom
-from train_distributed.federation.aggregator_server import in_thread, server_context
+from train_distributed.federation.aggregator_server import in_thread
 from train_distributed.federation.aggregator_watch import Watch
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.door import Door, Unread
@@ -42,7 +42,6 @@ from train_distributed.federation.orders import (
 from train_distributed.secure_sum.errors import ProtocolError
 
 AWAY_SECONDS = 30.0  # since a party's last poll began
-BODY_SECONDS = 120.0  # in which an answer must have arrived
 MOST_POLLS = 16  # of one party, that wait at the same time
 UNDER_WAY = 2**28  # bytes of answers that may be under way at once
 SETTLE_SECONDS = 1.0  # for the last polls to be answered
@@ -62,12 +61,11 @@ class Polls(Door):
     Args:
         federation: whose parties are let in.
         watch: counts what happens.
-        seconds: that a party has to answer.
     """
 
-    def __init__(self, federation: Federation, watch: Watch, seconds: float) -> None:
+    def __init__(self, federation: Federation, watch: Watch) -> None:
         super().__init__(watch, partial(poll_signer, federation), proves=True)
-        self._federation, self._seconds = federation, seconds
+        self._federation = federation
         self._largest = federation.largest_frame
         self._changed = threading.Condition()
         self._asked: dict[int, _Asked] = {}
@@ -99,19 +97,20 @@ class Polls(Door):
 
         Args:
             requests: by party.
-            seconds: for each to answer; the relay's own if left out.
+            seconds: for each to answer; as was agreed if left out.
 
         Raises:
             ConnectionError: the service has ended.
         """
         waiting, deadlines = list(requests), dict[int, float]()
+        seconds = self._federation.deadlines.answer if seconds is None else seconds
         window = max(16, UNDER_WAY // self._largest)
         try:
             while waiting or deadlines:
                 while waiting and len(deadlines) < window:
                     party = waiting.pop(0)
                     self._ask(party, requests[party])
-                    deadlines[party] = time.monotonic() + (seconds or self._seconds)
+                    deadlines[party] = time.monotonic() + seconds
                 yield from self._wait(deadlines)
         finally:
             for party in deadlines:
@@ -177,7 +176,8 @@ class Polls(Door):
 
     async def poll(self, request: Request) -> Response:
         """Takes an answer, if one is brought, and gives out the party's next question."""
-        async with self.body(request, POLL_HEAD_BYTES + self._largest, BODY_SECONDS) as body:
+        most, seconds = POLL_HEAD_BYTES + self._largest, self._federation.deadlines.send
+        async with self.body(request, most, seconds) as body:
             poll = self._read(body)
         self._loop = asyncio.get_running_loop()
         self._take(poll)
@@ -225,30 +225,27 @@ class Polls(Door):
 @contextmanager
 def open_relay(
     federation: Federation,
-    certificates: Path,
+    tls: ssl.SSLContext | None,
     host: str,
     port: int,
-    seconds: float,
     routes: Iterable[Route] = (),
 ) -> Iterator[Polls]:
     """The operator's service, in a thread of its own, and the relay over it, until the block ends.
 
     Args:
         federation: whose parties are let in.
-        certificates: folder with server.pem and server.key.
+        tls: of the service; None: plain HTTP, as a proxy has it.
         host: address to listen on.
         port: port to listen on.
-        seconds: that a party has to answer.
         routes: more that the service answers.
 
     Raises:
         OSError: the address is taken.
-        ValueError: a certificate that does not fit, or no such address.
+        ValueError: no such address.
     """
     watch = Watch()
-    polls = Polls(federation, watch, seconds)
+    polls = Polls(federation, watch)
     app = Starlette(routes=[*polls.routes, *routes])
-    tls = server_context(certificates)
     users = len(federation.users)
     with in_thread(app, watch, host, port, tls, parties=users, ended=polls.end):
         try:

@@ -1,6 +1,6 @@
 """Which proxy a connection goes through, as the environment says, and a client that uses it.
 
-HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY count as they do for other programs, but an address
+HTTPS_PROXY, ALL_PROXY and NO_PROXY count as they do for other programs, but an address
 of this machine is never asked for through a proxy. A proxy sees whom a user reports to and when, so
 it is named wherever a user is asked, and in every error.
 """
@@ -49,24 +49,20 @@ class _Client(httpx.Client):
             raise httpx.ProxyError(f"{error} of the proxy", request=request) from error
 
 
-def client(
-    scheme: str, host: str, tls: ssl.SSLContext | None = None, **settings: Any
-) -> tuple[httpx.Client, str]:
-    """A client for one host, and how it gets there: "" or " through the proxy ...".
+def client(host: str, tls: ssl.SSLContext, **settings: Any) -> tuple[httpx.Client, str]:
+    """A client of https for one host, and how it gets there: "" or " through the proxy ...".
 
     Args:
-        scheme: http or https.
         host: name or address.
-        tls: what its certificate is checked with, if it is not the system's.
+        tls: what its certificate is checked with.
         settings: of `httpx.Client`.
 
     Raises:
         ValueError: no host has such a name, or the environment names a proxy that is none or
             needs an extra.
     """
-    proxy = proxy_for(scheme, host)
-    verify = tls or (httpx.create_ssl_context() if scheme == "https" else True)
-    given = {"verify": verify, "proxy": proxy and proxy.url, "trust_env": False}
+    proxy = proxy_for(host)
+    given = {"verify": tls, "proxy": proxy and proxy.url, "trust_env": False}
     try:
         made = _Client(**given, **settings)
     except httpx.InvalidURL as error:
@@ -74,7 +70,7 @@ def client(
     return made, f" through {proxy}" if proxy else ""
 
 
-def proxy_for(scheme: str, host: str) -> Proxy | None:
+def proxy_for(host: str) -> Proxy | None:
     """The proxy for this host; None: it is reached directly.
 
     Raises:
@@ -84,7 +80,7 @@ def proxy_for(scheme: str, host: str) -> Proxy | None:
     if is_own(bare) or urllib.request.proxy_bypass(bare):
         return None
     known = urllib.request.getproxies()
-    named = next((name for name in (scheme, "all") if known.get(name)), None)
+    named = next((name for name in ("https", "all") if known.get(name)), None)
     if named is None:
         return None
     spelled = (f"{named}_proxy", f"{named}_proxy".upper())

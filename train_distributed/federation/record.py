@@ -35,7 +35,7 @@ class CannotResume(ValueError):
     """The record does not lead to the request that would be sent now."""
 
 
-class Record:
+class SessionLog:
     """One file, of one process at a time; and a second one, of users left out of what follows.
 
     Raises:
@@ -186,7 +186,7 @@ def settle(state: Path) -> None:
     Args:
         state: directory of the operator's state.
     """
-    with Record(state) as record:
+    with SessionLog(state) as record:
         record.forget()
         record.pardon()
 

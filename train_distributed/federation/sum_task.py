@@ -33,7 +33,7 @@ SUMS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class SessionFacts:
     """Facts about a session that a model's report needs besides the sum."""
 
     session: str  # its digest, hexadecimal: the same in every party's messages
@@ -189,7 +189,7 @@ class SumTask(ABC, Generic[AnyTerms]):
         """A submission with this user's fresh share of the noise."""
         return self.mechanism.noised(encoded)
 
-    def _sum(self, opened: Opened, facts: Facts) -> dict[str, Any]:
+    def _sum(self, opened: Opened, facts: SessionFacts) -> dict[str, Any]:
         """Part of the report: users in the sum, protocol, bytes per user, and all sessions."""
         federation, rows = self.federation, sizes_of(self.federation, self.terms.sizes)
         missing, survivors = sorted(facts.missing.items()), sorted(opened.users)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,13 +24,14 @@ def draw_release(
     path: Path,
     promise: Callable[[Report, Axes], None] | None = None,
 ) -> None:
-    """Draws the promise of a release, and its accuracy by class where that is known, as a PNG.
+    """Draws the promise of a release, and its accuracy by class, or ROC curves of its findings.
 
     `promise` draws a private release's panel; its attacker's curve if left out.
     """
-    per_class = report.test_accuracy_per_class
-    figure = Figure(figsize=(5.2 * (1 + bool(per_class)), 4), layout="constrained")
-    panels = figure.subplots(1, 1 + bool(per_class), squeeze=False)[0]
+    per_class, findings = report.test_accuracy_per_class, report.test_findings
+    count = 1 + bool(per_class or findings)
+    figure = Figure(figsize=(5.2 * count, 4), layout="constrained")
+    panels = figure.subplots(1, count, squeeze=False)[0]
     if report.private:
         (promise or draw_attack)(report, panels[0])
     else:
@@ -37,6 +39,8 @@ def draw_release(
         panels[0].set_axis_off()
     if per_class:
         _draw_classes(report, per_class, panels[1])
+    if findings:
+        _draw_roc(findings, panels[1])
     figure.savefig(path, dpi=150)
 
 
@@ -57,18 +61,23 @@ def _draw_classes(report: Report, per_class: Mapping[str, float], panel: Axes) -
     panel.tick_params(axis="x", rotation=90 if crowded else 0)
 
 
-def draw_roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Draws false and true positive rates of every finding, with the area under each, as a PNG."""
+def roc_figure(metrics: Mapping[str, Any]) -> Figure:
+    """The figure of `_draw_roc` alone."""
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
-    for name, (false, true) in curves.items():
-        axes.plot(false, true, label=f"{_called(name)}: {np.trapezoid(true, false):.3f}")
-    axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    axes.set_title("Findings, and areas under their curves")
-    if curves:
-        axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=150)
+    _draw_roc(metrics, figure.add_subplot())
+    return figure
+
+
+def _draw_roc(metrics: Mapping[str, Any], panel: Axes) -> None:
+    """ROC curve of every finding, with the area under each, from a report of `FindingMetrics`."""
+    panel.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--", label="chance: 0.500")
+    for name, of in metrics["per_finding"].items():
+        if of["roc"] is not None:
+            area = f"{_called(name)}: {of['auroc']['estimate']:.3f}"
+            panel.plot(np.linspace(0, 1, len(of["roc"])), of["roc"], label=area)
+    panel.set(xlabel="false positive rate", ylabel="true positive rate")
+    panel.set_title("Findings, and areas under their curves")
+    panel.legend(fontsize=8, loc="lower right")
 
 
 def draw_confusion(

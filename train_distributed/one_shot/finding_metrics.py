@@ -13,7 +13,7 @@ from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
-from scipy.stats import rankdata
+from scipy.stats import binomtest, rankdata
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
@@ -95,18 +95,6 @@ class FindingMetrics:
             "per_finding": each,
         }
 
-    def curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """False and true positive rates of every finding that some rows have and some lack."""
-        found = {}
-        for k, name in enumerate(self.names):
-            odds, has = self._known(k)
-            if 0 < has.sum() < len(has):
-                order = np.argsort(-odds, kind="stable")
-                last = np.append(np.diff(odds[order]) != 0, True)
-                rates = [np.cumsum(side[order])[last] / side.sum() for side in (~has, has)]
-                found[name] = tuple(np.append(0, rate) for rate in rates)
-        return found
-
     @property
     def _said(self) -> np.ndarray:
         return self._odds > self.thresholds
@@ -129,13 +117,32 @@ class FindingMetrics:
             "prevalence": _share(positive, rows),
             "auroc": auroc(odds, has) if both else None,
             "average_precision": average_precision(odds, has) if both else None,
+            "roc": roc(odds, has) if both else None,
             "precision": _share(int((said & has).sum()), int(said.sum())),
             "recall": _share(int((said & has).sum()), positive),
             "expected_calibration_error": float(np.abs(gaps).sum() / max(1, rows)),
         }
 
 
+def right_findings(scores: Tensor, findings: np.ndarray) -> tuple[float, float]:
+    """Share of (n,) rows with all K findings right, and the mean area; 0.5 where none has one."""
+    measured = FindingMetrics([str(k) for k in range(scores.shape[1])], len(scores))
+    measured.add(scores, findings)
+    found = measured.report()
+    area = found["macro"]["auroc"] or {"estimate": 0.5}
+    return (found["exact_match"] or {"estimate": 0.0})["estimate"], area["estimate"]
+
+
 INTERVAL = ("estimate", "low", "high")
+RATES = np.linspace(0, 1, 101)  # false positive rates at which a curve is kept
+
+
+def roc(scores: np.ndarray, has: np.ndarray) -> list[float]:
+    """True positive rates at the false positive `RATES`, of (n,) scores and (n,) bool."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    false, true = (np.append(0, np.cumsum(side[order])[last] / side.sum()) for side in (~has, has))
+    return np.interp(RATES, false, true).round(4).tolist()
 
 
 def auroc(scores: np.ndarray, has: np.ndarray) -> dict[str, float]:
@@ -169,10 +176,8 @@ def _share(count: int, of: int) -> dict[str, float] | None:
     """A share with Wilson's interval; None without rows."""
     if not of:
         return None
-    share, z = count / of, _quantile() ** 2 / of
-    middle, width = share + z / 2, _quantile() * math.sqrt(share * (1 - share) / of + z / (4 * of))
-    ends = ((middle - width) / (1 + z), (middle + width) / (1 + z))
-    return {"estimate": share, "low": max(0.0, ends[0]), "high": min(1.0, ends[1])}
+    found = binomtest(count, of).proportion_ci(method="wilson")
+    return {"estimate": count / of, "low": found.low, "high": found.high}
 
 
 def brief_findings(metrics: dict[str, Any]) -> list[tuple[str, str]]:

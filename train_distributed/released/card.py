@@ -7,7 +7,7 @@ values of a report are text on it, never markup.
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from embed.encoding import Encoding
 from pretrain.cli.provenance import public_argument
 from train_distributed.one_shot.attacker import best_guess, gaussian_mu, true_positives
-from train_distributed.one_shot.figure import confusion_figure, draw_attack
+from train_distributed.one_shot.figure import confusion_figure, draw_attack, roc_figure
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 from train_distributed.one_shot.report_file import Metrics, Report, converted
@@ -140,6 +140,8 @@ def _data_uri(draw: Callable[[], Figure]) -> str:
 
 
 def _measured(report: Report) -> dict[str, Any]:
+    if (found := report.test_findings) is not None:
+        return {"roc": partial(roc_figure, found), "shown": finding_row}
     if (metrics := report.test_metrics) is None:
         return {}
     counts, drawn, diagonal = metrics.confusion, None, None
@@ -247,6 +249,13 @@ def class_rows(metrics: Metrics) -> list[list[str]]:
     ]
 
 
+def finding_row(name: str, of: Mapping[str, Any], kinds: Sequence[str]) -> list[str]:
+    """A name, and for each kind of metric its value and interval."""
+    unknown = {"estimate": None, "low": 0.0, "high": 1.0}
+    found = [Interval(**(of[kind] or unknown)) for kind in kinds]
+    return [name, *(words for each in found for words in (each.value, each.ends))]
+
+
 def _share(value: float | None, of: int | None) -> list[str]:
     """A share and its interval, where they are known."""
     if value is None:
@@ -276,7 +285,7 @@ class EvaluationFindings:
     rows: int
     sampling: str
     confidence_level: float
-    accuracy: Interval
+    accuracy: Interval | None  # of classes
     recall: dict[str, Interval]
     suitable_for_release: bool
     majority_baseline: Interval | None = None
@@ -292,4 +301,8 @@ class EvaluationFindings:
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Self:
         """Evaluation from what `evaluate` wrote; raises ValueError for a missing or wrong key."""
+        if "per_finding" in written:
+            each = {name: of["recall"] for name, of in written["per_finding"].items()}
+            recall = {f"{name}, {kind}": of[kind] for name, of in each.items() for kind in of}
+            written = {**written, "accuracy": None, "recall": recall, "by_prior": {}}
         return converted(written, cls, "evaluation must be what `evaluate` writes")

@@ -1,6 +1,7 @@
 """Rows to classes: a stream of embeddings in, a CSV file and metrics out, memory bounded."""
 
 import csv
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,51 +85,6 @@ def finding_thresholds(released: Release, threshold: float | str | None) -> Tens
     return torch.logit(torch.full((len(released.class_names),), value, dtype=torch.float64))
 
 
-def write_findings(
-    released: Release,
-    rows: Rows,
-    path: Path,
-    advance: Callable[[int], object],
-    thresholds: Tensor,
-) -> tuple[dict[str, int], FindingMetrics | None]:
-    """Writes path, findings that are said to be present (`a|b`), and a probability of each.
-
-    As `write_predictions`, of whose file this is the counterpart for several findings a picture.
-
-    Returns:
-        How many rows have each finding, and the metrics where findings are known.
-    """
-    names, counts = released.class_names, np.zeros(len(released.class_names), np.int64)
-    measured = None
-    if rows.labels is not None:
-        measured = FindingMetrics.of(released, rows.count, thresholds)
-    done, skipped = 0, rows.skipped
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        table = csv.writer(file)
-        header = ["path", "findings", *(f"probability of {name}" for name in names)]
-        table.writerow(header if skipped is None else [*header, UNREADABLE])
-        for block in rows.blocks:
-            odds = released.scores(block) / released.temperature
-            said, shares = (odds > thresholds).numpy(), torch.sigmoid(odds).numpy()
-            read = np.array([done + k not in (skipped or ()) for k in range(len(block))])
-            counts += said[read].sum(0)
-            for k in range(len(block)):
-                cells = [rows.name(done + k), *[""] * (1 + len(names))]
-                if read[k]:
-                    present = "|".join(n for n, has in zip(names, said[k], strict=True) if has)
-                    cells[1:] = [present, *(f"{share:.6f}" for share in shares[k])]
-                table.writerow(cells + ([] if skipped is None else [skipped.get(done + k, "")]))
-            if measured is not None and rows.labels is not None:
-                measured.leave_out(int((~read).sum()))
-                known = rows.labels[done : done + len(block)][read]
-                measured.add(odds[read] * released.temperature, known)
-            done += len(block)
-            advance(len(block))
-    if done != rows.count:
-        raise ValueError(f"rows must be {rows.count} as announced, got {done}")
-    return dict(zip(names, counts.tolist(), strict=True)), measured
-
-
 def own_targets(
     released: Release, names: Sequence[Any], labels: np.ndarray, findings: np.ndarray | None
 ) -> np.ndarray:
@@ -149,42 +105,43 @@ def own_targets(
 
 
 def write_predictions(
-    released: Release, rows: Rows, path: Path, advance: Callable[[int], object]
+    released: Release,
+    rows: Rows,
+    path: Path,
+    advance: Callable[[int], object],
+    threshold: float | str | None = None,
 ) -> tuple[dict[str, int], dict[str, Any] | None]:
     """Classifies all rows into a CSV file of HEADER: the best three classes of each.
 
-    Where rows may be skipped it has a column more, UNREADABLE: an image that cannot be read has no
-    class, and the reason there. `advance` is called with the number of rows of each block. Raises
-    ValueError for a row that does not fit the model.
+    Of a model of findings it has those that are said to be present (`a|b`), see
+    `finding_thresholds`, and a probability of each. Where rows may be skipped it has a column more,
+    UNREADABLE: an image that cannot be read has no class, and the reason there. `advance` is called
+    with the number of rows of each block. Raises ValueError for a row that does not fit the model.
 
     Returns:
-        How many rows each class got, and the metrics where labels are known.
+        How many rows each class or finding got, and the metrics where labels are known.
     """
-    counts = np.zeros(len(released.class_names), np.int64)
-    evaluation = None
-    if rows.labels is not None:
-        evaluation = ClassifierMetrics.of(released, rows.count)
-    done = 0
+    names, skipped, done = released.class_names, rows.skipped, 0
+    counts, header, answered = np.zeros(len(names), np.int64), HEADER, _best_classes
+    metrics_of: Any = ClassifierMetrics.of
+    if released.findings or threshold is not None:
+        least = finding_thresholds(released, threshold)
+        header = ("path", "findings", *(f"probability of {name}" for name in names))
+        answered = functools.partial(_present_findings, thresholds=least)
+        metrics_of = functools.partial(FindingMetrics.of, thresholds=least)
+    evaluation = None if rows.labels is None else metrics_of(released, rows.count)
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)
-        skipped = rows.skipped
-        table.writerow(HEADER if skipped is None else (*HEADER, UNREADABLE))
+        table.writerow(header if skipped is None else (*header, UNREADABLE))
         for block in rows.blocks:
             scores = released.scores(block)
-            order = np.argsort(-scores.numpy(), axis=1, kind="stable")  # the first of equal ones
-            best = order[:, :BEST]
-            whole = probabilities(scores, released.temperature).numpy()
-            shares = np.take_along_axis(whole, best, 1)
-            here = range(done, done + len(block))
-            read = np.array([row not in (skipped or ()) for row in here])
-            counts += np.bincount(best[read, 0], minlength=len(counts))
-            for offset, (classes, values) in enumerate(zip(best, shares, strict=True)):
-                cells: list[str] = [rows.name(done + offset)]
-                for k, value in zip(classes, values, strict=True):
-                    cells += [released.class_names[k], f"{value:.6f}"] if read[offset] else []
-                cells += [""] * (len(HEADER) - len(cells))
-                cells += [] if skipped is None else [skipped.get(done + offset, "")]
-                table.writerow(cells)
+            said, answers = answered(released, scores)
+            read = np.array([done + k not in (skipped or ()) for k in range(len(block))])
+            counts += said[read].sum(0)
+            for k, answer in enumerate(answers):
+                cells = [rows.name(done + k), *(answer if read[k] else ())]
+                cells += [""] * (len(header) - len(cells))
+                table.writerow(cells + ([] if skipped is None else [skipped.get(done + k, "")]))
             if evaluation is not None and rows.labels is not None:
                 evaluation.leave_out(int((~read).sum()))
                 evaluation.add(scores[read], rows.labels[done : done + len(block)][read])
@@ -192,16 +149,40 @@ def write_predictions(
             advance(len(block))
     if done != rows.count:
         raise ValueError(f"rows must be {rows.count} as announced, got {done}")
-    named = dict(zip(released.class_names, counts.tolist(), strict=True))
+    named = dict(zip(names, counts.tolist(), strict=True))
     if evaluation is None:
         return named, None
     by_split = count_splits(np.delete(rows.split, list(skipped or ())))
     metrics = {"of": OF, "rows_by_split": by_split} | evaluation.report()
     if len(by_split) > 1 and (trained := by_split.get("train")):
-        metrics["warnings"].append(
+        metrics.setdefault("warnings", []).append(
             f"{trained} rows are of split train: a model that learned from them is flattered"
         )
     return named, metrics
+
+
+def _best_classes(released: Release, scores: Tensor) -> tuple[np.ndarray, list[list[str]]]:
+    """(b, K) bool: the best class; names and probabilities of the best ones of each row."""
+    order = np.argsort(-scores.numpy(), axis=1, kind="stable")  # the first of equal ones
+    best, names = order[:, :BEST], released.class_names
+    whole = probabilities(scores, released.temperature).numpy()
+    shares = np.take_along_axis(whole, best, 1)
+    cells = [
+        [cell for k, share in zip(*row, strict=True) for cell in (names[k], f"{share:.6f}")]
+        for row in zip(best, shares, strict=True)
+    ]
+    return np.arange(len(names)) == best[:, :1], cells
+
+
+def _present_findings(
+    released: Release, scores: Tensor, thresholds: Tensor
+) -> tuple[np.ndarray, list[list[str]]]:
+    """(b, K) bool: the findings that are said to be present; their names, and all probabilities."""
+    odds, names = scores / released.temperature, released.class_names
+    said, shares = (odds > thresholds).numpy(), torch.sigmoid(odds).numpy()
+    present = ["|".join(name for name, has in zip(names, row, strict=True) if has) for row in said]
+    rows = zip(present, shares, strict=True)
+    return said, [[words, *(f"{share:.6f}" for share in row)] for words, row in rows]
 
 
 def own_labels(released: Release, names: Sequence[Any], labels: np.ndarray) -> np.ndarray:

@@ -98,6 +98,7 @@ class Predictions:
     cells: Sequence[Played]
     shared: np.ndarray  # (J, J) of their tasks, see `predictive_interval`
     rows: float = math.inf  # that tasks of the same classes draw from
+    measures: tuple[str, str] = ("accuracy", "balanced accuracy")
 
     def of(
         self, kind: Kind, epsilon: float | None = None, *, balanced: bool = False
@@ -169,7 +170,7 @@ def draw_rehearsal(predictions: Predictions, epsilons: Sequence[float], path: Pa
         panel.set(xscale="log", xlabel="ε", ylim=(0, 100))
         panel.set_xticks(epsilons, [f"{each:g}" for each in epsilons])
         panel.minorticks_off()
-        panel.set_title("balanced accuracy" if balanced else "accuracy")
+        panel.set_title(predictions.measures[balanced])
         panel.grid(alpha=0.3)
     figure.axes[0].set_ylabel("predicted / %, with 80 % intervals")
     figure.axes[1].legend(loc="lower right", fontsize=8)

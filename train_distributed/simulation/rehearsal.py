@@ -19,8 +19,9 @@ from embed import EmbeddingSet, PublicTransform
 from embed.guesses import Sources, added_to, examples_of
 from embed.options import NONE, Knowledge
 from pretrain import check
+from train_distributed.one_shot.finding_metrics import right_findings
 from train_distributed.one_shot.method import ReleaseState
-from train_distributed.one_shot.registry import DEFAULT
+from train_distributed.one_shot.registry import DEFAULT, for_findings
 from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
@@ -34,6 +35,7 @@ from train_distributed.simulation.tasks import (
     Task,
     held_out_tasks,
     tasks_like,
+    tasks_of_findings,
     tasks_of_known,
 )
 
@@ -141,20 +143,24 @@ class Rehearsal:
                 each.need_labels(name)
                 each.check_finite(name)
         count, known = sizes.num_classes, _known_classes(public, like, sizes, knowledge)
-        if known is not None:
+        source = public if like is None or known is not None else like
+        if source.findings is not None:
+            left = None if source is public else len(public)
+            posed = tasks_of_findings(source.findings, count, tasks, left)
+        elif known is not None:
             posed = tasks_of_known(public.labels, known, tasks)
         elif like is None:
             posed = held_out_tasks(public.labels, count, tasks)
         else:
             posed = tasks_like(like.labels, count, tasks, len(public))
         raw = RawCoordinates.fit(public)
-        source = public if like is None or known is not None else like
         rows = raw.of(public)
         meta = {name: public.meta[name] for name in ("class_names",) if name in public.meta}
-        labels = np.array(public.labels)
+        labels = np.maximum(public.labels, 0)  # of findings, all rows are of one class
         coordinates = EmbeddingSet(embeddings=rows[:, 1:].numpy(), labels=labels, meta=meta)
         totals = ClassTotals.of(rows[:, 1:], labels, int(labels.max()) + 1)
-        same = known is not None or len(np.unique(source.labels)) == count
+        held = np.unique(source.labels) if source.findings is None else source.findings[0]
+        same = known is not None or len(held) == count
         sources = None
         if knowledge.text_encoder is not None:
             sources = Sources.of(knowledge, public).compressed(raw.basis)
@@ -168,7 +174,7 @@ class Rehearsal:
             privacy=privacy,
             tasks=posed,
             rows=rows if source is public else raw.of(source),
-            labels=np.array(source.labels),
+            labels=np.array(source.targets),
             public=coordinates,
             raw=raw,
             totals=totals,
@@ -205,7 +211,8 @@ class Rehearsal:
         labels: np.ndarray,
     ) -> PublicTransform:
         """The transform with guesses of the task's classes, as a run has them of the real ones."""
-        names = [self.names[label] for label in task.classes] if self.names else []
+        several = self.method != DEFAULT
+        names = [] if several or not self.names else [self.names[k] for k in task.classes]
         if not names or (self.sources is None and not self.examples and not self.known_here):
             return transform
         knowledge, public = replace(self.knowledge, names=None), self.public.subset(task.public)
@@ -223,7 +230,20 @@ class Rehearsal:
     @property
     def drawn_from(self) -> int:
         """Rows of the first task's classes, of which all tasks' are where these are the same."""
+        if self.method != DEFAULT:
+            return len(self.labels)
         return int(np.isin(self.labels, self.tasks[0].classes).sum())
+
+    @property
+    def method(self) -> str:
+        """That of `run` for such rows."""
+        return DEFAULT if self.labels.ndim == 1 else for_findings(DEFAULT)
+
+    @property
+    def measures(self) -> tuple[str, str]:
+        """What `Played.accuracy` and `Played.balanced` are."""
+        findings = "all findings right", "area under ROC"
+        return ("accuracy", "balanced accuracy") if self.method == DEFAULT else findings
 
     @cached_property
     def known_here(self) -> bool:
@@ -250,7 +270,7 @@ class Rehearsal:
         if key not in stage.requests:
             stage.requests[key] = ReleaseRequest(
                 embeddings=replace(self.sizes, users=users).federation,
-                method=DEFAULT,
+                method=self.method,
                 privacy=self.promise(epsilon),
                 transform=stage.transform,
                 options=options,
@@ -272,7 +292,8 @@ class Rehearsal:
         number, users = stage.task.number, self.sizes.users
         _, test = stage.task.split(seed, self.sizes.rows)
         share = largest_share(stage.labels[torch.from_numpy(test)])
-        yield Played(number, seed, "largest class", None, users, share, 1 / self.sizes.num_classes)
+        chance = 1 / self.sizes.num_classes if self.method == DEFAULT else 0.5
+        yield Played(number, seed, "largest class", None, users, share, chance)
         if stage.transform.known is not None:
             right = stage.measure(self.public_alone(stage), self.sizes, seed)
             yield Played(number, seed, "public alone", None, users, *right)
@@ -371,7 +392,8 @@ class Stage:
         chosen, _ = self.task.split(seed, sizes.rows)
         labels = self.labels[torch.from_numpy(chosen)]
         generator = torch.Generator().manual_seed(seed)
-        rows, partition = sizes.stand_in(len(labels)).place(labels, None, generator)
+        alike = torch.zeros(len(labels), dtype=torch.int64)  # the partition knows no classes
+        rows, partition = sizes.stand_in(len(labels)).place(alike, None, generator)
         own = torch.from_numpy(self.task.private[chosen])[rows]
         return RowsInMemory(self.rows[own], labels[rows], partition)
 
@@ -387,11 +409,14 @@ class Stage:
         return released(request.built, None, held, every, request.privacy, draw)
 
     def measure(self, state: ReleaseState, sizes: Sizes, seed: int) -> tuple[float, float]:
-        """Accuracy and balanced accuracy on test rows."""
+        """Accuracy and balanced accuracy on test rows; of findings, see `Rehearsal.measures`."""
         _, test = self.task.split(seed, sizes.rows)
         rows = self.rows[torch.from_numpy(self.task.private[test])]
-        weights = iter([state.fitted().weights])
-        return accuracies(state.final_rows(rows), self.labels[torch.from_numpy(test)], weights)[0]
+        rows, weights = state.final_rows(rows), state.fitted().weights
+        labels = self.labels[torch.from_numpy(test)]
+        if labels.ndim == 1:
+            return accuracies(rows, labels, iter([weights]))[0]
+        return right_findings(rows.double() @ weights, labels.numpy())
 
 
 def lengths(users: RowsInMemory, statistic: Statistic) -> Tensor:
@@ -415,14 +440,19 @@ def _known_classes(
     itself with as many classes.
     """
     names = knowledge.names or ()
-    if knowledge.examples is None and examples_of(public, names) is not None:
+    classes = public.findings is None and (like is None or like.findings is None)
+    if classes and knowledge.examples is None and examples_of(public, names) is not None:
         place = {
             str(n).replace("_", " ").casefold().strip(): k
             for k, n in enumerate(public.meta.get("class_names", ()))
         }
         return [place[name.replace("_", " ").casefold().strip()] for name in names]
     own = np.unique(public.labels)
-    if like is not None and like.content_hash() == public.content_hash():
+    if (
+        public.findings is None
+        and like is not None
+        and like.content_hash() == public.content_hash()
+    ):
         return own.tolist() if len(own) == sizes.num_classes else None
     return None
 

@@ -188,8 +188,8 @@ def _trained_alike(statistics: Sequence[Statistic]) -> bool:
 
 
 def largest_share(y: Tensor) -> float:
-    """Accuracy of always answering with the most frequent of (n,) labels."""
-    return int(torch.bincount(y).max()) / len(y)
+    """Accuracy of always answering with the most frequent of (n,) labels, or (n, K) findings."""
+    return int(y.unique(dim=0, return_counts=True)[1].max()) / len(y)
 
 
 def under_priors(x: Tensor, y: Tensor, fits: Iterable[Fitted], constant: float) -> list[Found]:

@@ -16,6 +16,7 @@ from embed import EmbeddingSet, PublicTransform
 from embed.clip import add_constant_and_clip
 from embed.public_scatter import PublicScatter, balanced, signed
 from embed.transform import CLIP_QUANTILE, COMPONENTS, CONSTANT
+from pretrain import check
 
 LEFT = 2  # classes that a task must leave to the public set: their scatter shapes the rows
 TESTED = 0.25  # share of a task's rows that test, at least
@@ -34,7 +35,12 @@ class Task:
     public: np.ndarray  # (n,) rows of the public set that its transform is fitted on
 
     def labels(self, source: np.ndarray) -> np.ndarray:
-        """(m,) int64 class in [0, K) of each private row, of the (N,) labels of the source."""
+        """(m,) int64 class in [0, K) of each private row, of the (N,) labels of the source.
+
+        Of (N, L) findings, the (m, K) of the task's.
+        """
+        if source.ndim == 2:
+            return source[self.private][:, self.classes]
         place = np.full(int(source.max()) + 1, -1)
         place[self.classes] = np.arange(len(self.classes))
         return place[source[self.private]]
@@ -92,6 +98,23 @@ def tasks_of_known(labels: np.ndarray, classes: Sequence[int], tasks: int) -> li
         left = np.ones(len(labels), bool)
         left[private] = False
         found.append(Task(number, np.asarray(classes), private, np.flatnonzero(left)))
+    return found
+
+
+def tasks_of_findings(
+    findings: np.ndarray, num_classes: int, tasks: int, public: int | None
+) -> list[Task]:
+    """Tasks of K of the findings of (N, L); all `public` rows stay so, or None: half of the N.
+
+    Raises ValueError for fewer than K findings.
+    """
+    check.within(f"[2, {findings.shape[1]}]", num_classes=num_classes)
+    found = []
+    for number, hand in enumerate(dealt(np.arange(findings.shape[1]), num_classes, tasks)):
+        order = np.random.default_rng([number, 1]).permutation(len(findings))
+        kept = int(KEPT * len(order)) if public is None else 0
+        left = np.arange(public) if public is not None else np.sort(order[:kept])
+        found.append(Task(number, hand, np.sort(order[kept:]), left))
     return found
 
 

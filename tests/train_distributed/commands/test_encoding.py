@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding, refuse_other
 from embed.identity import refuse_leak
-from embed.run import FitTransform
 from pretrain.preprocess import Preprocess, Size, pair
 from train_distributed import Privacy, release
 from train_distributed.one_shot.source import validate
@@ -203,20 +201,10 @@ def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
     validate(private, PublicTransform.fit(public), None, discrete=True)
 
 
-def _fitted(public: EmbeddingSet, private: EmbeddingSet, at: Path, *, leak: bool = False) -> None:
-    public.save(at / "public")
-    private.save(at / "private")
-    FitTransform(
-        public=at / "public", apply_to=at / "private", out=at / "out", i_know_this_leaks=leak
-    ).run()
-
-
 DOORS: dict[str, Door] = {
     "release": _released,
     "admit": _admitted,
     "refuse_leak": lambda public, private, _: refuse_leak(public, private),
-    "fit-transform": _fitted,
-    "fit-transform --i-know-this-leaks": partial(_fitted, leak=True),
 }
 
 
@@ -230,7 +218,7 @@ def test_no_door_lets_them_meet(tmp_path: Path, door: Door, other: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("door", ["release", "admit", "refuse_leak", "fit-transform"])
+@pytest.mark.parametrize("door", ["release", "admit", "refuse_leak"])
 @pytest.mark.parametrize(("theirs", "mine"), [(OURS, OURS), (None, OURS), (OURS, None)])
 def test_equal_and_unknown_ones_pass(
     tmp_path: Path, door: str, theirs: Encoding | None, mine: Encoding | None
@@ -238,8 +226,7 @@ def test_equal_and_unknown_ones_pass(
     DOORS[door](rows(0, theirs), rows(1, mine), tmp_path)
 
 
-def test_rows_written_by_fit_transform_have_no_encoding_of_their_own(tmp_path: Path) -> None:
-    _fitted(rows(0, OURS), rows(1, OURS), tmp_path)
-    assert EmbeddingSet.open(tmp_path / "out" / "embeddings").encoding is None
-    written = json.loads((tmp_path / "out" / "embeddings" / "meta.json").read_text())
-    assert written["encoder"] == OURS.encoder
+def test_rows_that_a_transform_of_0_2_made_have_no_encoding_of_their_own() -> None:
+    raw = rows(0, OURS)
+    made = replace(raw, meta=raw.meta | {"transform": {"compared": True}})
+    assert (raw.encoding, made.encoding) == (OURS, None)

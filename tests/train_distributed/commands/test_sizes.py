@@ -74,10 +74,6 @@ DOORS: dict[str, Callable[[Path, Path], list[str]]] = {
         *(*RUN, "--method", "discriminant", "--sums", "1", "--components", "4"),
         *("--public", f"{a}/public", "--embeddings", f"{b}/owned"),
     ],
-    "set and set: fit-transform": lambda a, b: [
-        *("embed", "fit-transform", "--components", "4"),
-        *("--public", f"{a}/public", "--apply-to", f"{b}/owned"),
-    ],
     "set and set: exclude": lambda a, b: [
         *("embed", "exclude", "--public", f"{a}/public", "--embeddings", f"{b}/owned"),
     ],

@@ -17,7 +17,7 @@ MOST = {
     **{"audit": 14, "protect": 16},
 }
 START = "import sys; from train_distributed.__main__ import main; sys.exit(main())"
-SECONDS = 1.5  # of CPU here, whatever else runs; bench_startup.py measures .6 on a quiet machine
+SECONDS = 1.5  # of CPU here, whatever else runs; some .6 on a quiet machine
 
 Say = Callable[..., tuple[int, str, str]]
 

@@ -15,9 +15,10 @@ import pytest
 
 from tests.ports import free_port
 from tests.train_distributed.federation.plain_node import plain_vector
-from train_distributed.federation.documents.certificates import write_certificates
-from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import Keys, write_party
+from train_distributed.federation.documents.certificates import write_certificate
+from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.party import Keys
+from train_distributed.federation.documents.private_keys import write_party
 
 HERE = Path(__file__).parent
 
@@ -25,12 +26,12 @@ HERE = Path(__file__).parent
 class Field:
     """Keys, certificates and the agreement of a federation, and its running processes."""
 
-    def __init__(self, folder: Path, users: int, **changes: Any) -> None:
+    def __init__(self, folder: Path, users: int, seconds: float = 40, **changes: Any) -> None:
         self.folder, self.port = folder, free_port()
         self.users = [f"user{i}" for i in range(users)]
         self.servers = ["server0"]
         (folder / "tls").mkdir()
-        write_certificates(folder / "tls", ["127.0.0.1"])
+        write_certificate(folder / "tls", ["127.0.0.1"])
         parties = (*self.users, *self.servers)
         public = {party: Keys.of(write_party(folder / party).public) for party in parties}
         fields: dict[str, Any] = {
@@ -40,6 +41,7 @@ class Field:
             "minimum": users - 1,
             "users": {i: public[u].verifying for i, u in enumerate(self.users)},
             "servers": tuple(public[server] for server in self.servers),
+            "deadlines": Deadlines(come=float(seconds), answer=float(seconds)),
         }
         self.federation = Federation(**(fields | changes))
         self.federation.save(folder / "federation.json")
@@ -49,12 +51,14 @@ class Field:
     def parties(self) -> list[str]:
         return self.users
 
-    def node(self, party: str, patience: float = 600, journals: str = "journals"):
-        arguments = [party, str(self.port), str(patience), journals]
+    def node(
+        self, party: str, patience: float = 600, journals: str = "journals", address: str = ""
+    ) -> subprocess.Popen[bytes]:
+        arguments = [party, address or str(self.port), str(patience), journals]
         return self.run("plain_node", arguments, f"{party}.log")
 
-    def operator(self, seconds: float = 40) -> subprocess.Popen[bytes]:
-        return self.run("plain_operator", [str(self.port), str(seconds)], "operator.log")
+    def operator(self) -> subprocess.Popen[bytes]:
+        return self.run("plain_operator", [str(self.port)], "operator.log")
 
     def run(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
         root = str(HERE.parents[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from train_distributed.federation.attendance import Attendance, attend
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.secure_sum.journal import VolatileJournal
 
@@ -40,7 +40,7 @@ def _user(folder: Path, port: int, federation: Federation, user: int) -> None:
         party=user,
         keys=keys,
         address=f"127.0.0.1:{port}",
-        ca=folder / "tls" / "ca.pem",
+        certificates=folder / "tls" / "server.pem",
         say=lambda _: None,
     )
     attend(attendance)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from train_distributed.federation.connections import Deadlines, Operator
+from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
-from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.endpoint import Endpoint, UserEndpoint
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record
+from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -36,6 +36,7 @@ def agreement(**changes: Any) -> Federation:
         "minimum": 3,
         "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
         "servers": (Keys.of(OPERATOR),),
+        "deadlines": Deadlines(come=0.0, again=0.0),
     }
     return Federation(**(fields | changes))
 
@@ -96,7 +97,7 @@ def operator(
     relay: Any, log: Log, state: Path | None = None, journal: Journal | None = None
 ) -> Iterator[Operator]:
     """Whoever asks over a relay; its state is forgotten unless it has a place."""
-    with TemporaryDirectory() as home, Record(state or Path(home)) as record:
+    with TemporaryDirectory() as home, SessionLog(state or Path(home)) as record:
         yield Operator(
             federation=relay.federation,
             keys=KEYS[FIRST_SERVER],
@@ -104,7 +105,6 @@ def operator(
             relay=relay,
             record=record,
             log=log,
-            deadlines=Deadlines(end=0.0),
         )
 
 

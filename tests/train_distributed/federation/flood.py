@@ -14,7 +14,7 @@ import httpx
 
 from train_distributed.federation.aggregator_limits import SUMMARY
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.orders import Poll, name_of_question, write_poll
 
 LINES = 8
@@ -22,7 +22,7 @@ LINES = 8
 
 def main(folder: Path, party: str, port: int) -> None:
     federation, keys = Federation.load(folder / "federation.json"), read_private(folder / party)
-    tls = ssl.create_default_context(cafile=str(folder / "tls" / "ca.pem"))
+    tls = ssl.create_default_context(cafile=str(folder / "tls" / "server.pem"))
     user = int(party.removeprefix("user"))
     path, ready = f"/relay/{federation.digest.hex()}", threading.Event()
 

@@ -47,7 +47,7 @@ def kill_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
     """kill -9, and started again at once."""
     operator.kill()
     operator.wait()
-    return field.operator(TIMEOUT)
+    return field.operator()
 
 
 def kill_node(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
@@ -107,7 +107,7 @@ def struck(field: Any, stage: str, blow: Callable[..., Any]) -> Outcome:
     """One session with one blow."""
     nodes = {party: field.node(party) for party in field.parties}
     start = time.monotonic()
-    operator = field.operator(TIMEOUT)
+    operator = field.operator()
     _at(field, stage)
     return _finish(field, blow(field, operator, nodes), start)
 
@@ -118,7 +118,7 @@ def copies(field: Any) -> Outcome:
         field.node(party)
     field.node("user3", journals="copy")
     start = time.monotonic()
-    return _finish(field, field.operator(TIMEOUT), start)
+    return _finish(field, field.operator(), start)
 
 
 def same_key(field: Any) -> Outcome:
@@ -126,7 +126,7 @@ def same_key(field: Any) -> Outcome:
     for party in (*field.parties, "user3"):
         field.node(party)
     start = time.monotonic()
-    return _finish(field, field.operator(TIMEOUT), start)
+    return _finish(field, field.operator(), start)
 
 
 def older(field: Any) -> Outcome:
@@ -135,13 +135,13 @@ def older(field: Any) -> Outcome:
         field.node(party)
     time.sleep(1.5 * TIMEOUT)
     start = time.monotonic()
-    return _finish(field, field.operator(TIMEOUT), start)
+    return _finish(field, field.operator(), start)
 
 
 def younger(field: Any) -> Outcome:
     """Nodes that are started when half of the time-out has passed."""
     start = time.monotonic()
-    operator = field.operator(TIMEOUT)
+    operator = field.operator()
     field.wait_for((field.folder / "ready").exists)
     time.sleep(TIMEOUT / 2)
     for party in field.parties:
@@ -176,7 +176,7 @@ def main() -> None:
     rows: list[str] = []
     for stage, what, scene in _every():
         with tempfile.TemporaryDirectory() as name:
-            field = conftest.Field(Path(name), 5)
+            field = conftest.Field(Path(name), 5, TIMEOUT)
             try:
                 outcome = scene(field)
                 words, seconds = outcome.words, f"{outcome.seconds:.0f}"

@@ -1,6 +1,6 @@
 """An operator that saves the sum instead of a model. Run as a process by the tests.
 
-python plain_operator.py FOLDER PORT SECONDS
+python plain_operator.py FOLDER PORT
 """
 
 import sys
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
+from train_distributed.federation.documents.certificates import SERVER, serving
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.operation import Operation, operate
 from train_distributed.federation.record import settle
 
 
 def main() -> int:
-    folder, port, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
     operation = Operation(
         federation=Federation.load(folder / "federation.json"),
         keys=read_private(folder / "server0"),
-        certificates=folder / "tls",
+        tls=serving(folder / "tls", folder / "tls" / SERVER),
         host="127.0.0.1",
         port=port,
-        seconds=seconds,
         state=folder / "state",
         run=folder / "run",
         ready=lambda: (folder / "ready").touch(),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.train_distributed.federation import fake_relay as fake
 from train_distributed.federation import attendance as attending
 from train_distributed.federation import polling
 from train_distributed.federation.attendance import Attendance, alone, attend
-from train_distributed.federation.documents.certificates import write_certificates
+from train_distributed.federation.documents.certificates import serving, write_certificate
 from train_distributed.federation.orders import name_of_question
 from train_distributed.federation.polling import open_relay
 
@@ -41,7 +42,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port, self.said = folder, free_port(), list[str]()
         self.federation = fake.agreement()
-        write_certificates(folder, ["127.0.0.1"])
+        write_certificate(folder, ["127.0.0.1"])
 
     @property
     def heard(self) -> list[str]:
@@ -55,7 +56,7 @@ class World:
             "party": 1,
             "keys": fake.KEYS[1],
             "address": f"127.0.0.1:{self.port}",
-            "ca": self.folder / "ca.pem",
+            "certificates": self.folder / "server.pem",
             "patience": PATIENCE,
             "say": self.said.append,
         }
@@ -72,8 +73,9 @@ class World:
         thread.join(60)
         assert not thread.is_alive()
 
-    def relay(self, seconds: float = 10.0):
-        return open_relay(self.federation, self.folder, "127.0.0.1", self.port, seconds)
+    def relay(self):
+        tls = serving(self.folder, self.folder / "server.pem")
+        return open_relay(self.federation, tls, "127.0.0.1", self.port)
 
 
 @pytest.fixture
@@ -166,8 +168,7 @@ def test_what_is_no_question_is_refused(
     content: Callable[[bytes], bytes], words: str, world: World, monkeypatch
 ) -> None:
     endpoint = Parrot()
-    visit = attending._Visit(world.party(endpoint), _answering(200, content(b"q")))
-    assert visit.run() == 1
+    assert _visit(world.party(endpoint), 200, content(b"q")).run() == 1
     assert endpoint.heard == []
     assert words in world.said[0]
 
@@ -181,20 +182,27 @@ def test_what_is_no_question_is_refused(
     ],
 )
 def test_a_refusal_is_named(status: int, words: str, world: World) -> None:
-    assert attending._Visit(world.party(Parrot()), _answering(status, b"")).run() == 1
+    assert _visit(world.party(Parrot()), status, b"").run() == 1
     assert words in world.said[0]
 
 
-def _answering(status: int, content: bytes) -> httpx.Client:
+def _visit(party: Attendance, status: int, content: bytes) -> attending._Visit:
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=iter([content])))
-    return httpx.Client(transport=transport, base_url="https://h")
+    http = httpx.Client(transport=transport, base_url="https://h")
+    return attending._Visit(party, partial(attending._posted, party, http))
 
 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        ("certificate verify failed: unable to get local issuer", "is not this ca.pem's"),
-        ("certificate verify failed: self-signed certificate in chain", "is not this ca.pem's"),
+        (
+            "certificate verify failed: unable to get local issuer",
+            "is not the one that was agreed on",
+        ),
+        (
+            "certificate verify failed: self-signed certificate in chain",
+            "is not the one that was agreed on",
+        ),
         ("certificate verify failed: certificate has expired", "has expired"),
         ("certificate verify failed: certificate is not yet valid", "clock is behind"),
         ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
@@ -212,10 +220,10 @@ def test_an_operator_that_does_not_answer_is_named() -> None:
 
 def test_another_authority_is_not_believed(world: World, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    write_certificates(tmp_path / "other", ["127.0.0.1"])
+    write_certificate(tmp_path / "other", ["127.0.0.1"])
     with world.relay():
-        assert attend(world.party(Parrot(), ca=tmp_path / "other" / "ca.pem")) == 1
-    assert "is not this ca.pem's" in world.said[0]
+        assert attend(world.party(Parrot(), certificates=tmp_path / "other" / "server.pem")) == 1
+    assert "is not the one that was agreed on" in world.said[0]
 
 
 def test_a_service_that_ends_does_not_keep_a_party_busy(world: World, monkeypatch) -> None:
@@ -238,8 +246,8 @@ def test_an_address_without_a_port_is_refused(world: World, address: str) -> Non
 
 
 def test_a_missing_certificate_is_named(world: World) -> None:
-    with pytest.raises(ValueError, match=r"nowhere\.pem must be a certificate in PEM"):
-        attend(world.party(Parrot(), ca=world.folder / "nowhere.pem"))
+    with pytest.raises(ValueError, match=r"nowhere\.pem must be a file, got nothing there"):
+        attend(world.party(Parrot(), certificates=world.folder / "nowhere.pem"))
 
 
 def test_one_process_of_a_party_takes_part(tmp_path: Path) -> None:

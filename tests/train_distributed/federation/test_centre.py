@@ -23,7 +23,7 @@ from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, REFUSED, Request, write_order
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record
+from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.errors import TooFewUsers
 from train_distributed.secure_sum.journal import Journal, VolatileJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
@@ -129,7 +129,7 @@ def test_two_sessions_have_two_centres(make: Callable[..., Endpoints]) -> None:
     endpoints = make(sessions=2)
     check(operate(endpoints))
     assert not any(endpoint.over for endpoint in endpoints.endpoints.values())
-    with Record(endpoints.home / "operator") as record:
+    with SessionLog(endpoints.home / "operator") as record:
         record.forget()
     forget(endpoints.home / "operator")
     endpoints.number = 1  # as fresh noise would have it

@@ -1,6 +1,7 @@
 """Who is present is proven, nothing is spent before, and nobody takes another's name."""
 
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
-from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.connections import Connections
+from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.sessions import spend_session
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, Request, join, write_order
 from train_distributed.federation.progress import Log
@@ -88,6 +91,19 @@ def test_with_too_few_present_nobody_spends_anything() -> None:
     assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
 
 
+def test_nobody_is_waited_for_where_too_many_have_used_up_their_sessions() -> None:
+    """A minute is agreed on for users to come; of five, two cannot take part, and four must."""
+    minute = Deadlines(come=60.0, again=0.0)
+    relay = fake.volatile(fake.agreement(minimum=4, deadlines=minute))
+    for user in (0, 1):
+        spend_session(relay.journals(user), relay.federation, b"another")
+    del relay.endpoints[14]
+    start = time.monotonic()
+    with pytest.raises(TooFewUsers, match="users present must be >= 4, got 2"):
+        fake.operate(relay)
+    assert time.monotonic() - start < 10
+
+
 class Impostor:
     """Answers PRESENT in another's name, in the ways that it can."""
 
@@ -137,6 +153,27 @@ def test_an_answer_to_another_node_is_no_proof() -> None:
     opened = fake.operate(relay, log)
     assert len(opened.users) == fake.W
     assert any("node 5: BadSignature" in text for text in log.refused)
+
+
+def test_an_answer_that_comes_late_counts_when_it_is_asked_for_again() -> None:
+    """A carrier may need longer than a party has to answer PRESENT."""
+    relay = fake.volatile(fake.agreement())
+    slow, late = 13, list[bytes]()
+
+    class Slow:
+        federation, nodes = relay.federation, relay.nodes
+
+        def ask_each(self, requests: Mapping[int, bytes], seconds: float | None = None) -> Any:
+            for node, answer in relay.ask_each(requests, seconds):
+                if node != slow or late:
+                    yield node, late.pop() if node == slow else answer
+                else:
+                    late.append(answer)
+
+    with fake.operator(Slow(), Log()) as operator:
+        connections = Connections(operator, bytes(32))
+        connections.gather(frozenset(range(fake.W)), 5.0)
+        assert connections.here == frozenset(range(fake.W))
 
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:

@@ -10,10 +10,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_five_users_take_less_than_half_a_minute(make_field: Callable[..., Any]) -> None:
-    field = make_field(dimension=61_450)
+    field = make_field(seconds=60, dimension=61_450)
     start = time.monotonic()
     nodes = [field.node(party) for party in field.parties]
-    assert field.operator(60).wait(120) == 0, field.logs()
+    assert field.operator().wait(120) == 0, field.logs()
     seconds = time.monotonic() - start
     assert [node.wait(30) for node in nodes] == [0] * len(nodes)
     assert field.opened() == list(range(5))
@@ -22,9 +22,9 @@ def test_five_users_take_less_than_half_a_minute(make_field: Callable[..., Any])
 
 
 def test_a_hundred_users_take_less_than_two_minutes(make_field: Callable[..., Any]) -> None:
-    field = make_field(users=100, dimension=61_450)
+    field = make_field(users=100, seconds=120, dimension=61_450)
     start = time.monotonic()
-    operator = field.operator(120)
+    operator = field.operator()
     crowd = field.run("crowd", [str(field.port)], "crowd.log")
     assert operator.wait(300) == 0, field.logs()
     seconds = time.monotonic() - start

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("stage", range(6))
 def test_a_killed_operator_opens_the_sum_of_all(stage: int, make_field: Callable[..., Any]) -> None:
     """With one session agreed: every user submits once, and nobody is lost."""
-    field = make_field()
+    field = make_field(seconds=kill_matrix.TIMEOUT)
     outcome = kill_matrix.struck(field, kill_matrix.STAGES[stage], kill_matrix.kill_operator)
     assert outcome.users == list(range(5)), (outcome, field.logs())
 
@@ -23,7 +23,7 @@ def test_a_killed_operator_opens_the_sum_of_all(stage: int, make_field: Callable
 def test_a_killed_node_is_one_user_less_at_most(
     blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
-    field = make_field()
+    field = make_field(seconds=kill_matrix.TIMEOUT)
     name = kill_matrix.STAGES[stage]
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users is not None, field.logs()
@@ -36,7 +36,7 @@ def test_a_killed_node_is_one_user_less_at_most(
 def test_what_comes_back_in_time_loses_nobody(
     blow: str, stage: int, make_field: Callable[..., Any]
 ) -> None:
-    field = make_field()
+    field = make_field(seconds=kill_matrix.TIMEOUT)
     name = kill_matrix.STAGES[stage]
     outcome = kill_matrix.struck(field, name, getattr(kill_matrix, blow))
     assert outcome.users == list(range(5)), (outcome, field.logs())
@@ -44,7 +44,7 @@ def test_what_comes_back_in_time_loses_nobody(
 
 @pytest.mark.parametrize("scene", ["copies", "same_key", "older", "younger"])
 def test_doubles_and_ages(scene: str, make_field: Callable[..., Any]) -> None:
-    field = make_field()
+    field = make_field(seconds=kill_matrix.TIMEOUT)
     outcome = getattr(kill_matrix, scene)(field)
     if scene == "younger" and outcome.users is None:  # too slow a machine to start them in time
         assert "users present must be >= 4" in outcome.words
@@ -54,9 +54,9 @@ def test_doubles_and_ages(scene: str, make_field: Callable[..., Any]) -> None:
 
 
 def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> None:
-    field = make_field()
+    field = make_field(seconds=60)
     nodes = [field.node(party, patience=5) for party in field.parties]
-    operator = field.operator(60)
+    operator = field.operator()
     field.wait_for(lambda: "present" in field.status())
     operator.kill()
     operator.wait()
@@ -67,9 +67,9 @@ def test_nodes_end_when_their_patience_does(make_field: Callable[..., Any]) -> N
 
 def test_a_finished_federation_ends_by_itself(make_field: Callable[..., Any]) -> None:
     """All agreed sessions are over: every node ends with exit code 0."""
-    field = make_field()
+    field = make_field(seconds=60)
     nodes = [field.node(party) for party in field.parties]
-    assert field.operator(60).wait(120) == 0
+    assert field.operator().wait(120) == 0
     assert field.opened() == list(range(5))
     assert [node.wait(60) for node in nodes] == [0] * len(nodes)
     assert not field.left()

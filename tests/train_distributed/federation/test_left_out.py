@@ -14,7 +14,7 @@ from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.operation import run_session
 from train_distributed.federation.orders import DONE, REFUSED, Request, join, split, write_order
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import Record, settle
+from train_distributed.federation.record import SessionLog, settle
 from train_distributed.secure_sum.errors import Misbehaviour, ProtocolError
 from train_distributed.secure_sum.graph import STARTS
 from train_distributed.secure_sum.journal import DurableJournal
@@ -199,9 +199,9 @@ def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
 ) -> None:
     relay = _with_insider(Kind.KEY_SHARES, _garbage_for_everyone)
     with monkeypatch.context() as patched:
-        plain, calls = getattr(Record, step), []
+        plain, calls = getattr(SessionLog, step), []
 
-        def killing(self: Record, *arguments: Any) -> None:
+        def killing(self: SessionLog, *arguments: Any) -> None:
             calls.append(step)
             last = len(calls) == {"leave_out": 1, "forget": 2, "begin": 2}[step]
             if done or not last:
@@ -209,7 +209,7 @@ def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
             if last:
                 raise Killed
 
-        patched.setattr(Record, step, killing)
+        patched.setattr(SessionLog, step, killing)
         with pytest.raises(Killed):
             _run(relay, tmp_path, Log())
     log = Log()
@@ -218,18 +218,18 @@ def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
     assert relay.endpoints[10 + INSIDER].started == 1  # it was not asked again
     assert any(f"user {INSIDER}: left out: " in line for line in log.refused)
     settle(tmp_path)
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         assert (record.left_out, record.session) == ({}, None)
 
 
 def test_who_is_left_out_is_read_strictly(tmp_path: Path) -> None:
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         record.leave_out({3: "complained\n" * 100, 1: "lied"})
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         assert record.left_out.keys() == {1, 3}
     for bad in ("", "[]", '{"left_out": {"x": "lied"}}', '{"left_out": {"3": 4}}', "{"):
         (tmp_path / "left-out.json").write_text(bad)
-        with pytest.raises(ValueError, match=r"left-out\.json"), Record(tmp_path):
+        with pytest.raises(ValueError, match=r"left-out\.json"), SessionLog(tmp_path):
             pass
 
 
@@ -239,7 +239,7 @@ def test_an_operator_that_gives_up_begins_anew(tmp_path: Path) -> None:
     relay.endpoints[10] = Gone(relay.endpoints[10])
     with pytest.raises(ProtocolError, match="users present must be >= 3"):
         _run(relay, tmp_path, Log())
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         assert record.left_out == {}
 
 

@@ -12,7 +12,8 @@ import pytest
 from tests.benchmarks.aggregators import Process, commands, make_window
 from tests.benchmarks.postgresql import BINARIES, running
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import AGREED, trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WindowFile
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
@@ -29,6 +30,7 @@ class Case:
     def __init__(self, folder: Path, store: str | None = None) -> None:
         users = [PrivateKeys.generate() for _ in range(USERS)]
         self.file: WindowFile = make_window(folder, users, DIMENSION, BOUND)
+        self.tls = trust(folder / AGREED)
         self.processes: list[Process] = commands(folder, store=store)
         self.operator = read_private(folder / "aggregator0")
         vectors = [self.vector(user) for user in range(USERS)]
@@ -41,7 +43,7 @@ class Case:
         return np.random.default_rng(user).integers(-5000, 5000, DIMENSION)
 
     def client(self, patience: float = 300.0) -> Aggregators:
-        return Aggregators(self.file.window, self.file.addresses, patience=patience)
+        return Aggregators(self.file.window, self.file.addresses, self.tls, patience)
 
     def send(self, users: range) -> None:
         with self.client() as client:
@@ -120,7 +122,7 @@ def test_a_database_that_is_gone_for_a_minute_loses_nothing(tmp_path: Path) -> N
         sender = threading.Thread(target=case.send, args=(range(4, USERS),))
         sender.start()
         while time.monotonic() - start < MINUTE:
-            answer = httpx.get(f"http://{host}:{port}/healthz", timeout=30)
+            answer = httpx.get(f"https://{host}:{port}/healthz", timeout=30, verify=case.tls)
             assert answer.status_code in ((204, 503) if time.monotonic() - start < 3 else (503,))
             time.sleep(5)
         assert sender.is_alive()

@@ -18,7 +18,7 @@ from tests.ports import free_port
 from tests.train_distributed.federation import fake_relay as fake
 from train_distributed.federation import aggregator_server, polling
 from train_distributed.federation.aggregator_limits import SUMMARY, Credit, RateLimits
-from train_distributed.federation.documents.certificates import write_certificates
+from train_distributed.federation.documents.certificates import serving, write_certificate
 from train_distributed.federation.orders import NO_QUESTION, Poll, name_of_question, write_poll
 from train_distributed.federation.polling import Polls, open_relay
 from train_distributed.secure_sum.keys import FIRST_SERVER
@@ -31,7 +31,7 @@ class Service:
 
     def __init__(self, folder: Path, port: int) -> None:
         self.federation, self.port, self.folder = fake.agreement(), port, folder
-        tls = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        tls = ssl.create_default_context(cafile=str(folder / "server.pem"))
         self.http = httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=tls, timeout=30)
         self.path = f"/relay/{self.federation.digest.hex()}"
         self.relay: Any = None
@@ -62,11 +62,12 @@ class Service:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, seconds: float = SECONDS) -> Iterator[Service]:
-    if not (folder / "ca.pem").exists():
-        write_certificates(folder, ["127.0.0.1"])
+def serving_at(folder: Path) -> Iterator[Service]:
+    if not (folder / "server.pem").exists():
+        write_certificate(folder, ["127.0.0.1"])
     service = Service(folder, free_port())
-    at = service.federation, folder, "127.0.0.1", service.port, seconds
+    tls = serving(folder, folder / "server.pem")
+    at = service.federation, tls, "127.0.0.1", service.port
     with open_relay(*at) as service.relay, service.http:
         yield service
 
@@ -74,7 +75,7 @@ def serving(folder: Path, seconds: float = SECONDS) -> Iterator[Service]:
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(polling, "POLL_SECONDS", 0.3)
-    with serving(tmp_path) as made:
+    with serving_at(tmp_path) as made:
         yield made
 
 
@@ -213,7 +214,7 @@ def test_no_more_than_a_window_is_under_way(
             del deadlines[party]
             yield party, b"answer"
 
-    relay = Counting(service.federation, service.relay._watch, SECONDS)
+    relay = Counting(service.federation, service.relay._watch)
     assert dict(relay.ask_each(requests)) == dict.fromkeys(requests, b"answer")
     assert asked == list(requests)
 
@@ -223,7 +224,7 @@ def test_a_service_that_ends_answers_whoever_waits(
 ) -> None:
     monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
     found = list[int]()
-    with serving(tmp_path) as service:
+    with serving_at(tmp_path) as service:
         waiting = threading.Thread(target=lambda: found.append(service.poll(0).status_code))
         waiting.start()
         while service.relay.nodes() != [0]:
@@ -236,12 +237,11 @@ def test_a_service_that_ends_answers_whoever_waits(
 
 
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
-    write_certificates(tmp_path, ["127.0.0.1"])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
             pytest.raises(OSError, match=f"listen must be a free port .* 127.0.0.1:{port}"),
-            open_relay(fake.agreement(), tmp_path, "127.0.0.1", port, SECONDS),
+            open_relay(fake.agreement(), None, "127.0.0.1", port),
         ):
             pass
 
@@ -251,7 +251,7 @@ def test_a_party_keeps_its_line_where_strangers_take_all_others(
 ) -> None:
     monkeypatch.setattr(aggregator_server, "MOST_TLS_LINES", 4)
     monkeypatch.setattr(polling, "POLL_SECONDS", 3.0)
-    with serving(tmp_path) as service, contextlib.ExitStack() as stack:
+    with serving_at(tmp_path) as service, contextlib.ExitStack() as stack:
         status = list[int]()
         waiting = threading.Thread(target=lambda: status.append(service.poll(0).status_code))
         waiting.start()

@@ -7,9 +7,11 @@ import urllib.request
 import httpx
 import pytest
 
+from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.proxies import client, is_own, proxy_for
 
-NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+TLS = trust(None)
+NAMES = ("https_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @pytest.fixture(autouse=True)
@@ -27,53 +29,55 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_this_machine_is_never_reached_through_a_proxy(monkeypatch, host: str) -> None:
-    for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+    for name in ("HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "socks9://nonsense nobody looks at")
-    for scheme in ("http", "https"):
-        assert proxy_for(scheme, host) is None
-        made, through = client(scheme, host)
-        made.close()
-        assert through == ""
+    assert proxy_for(host) is None
+    made, through = client(host, TLS)
+    made.close()
+    assert through == ""
 
 
 @pytest.mark.parametrize(
     "host", ["localhost.example", "128.0.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1", "h"]
 )
 def test_all_other_machines_are(monkeypatch, host: str) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     assert not is_own(host)
-    found = proxy_for("http", host)
-    assert str(found) == "the proxy http://proxy:3128 of HTTP_PROXY"
-    assert proxy_for("https", host) is None
+    found = proxy_for(host)
+    assert str(found) == "the proxy http://proxy:3128 of HTTPS_PROXY"
+    monkeypatch.delenv("HTTPS_PROXY")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    assert proxy_for(host) is None  # nothing is sent without TLS
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", f"elsewhere,{host}")
-    assert proxy_for("http", host) is None
+    assert proxy_for(host) is None
 
 
 @pytest.mark.parametrize(
     ("variable", "given", "url", "shown"),
     [
-        ("HTTP_PROXY", "proxy:3128", "http://proxy:3128", "proxy:3128"),
-        ("http_proxy", "http://proxy:3128/", "http://proxy:3128/", "http://proxy:3128/"),
+        ("HTTPS_PROXY", "proxy:3128", "http://proxy:3128", "proxy:3128"),
+        ("https_proxy", "http://proxy:3128/", "http://proxy:3128/", "http://proxy:3128/"),
         ("ALL_PROXY", " http://proxy ", "http://proxy", "http://proxy"),
         ("all_proxy", "10.0.0.9:8080", "http://10.0.0.9:8080", "10.0.0.9:8080"),
         ("ALL_PROXY", "https://[fd00::1]:8080", "https://[fd00::1]:8080", "https://[fd00::1]:8080"),
-        ("HTTP_PROXY", "http://me:se/cret@p:1", None, "http://me:se/...@p:1"),
-        ("HTTP_PROXY", "http://me:secret@p:1", "http://me:secret@p:1", "http://...@p:1"),
-        ("HTTP_PROXY", "me:secret@p:1", "http://me:secret@p:1", "...@p:1"),
+        ("HTTPS_PROXY", "http://me:se/cret@p:1", None, "http://me:se/...@p:1"),
+        ("HTTPS_PROXY", "http://me:secret@p:1", "http://me:secret@p:1", "http://...@p:1"),
+        ("HTTPS_PROXY", "me:secret@p:1", "http://me:secret@p:1", "...@p:1"),
     ],
 )
 def test_a_proxy_is_named_by_its_variable(monkeypatch, variable, given, url, shown) -> None:
     monkeypatch.setenv(variable, given)
     if url is None:
         with pytest.raises(ValueError, match=f"^{variable} must be"):
-            proxy_for("http", "sum.example")
+            proxy_for("sum.example")
         return
-    found = proxy_for("http", "sum.example")
+    found = proxy_for("sum.example")
     assert found is not None
     assert found.url == url
     assert "secret" not in str(found)
     assert f"{shown} of {variable}" in str(found).replace("http://" + shown, shown)
-    made, through = client("http", "sum.example")
+    made, through = client("sum.example", TLS)
     made.close()
     assert through == f" through {found}"
 
@@ -89,10 +93,10 @@ def test_a_proxy_is_named_by_its_variable(monkeypatch, variable, given, url, sho
 def test_what_is_no_proxy_is_refused_in_one_line(monkeypatch, given: str) -> None:
     monkeypatch.setenv("ALL_PROXY", given)
     with pytest.raises(ValueError, match=r"^ALL_PROXY must be .* got .*; NO_PROXY=sum\.ex") as no:
-        client("http", "sum.example")
+        client("sum.example", TLS)
     assert str(no.value).isprintable()
     monkeypatch.setenv("NO_PROXY", "sum.example")
-    assert proxy_for("http", "sum.example") is None
+    assert proxy_for("sum.example") is None
 
 
 def test_socks_needs_an_extra(monkeypatch) -> None:
@@ -100,10 +104,10 @@ def test_socks_needs_an_extra(monkeypatch) -> None:
     for given in ("socks5://p:1080", "socks5h://me:secret@p:1080"):
         monkeypatch.setenv("ALL_PROXY", given)
         with pytest.raises(ValueError, match=r"^ALL_PROXY=socks5h?://.*\[socks\]") as refused:
-            client("https", "sum.example")
+            client("sum.example", TLS)
         assert "secret" not in str(refused.value)
     monkeypatch.setitem(sys.modules, "socksio", sys)
-    assert str(proxy_for("https", "h")) == "the proxy socks5h://...@p:1080 of ALL_PROXY"
+    assert str(proxy_for("h")) == "the proxy socks5h://...@p:1080 of ALL_PROXY"
 
 
 def test_what_a_socks_proxy_that_is_none_answers_is_an_error_of_the_line(monkeypatch) -> None:
@@ -113,7 +117,7 @@ def test_what_a_socks_proxy_that_is_none_answers_is_an_error_of_the_line(monkeyp
         raise odd("Malformed reply") if request.url.path == "/odd" else ZeroDivisionError
 
     monkeypatch.setattr(httpx.Client, "send", sent)
-    made, _ = client("http", "h")
+    made, _ = client("h", TLS)
     with made:
         with pytest.raises(httpx.TransportError, match="Malformed reply of the proxy"):
             made.get("http://h/odd")
@@ -122,6 +126,6 @@ def test_what_a_socks_proxy_that_is_none_answers_is_an_error_of_the_line(monkeyp
 
 
 def test_the_system_s_settings_are_named_where_no_variable_is(monkeypatch) -> None:
-    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "http://p:1"})
-    assert str(proxy_for("http", "h")) == "the proxy http://p:1 of the system's settings"
-    assert "HTTP_PROXY" not in os.environ
+    monkeypatch.setattr(urllib.request, "getproxies", lambda: {"https": "http://p:1"})
+    assert str(proxy_for("h")) == "the proxy http://p:1 of the system's settings"
+    assert "HTTPS_PROXY" not in os.environ

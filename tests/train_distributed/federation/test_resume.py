@@ -10,7 +10,7 @@ from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.centre_relay import Killed
 from train_distributed.federation.orders import Request
 from train_distributed.federation.progress import Log
-from train_distributed.federation.record import CannotResume, Record, settle
+from train_distributed.federation.record import CannotResume, SessionLog, settle
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.store.store import read_store
@@ -69,7 +69,7 @@ def test_killed_twice_and_killed_after_the_end(tmp_path: Path) -> None:
     relay.nodes = list
     assert np.array_equal(_operate(relay, tmp_path).total, total)
     settle(tmp_path)
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         assert record.session is None
     assert read_store(tmp_path / "session", "record") == []
 
@@ -104,30 +104,30 @@ def test_a_record_that_is_another_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         record.begin(bytes(33))
         record.add(record.call({1: b"question"}), 1, bytes(9000))
     content = bytearray((tmp_path / "session").read_bytes())
     content[-100] ^= 1
     (tmp_path / "session").write_bytes(bytes(content))
-    with pytest.raises(ValueError, match="session must be"), Record(tmp_path):
+    with pytest.raises(ValueError, match="session must be"), SessionLog(tmp_path):
         pass
 
 
 def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> None:
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         record.begin(bytes(33))
         call = record.call({1: b"question"})
         record.add(call, 1, b"answer")
         record.finish(call)
-    with Record(tmp_path) as record:
+    with SessionLog(tmp_path) as record:
         assert record.session == bytes(33)
         with pytest.raises(CannotResume, match="call 0 must be the one before the restart"):
             record.call({1: b"another"})
     with (
-        Record(tmp_path),
+        SessionLog(tmp_path),
         pytest.raises(ValueError, match="one operator's, another runs"),
-        Record(tmp_path),
+        SessionLog(tmp_path),
     ):
         pass
 
@@ -140,11 +140,11 @@ def test_a_full_disk_ends_it_before_anything_follows(
     relay.before = lambda node, request: asked.append(request[0])
     with monkeypatch.context() as patched:
 
-        def full(self: Record) -> None:
+        def full(self: SessionLog) -> None:
             if self._complete:
                 raise OSError(28, "No space left on device", str(tmp_path))
 
-        patched.setattr(Record, "sync", full)
+        patched.setattr(SessionLog, "sync", full)
         with pytest.raises(OSError, match="No space left on device"):
             _operate(relay, tmp_path)
     assert Request.DELIVER not in asked

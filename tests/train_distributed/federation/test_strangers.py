@@ -21,8 +21,8 @@ MOST_LOG = 10_000  # bytes
 
 
 def test_a_stranger_reaches_nothing(make_field: Callable[..., Any]) -> None:
-    field = make_field()
-    operator = field.operator(seconds=300)
+    field = make_field(seconds=300)
+    operator = field.operator()
     for party in field.users[:2]:
         field.node(party)
     field.wait_for(lambda: len(field.status().get("present", [])) == 2)
@@ -51,7 +51,7 @@ def test_a_stranger_reaches_nothing(make_field: Callable[..., Any]) -> None:
 
 
 def _status(field: Any, path: str) -> int:
-    context = ssl.create_default_context(cafile=str(field.folder / "tls" / "ca.pem"))
+    context = ssl.create_default_context(cafile=str(field.folder / "tls" / "server.pem"))
     request = urllib.request.Request(f"https://127.0.0.1:{field.port}{path}", data=b"")
     try:
         with urllib.request.urlopen(request, context=context, timeout=30) as response:
@@ -63,14 +63,17 @@ def _status(field: Any, path: str) -> int:
 @pytest.mark.parametrize("crowd", ["idlers", "flood"])
 def test_a_crowd_costs_no_user_and_little_time(crowd: str, make_field: Callable[..., Any]) -> None:
     """The session by the clock, once the users are there, with the crowd there from before it."""
-    quiet, crowded = (_session(make_field(minimum=4), crowd, there) for there in (False, True))
+    seconds = 15 if crowd == "flood" else 60  # it waits for who floods
+    quiet, crowded = (
+        _session(make_field(minimum=4, seconds=seconds), crowd, there) for there in (False, True)
+    )
     print(f"{quiet:.1f} s alone, {crowded:.1f} s with {crowd}")
     assert crowded <= quiet + 2
 
 
 def _session(field: Any, crowd: str, there: bool) -> float:
     flooding, at = crowd == "flood", str(field.port)
-    operator = field.operator(seconds=15 if flooding else 60)  # it waits for who floods
+    operator = field.operator()
     field.wait_for((field.folder / "ready").exists)
     given = [str(field.folder), "user4", at] if flooding else [at, str(IDLE), str(SLOW)]
     strangers = None
@@ -112,8 +115,8 @@ def _memory(pid: int) -> int:
 
 def test_one_port_is_open(make_field: Callable[..., Any]) -> None:
     """The operator listens on the public port alone: no loopback interface is left to talk to."""
-    field = make_field()
-    operator = field.operator(seconds=300)
+    field = make_field(seconds=300)
+    operator = field.operator()
     field.wait_for((field.folder / "ready").exists)
     links = {os.readlink(fd) for fd in Path(f"/proc/{operator.pid}/fd").iterdir()}
     lines = Path(f"/proc/{operator.pid}/net/tcp").read_text().splitlines()[1:]

@@ -99,9 +99,7 @@ def test_what_was_moved_or_renamed_or_is_seen_by_another_path_goes_on(original, 
     assert len(again.state().records) == 4
 
 
-def test_a_place_that_has_a_ledger_of_other_rows_or_none_now_is_no_original(
-    original, tmp_path
-) -> None:
+def test_a_place_that_has_a_ledger_of_other_rows_or_none_now_is_no_original(original, tmp_path):
     moved = Ledger(original.path.rename(tmp_path / "moved.ledger"))
     for content in (b"2026-01-01 * Opening balance\n", b""):
         original.path.write_bytes(content)

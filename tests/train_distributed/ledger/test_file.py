@@ -1,7 +1,6 @@
 """A ledger keeps what it was given, whoever is killed; what was altered is refused."""
 
 import os
-import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,58 +105,46 @@ def test_an_end_cut_off_shows_against_an_earlier_report(ledger) -> None:
         ledger.check_against(second)
 
 
-def test_a_ledger_is_one_file_that_may_be_copied(ledger, tmp_path) -> None:
-    ledger.reserve(GAUSSIAN)
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.ledger"]
-    copy = tmp_path / "kept" / "rows.ledger"
-    copy.parent.mkdir()
-    shutil.copy(ledger.path, copy)
-    assert Ledger.open(copy).state() == ledger.state()
-
-
-def test_lines_of_other_versions_are_refused(ledger) -> None:
-    with ledger._locked() as (_, append):
-        append("gift", {"entry": to_words(GAUSSIAN)})
-    with pytest.raises(ValueError, match="kind must be one of this version's, got 'gift'"):
-        ledger.state()
-
-
 @pytest.mark.parametrize(
-    "body",
-    [{}, {"entry": 3}, {"entry": {}}, {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}],
-)
-def test_a_chained_line_that_says_nonsense_is_refused(ledger, body) -> None:
-    with ledger._locked() as (_, append):
-        append("reserve", body)
-    with pytest.raises(ValueError, match="cannot be read"):
-        ledger.state()
-
-
-@pytest.mark.parametrize(
-    "content",
+    ("kind", "body", "words"),
     [
-        b"\0" * 99 + b"\n",
-        b"\xff\xfe\n",
-        b"{}\n",
-        b"note\n",
-        b"note",
-        b"\0" * 99,
-        b"RQLite format 3\0",
+        ("gift", {"entry": to_words(GAUSSIAN)}, "kind must be one of this version's, got 'gift'"),
+        ("reserve", {}, "cannot be read"),
+        ("reserve", {"entry": 3}, "cannot be read"),
+        ("reserve", {"entry": {}}, "cannot be read"),
+        ("reserve", {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}, "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_ledger_is_refused(ledger, content: bytes) -> None:
-    ledger.path.write_bytes(content)
-    for use in (ledger.state, lambda: ledger.reserve(GAUSSIAN)):
-        with pytest.raises(ValueError, match="line 1 is altered"):
-            use()
-    assert ledger.path.read_bytes() == content
+def test_a_chained_line_that_says_nonsense_is_refused(ledger, kind, body, words) -> None:
+    with ledger._locked() as (_, append):
+        append(kind, body)
+    with pytest.raises(ValueError, match=words):
+        ledger.state()
 
 
-def test_another_program_s_database_is_refused(ledger) -> None:
-    change(ledger.path, "CREATE TABLE contact (name)")
+OTHER_FILES = (
+    b"\0" * 99 + b"\n",
+    b"\xff\xfe\n",
+    b"{}\n",
+    b"note",
+    b"\0" * 99,
+    b"RQLite format 3\0",
+)
+
+
+@pytest.mark.parametrize("content", [*OTHER_FILES, None])
+def test_a_file_that_is_no_ledger_is_refused(ledger, content: bytes | None) -> None:
+    """None: another program's database."""
+    if content is None:
+        change(ledger.path, "CREATE TABLE contact (name)")
+    else:
+        ledger.path.write_bytes(content)
+    before = ledger.path.read_bytes()
+    words = "must be a store of layout" if content is None else "line 1 is altered"
     for use in (ledger.state, lambda: ledger.reserve(GAUSSIAN)):
-        with pytest.raises(ValueError, match="must be a store of layout"):
+        with pytest.raises(ValueError, match=words):
             use()
+    assert ledger.path.read_bytes() == before
 
 
 def test_a_place_that_cannot_be_written_reserves_nothing(tmp_path) -> None:

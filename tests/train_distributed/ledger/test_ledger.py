@@ -22,11 +22,6 @@ def spent(ledger: Ledger) -> float:
     return Ledger.open(ledger.path).total().epsilon(1e-5)
 
 
-def test_a_file_that_is_not_there_is_an_empty_ledger_and_stays_away(ledger) -> None:
-    assert ledger.total().epsilon(1e-5) == 0
-    assert not ledger.path.exists()
-
-
 def test_what_is_reserved_counts_whether_or_not_it_is_spent(ledger) -> None:
     first = ledger.reserve(GAUSSIAN)
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
@@ -96,16 +91,6 @@ def test_a_reference_of_an_older_version_is_of_whoever_adds_the_noise(ledger) ->
         ledger.reserve(replace(other, noise_by="users"))
 
 
-def test_a_limit_is_not_passed(ledger) -> None:
-    ledger.limit(LIMIT)
-    ledger.reserve(GAUSSIAN)
-    ledger.reserve(GAUSSIAN)
-    before = ledger.path.read_bytes()
-    with pytest.raises(ValueError, match=r"limit of ledger rows.ledger must be >= 1\.8"):
-        ledger.reserve(GAUSSIAN)
-    assert ledger.path.read_bytes() == before
-
-
 def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
     from train_distributed.privacy.mechanism import DiscreteGaussian
 
@@ -119,19 +104,23 @@ def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
         ledger.reserve(replace(GAUSSIAN, data=str(epsilon), **fields))
 
 
-def test_further_limits_are_looked_at_too_and_leave_nothing(ledger) -> None:
-    with pytest.raises(ValueError, match=r"got 0\.5"):
-        ledger.reserve(GAUSSIAN, Limit(epsilon=0.5, delta=1e-5))
-    with pytest.raises(ValueError, match=r"must be >= inf, got 9"):
-        ledger.reserve(GAUSSIAN, Limit(epsilon=9.0, delta=1e-5, unit="user"))
-    assert not ledger.path.exists()
-
-
-def test_a_limit_of_the_ledger_takes_the_place_of_no_other(ledger) -> None:
-    ledger.limit(Limit(epsilon=9.0, delta=1e-5))
-    with pytest.raises(ValueError, match=r"got 0\.5"):
-        ledger.reserve(GAUSSIAN, Limit(epsilon=0.5, delta=1e-5))
-    assert not ledger.state().records
+def test_a_limit_is_not_passed_and_takes_the_place_of_no_other(ledger) -> None:
+    tight, other = Limit(epsilon=0.5, delta=1e-5), Limit(epsilon=9.0, delta=1e-5, unit="user")
+    for own in (None, Limit(epsilon=9.0, delta=1e-5), LIMIT):
+        if own:
+            ledger.limit(own)
+        with pytest.raises(ValueError, match=r"got 0\.5"):
+            ledger.reserve(GAUSSIAN, tight)
+        with pytest.raises(ValueError, match=r"must be >= inf, got 9"):
+            ledger.reserve(GAUSSIAN, other)
+        assert ledger.total().epsilon(1e-5) == 0
+        assert ledger.path.exists() == (own is not None)
+    ledger.reserve(GAUSSIAN)
+    ledger.reserve(GAUSSIAN)
+    before = ledger.path.read_bytes()
+    with pytest.raises(ValueError, match=r"limit of ledger rows.ledger must be >= 1\.8"):
+        ledger.reserve(GAUSSIAN)
+    assert ledger.path.read_bytes() == before
 
 
 @pytest.mark.parametrize("part", ["Train", "rows", "train ", "TRAIN"])
@@ -162,9 +151,7 @@ class Frozen:
         return datetime(2026, 1, 1, tzinfo=zone)
 
 
-def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(
-    tmp_path, monkeypatch
-) -> None:
+def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(tmp_path, monkeypatch):
     """Each would find no other ledger before the other has written: one of them must wait."""
     counted, refused = [], []
     look = Ledger._refuse_elsewhere

@@ -1,4 +1,4 @@
-"""What entries come to together: never less than another accountant finds, and not much more."""
+"""Entries hold what can be; together they come to no less than another accountant finds."""
 
 import itertools
 import math
@@ -6,17 +6,27 @@ from dataclasses import replace
 from fractions import Fraction
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed import accounting
-from train_distributed.ledger.entry import Entry, gaussian_fields
+from train_distributed.ledger.entry import (
+    Entry,
+    Limit,
+    gaussian_fields,
+    read_fields,
+    row_fields,
+    to_words,
+)
 from train_distributed.ledger.state import Total
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
 from train_distributed.privacy.mechanism import DiscreteGaussian
+from train_distributed.privacy.promise import Privacy
 
 
 def gaussian(mu: float, **more) -> Entry:
@@ -31,11 +41,17 @@ def test_gaussian_entries_add_up_as_squares() -> None:
     total = Total.of([gaussian(0.3), gaussian(0.4)], "record")
     assert total.epsilon(1e-5) == pytest.approx(epsilon(0.5), rel=1e-12)
     assert total.epsilon(1e-5) >= epsilon(0.5)
-
-
-def test_compositions_are_those_of_one_entry() -> None:
     four = Total.of([gaussian(0.1, compositions=4)], "record").epsilon(1e-5)
     assert four == pytest.approx(epsilon(0.2), rel=1e-12)
+
+
+def test_pure_promises_need_no_delta_and_no_noise_is_no_privacy() -> None:
+    total = Total.of([replace(STATED, delta=0.0)] * 2, "record")
+    assert (total.epsilon(), total.epsilon(1e-12)) == pytest.approx((1.0, 1.0))
+    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
+    for none in ([bare, GAUSSIAN], [replace(STATED, epsilon=math.inf)]):
+        assert Total.of(none, "record").epsilon(1e-5) == math.inf
+    assert Total.of([], "record").epsilon(1e-5) == 0.0
 
 
 @pytest.mark.parametrize("mus", [(0.3, 0.2, 0.7), (1.5,), (0.05,) * 12])
@@ -64,13 +80,6 @@ def test_other_promises_add_up_and_take_their_delta_from_the_gaussian_ones() -> 
     assert alone.epsilon(2e-6 * (1 + 1e-12)) == pytest.approx(1.0)
     assert alone.epsilon(1.9e-6) == math.inf
     assert alone.epsilon() == pytest.approx(1.0)
-
-
-def test_pure_promises_need_no_delta() -> None:
-    pure = replace(STATED, delta=0.0)
-    total = Total.of([pure, pure], "record")
-    assert total.epsilon() == pytest.approx(1.0)
-    assert total.epsilon(1e-12) == pytest.approx(1.0)
 
 
 def test_discreteness_is_charged_twice_over() -> None:
@@ -179,13 +188,87 @@ def test_no_total_is_below_the_exact_sum() -> None:
         assert Fraction(cost.at(1e-5)) >= exact
 
 
-def test_no_noise_is_no_privacy() -> None:
-    bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
-    assert Total.of([bare, GAUSSIAN], "record").epsilon(1e-5) == math.inf
-    assert Total.of([replace(STATED, epsilon=math.inf)], "record").epsilon(1e-5) == math.inf
-    assert Total.of([], "record").epsilon(1e-5) == 0.0
-
-
 def test_costs_of_disjoint_rows_are_at_least_either() -> None:
     one, other = Cost(1.0, 0.1, 0.2, 0.0), Cost(0.5, 0.2, 0.1, 1e-6)
     assert one.worst(other) == Cost(1.0, 0.2, 0.2, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigma": 3.73}, r"epsilon must be >= 1\.000186"),
+        ({"sigma": -1.0}, r"sigma must be in \[0, inf\)"),
+        ({"sigma": math.nan}, "sigma must be in"),
+        ({"sigma": None}, "both or neither"),
+        ({"sensitivity": math.inf}, "sensitivity must be finite and > 0"),
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"epsilon": math.nan}, "epsilon must be > 0"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\)"),
+        ({"zeta": -1.0}, r"zeta must be in \[0, inf\)"),
+        ({"zeta": math.nan}, "zeta must be in"),
+        ({"unit": "pixel"}, "unit must be one of record, user"),
+        ({"group_size": 0}, "group_size must be"),
+        ({"kind": "gift"}, "kind must be one of release"),
+        ({"data": ""}, "data must name the rows"),
+        ({"method": 3}, "method must be text"),
+        ({"compositions": 0}, "compositions must be finite and > 0"),
+        ({"noise_by": "nobody"}, "noise_by must be one of users, servers, not stated"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_refused(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(GAUSSIAN, **change)
+
+
+@pytest.mark.parametrize("entry", [GAUSSIAN, STATED, replace(GAUSSIAN, epsilon=math.inf)])
+def test_entries_come_back_from_json(entry) -> None:
+    named = replace(entry, result="inf", method="inf")
+    assert read_fields(Entry, to_words(named)) == named
+
+
+def test_an_entry_says_who_adds_the_noise_and_one_of_an_older_ledger_does_not() -> None:
+    noise = {"noise": "discrete", "sigma": 3.7307, "sensitivity": 1.0}
+    by = Privacy(1.0, 1e-5, noise_by="servers")
+    entry = Entry.of(by, noise, kind="release", data="d", method="discriminant")
+    assert entry.noise_by == "servers"
+    stored = to_words(entry)
+    del stored["noise_by"]
+    older = read_fields(Entry, stored)
+    assert older.noise_by == "not stated"
+    assert older.cost == entry.cost
+
+
+@pytest.mark.parametrize(
+    "stored", [None, [], {"kind": "release"}, to_words(GAUSSIAN) | {"colour": 1}]
+)
+def test_json_that_is_no_entry_is_refused(stored) -> None:
+    with pytest.raises(ValueError, match=r"must be"):
+        read_fields(Entry, stored)
+
+
+def test_a_limit_is_within_another() -> None:
+    limit = Limit(epsilon=1.0, delta=1e-5)
+    assert Limit(epsilon=1.0, delta=1e-5, unit="user").within(limit)
+    assert not limit.within(Limit(epsilon=1.0, delta=1e-5, unit="user"))
+    assert Limit(epsilon=0.5, delta=1e-6).within(limit)
+    assert not Limit(epsilon=0.5, delta=1e-4).within(limit)
+    assert not Limit(epsilon=2.0, delta=1e-6).within(limit)
+    assert read_fields(Limit, to_words(Limit(epsilon=math.inf, delta=0.1))).epsilon == math.inf
+
+
+def test_rows_are_known_by_their_values_their_split_and_their_images() -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    split = np.array([0, 0, 0, 1, 2, 2])
+    rows = EmbeddingSet(
+        embeddings=x, labels=np.zeros(6, int), split=split, meta={"data_hash": "i" * 64}
+    )
+    train, held = (row_fields(rows, part) for part in ("train", "evaluation"))
+    assert held == train | {"part": "evaluation"}
+    assert train["images"] == "i" * 64
+    moved = row_fields(replace(rows, split=split[::-1].copy()), "train")
+    assert moved == train | {"split": moved["split"]}
+    assert moved["split"] != train["split"]
+    assert train["users"] == ""
+    owned = row_fields(replace(rows, users=np.arange(6)), "train")
+    assert owned["users"] not in ("", row_fields(replace(rows, users=np.ones(6, int)), "")["users"])
+    assert row_fields(replace(rows, embeddings=x + 1, meta={}), "train")["data"] != train["data"]

@@ -107,9 +107,7 @@ def test_the_integers_are_on_both_sides_of_the_exponential(gamma: str, bits: int
 
 
 @pytest.mark.parametrize("std", STDS)
-def test_what_doubles_decide_integers_decide_alike(
-    std: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_doubles_decide_integers_decide_alike(std, monkeypatch) -> None:
     """The same bits, once with the margin as it is, once so wide that all is settled exactly."""
     asked = []
 

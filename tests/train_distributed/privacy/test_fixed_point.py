@@ -11,15 +11,8 @@ from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
 
 
 @settings(derandomize=True, deadline=None)
-@given(
-    st.integers(1, 200),
-    st.integers(-30, 10),
-    st.floats(0, 1e6),
-    st.integers(0, 2**32 - 1),
-)
-def test_the_modular_sum_is_the_sum_of_the_rounded_values(
-    parties: int, exponent: int, bound: float, seed: int
-) -> None:
+@given(st.integers(1, 200), st.integers(-30, 10), st.floats(0, 1e6), st.integers(0, 2**32 - 1))
+def test_the_modular_sum_is_the_sum_of_the_rounded_values(parties, exponent, bound, seed) -> None:
     step = 2.0**exponent
     x = np.random.default_rng(seed).uniform(-bound, bound, (parties, 3))
     x[:, 0], x[:, 1] = bound, -bound  # the extremes, all at once

@@ -54,9 +54,7 @@ def test_a_generator_is_reproducible_and_the_system_is_not():
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
-def test_the_rarest_words_stay_inside_the_open_interval(
-    monkeypatch: pytest.MonkeyPatch, byte: bytes
-) -> None:
+def test_the_rarest_words_stay_inside_the_open_interval(monkeypatch, byte) -> None:
     monkeypatch.setattr(os, "urandom", lambda count: byte * count)
     assert 0 < float_noise.uniform((3,), None)[0] < 1
     assert float_noise.normal((3,), None).isfinite().all()

@@ -51,9 +51,7 @@ class Submission(module.Submission):
 @pytest.mark.parametrize("compositions", [1, 3, 10])
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 20.0])
 @pytest.mark.parametrize(("fraction", "least"), [(None, None), (0.7, 5), (1.0, 1)])
-def test_the_noise_of_the_honest_alone_keeps_the_promise(
-    compositions: int, epsilon: float, fraction: float | None, least: int | None
-) -> None:
+def test_the_noise_of_the_honest_alone_keeps_the_promise(compositions, epsilon, fraction, least):
     """Against the exact curve of one Gaussian mechanism, and by no more than a billionth more."""
     promise = Privacy(epsilon, 1e-6, honest_fraction=fraction)
     submission = Submission(compositions)
@@ -70,9 +68,7 @@ def test_the_noise_of_the_honest_alone_keeps_the_promise(
     ("fraction", "least", "honest"),
     [(None, None, 3), (1.0, None, 6), (1.0, 2, 2), (0.7, 5, 4), (0.5, 4, 1)],
 )
-def test_dishonest_users_may_be_among_those_who_stay(
-    fraction: float | None, least: int | None, honest: int
-) -> None:
+def test_dishonest_users_may_be_among_those_who_stay(fraction, least, honest) -> None:
     promise = Privacy(1.0, 1e-5, honest_fraction=fraction)
     assert Guarantee.of(SIZES, Submission(), promise, least).honest == honest
 

@@ -52,9 +52,7 @@ def _driven(parties: Any, drive: Any, liars: set[int], silent: dict[int, Kind] |
         ({2}, {2: Kind.AGREED}),
     ],
 )
-def test_the_others_are_summed_in_the_same_session(
-    liars: set[int], silent: dict[int, Kind], make_secagg: Callable, drive: Any
-) -> None:
+def test_the_others_are_summed_in_the_same_session(liars, silent, make_secagg, drive) -> None:
     parties = make_secagg(VECTORS, **GRAPH)
     driven = _driven(parties, drive, liars, silent)
     opened = driven.run()

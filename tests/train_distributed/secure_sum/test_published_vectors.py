@@ -1,10 +1,16 @@
-"""Primitives against published vectors: what reaches the cipher is the seed, whole."""
+"""Primitives against published vectors, secret sharing, and no generator but the system's."""
 
-import numpy as np
+import ast
+from fractions import Fraction
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from train_distributed.secure_sum.errors import BadSeal
+import train_distributed.secure_sum
+from train_distributed.secure_sum.errors import BadSeal, InconsistentShares, TooFewUsers
 from train_distributed.secure_sum.keys import (
     _SMALL_ORDER,
     PrivateKeys,
@@ -12,7 +18,8 @@ from train_distributed.secure_sum.keys import (
     check_order,
     exchange_key,
 )
-from train_distributed.secure_sum.prg import CHUNK_WORDS, add_stream, derive, stream
+from train_distributed.secure_sum.prg import CHUNK_WORDS, derive, stream
+from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES, reconstruct, split, weights
 
 
 def _octets(seed: bytes, count: int) -> bytes:
@@ -52,14 +59,6 @@ def test_the_first_blocks_of_a_mask_are_the_aes_256_ctr_keystream(key: str, bloc
 def test_a_seed_of_another_width_is_refused(size: int) -> None:
     with pytest.raises(ValueError, match="seed must be 32 bytes"):
         next(stream(bytes(size), 1))
-
-
-def test_chunks_join_into_one_keystream() -> None:
-    count = 3 * CHUNK_WORDS + 5
-    total = np.zeros(count, np.uint64)
-    add_stream(total, b"k" * 32)
-    assert total.tobytes() == _octets(b"k" * 32, count)
-    assert len(np.unique(total)) == count  # no chunk repeats
 
 
 def test_key_agreement_is_x25519() -> None:
@@ -107,3 +106,121 @@ def test_signing_is_ed25519() -> None:
     assert PrivateKeys(seed, seed).public.verifying.hex() == (
         "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
     )
+
+
+SECRETS = st.one_of(st.binary(min_size=32, max_size=32), st.sampled_from([bytes(32), b"\xff" * 32]))
+
+
+@settings(derandomize=True, deadline=None)
+@given(SECRETS, st.integers(1, 12), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_any_threshold_shares_reconstruct(secret, threshold, extra, random) -> None:
+    points = random.sample(range(1, 300), threshold + extra)
+    shares = dict(zip(points, split(secret, threshold, points), strict=True))
+    assert all(len(share) == SHARE_BYTES for share in shares.values())
+    chosen = random.sample(points, threshold)
+    assert reconstruct({x: shares[x] for x in chosen}, threshold) == secret
+    with pytest.raises(TooFewUsers, match=f">= {threshold}, got {threshold - 1}"):
+        reconstruct({x: shares[x] for x in chosen[1:]}, threshold)
+
+
+@settings(derandomize=True, deadline=None)
+@given(SECRETS, SECRETS)
+def test_one_share_fewer_fits_every_secret(secret: bytes, other: bytes) -> None:
+    """For any other secret there is exactly one last share that makes the same view give it."""
+    points = (1, 2, 5, 9)
+    view = dict(zip(points, split(secret, 4, points), strict=True))
+    view.pop(9)
+    *known, last = weights(points)
+    partial = sum(w * int.from_bytes(view[x], "big") for w, x in zip(known, view, strict=True))
+    missing = (int.from_bytes(other, "big") - partial) * pow(last, -1, PRIME) % PRIME
+    assert reconstruct(view | {9: missing.to_bytes(SHARE_BYTES, "big")}, 4) == other
+
+
+def test_weights_are_lagrange_at_zero() -> None:
+    points = (3, 1, 7, 20)
+    for i, weight in enumerate(weights(points)):
+        exact = Fraction(1)
+        for j, x in enumerate(points):
+            if j != i:
+                exact *= Fraction(x, x - points[i])
+        assert weight == exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
+
+
+def test_the_field_is_prime_and_holds_every_secret() -> None:
+    assert 2**256 < PRIME < 2 ** (8 * SHARE_BYTES)
+    assert all(pow(a, PRIME - 1, PRIME) == 1 for a in range(2, 60))  # Fermat, many bases
+
+
+def test_shares_of_the_same_secret_differ_every_time() -> None:
+    assert split(b"s" * 32, 2, [1, 2]) != split(b"s" * 32, 2, [1, 2])
+
+
+def test_shares_of_no_secret_are_noticed() -> None:
+    huge = (PRIME - 1).to_bytes(SHARE_BYTES, "big")
+    with pytest.raises(InconsistentShares, match="points"):
+        reconstruct({1: huge}, 1)
+    with pytest.raises(InconsistentShares, match="points"):
+        reconstruct({1: b"\xff" * SHARE_BYTES}, 1)
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "points", "message"),
+    [
+        (b"s" * 31, 1, [1], "secret must be 32 bytes"),
+        (b"s" * 32, 0, [1], r"threshold must be in \[1, 1\]"),
+        (b"s" * 32, 3, [1, 2], r"threshold must be in \[1, 2\]"),
+        (b"s" * 32, 2, [1, 1], "points must be distinct"),
+        (b"s" * 32, 1, [0], r"in \(0, 2\^16\), got \[0\]"),
+    ],
+)
+def test_impossible_arguments_are_named(secret, threshold, points, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        split(secret, threshold, points)
+
+
+PACKAGE = Path(train_distributed.secure_sum.__file__).parent
+FORBIDDEN = {"random", "torch", "uuid", "time_ns"}
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def weak_randomness(source: str) -> list[str]:
+    """Names through which a module could reach a seedable generator."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names = [node.func.id] if node.func.id == "__import__" else []
+        else:
+            continue
+        found += [n for n in names if FORBIDDEN & set(n.split(".")) or n == "__import__"]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_a_module_uses_no_seedable_generator(path: Path) -> None:
+    assert weak_randomness(path.read_text()) == []
+
+
+def test_there_are_modules_to_check() -> None:
+    assert {"prg", "reports", "secagg_user", "shamir", "keys"} <= {path.stem for path in SOURCES}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import random",
+        "import numpy as np\nnp.random.default_rng()",
+        "from numpy import random",
+        "from numpy.random import default_rng",
+        "import torch",
+        "from torch import randint",
+        "__import__('random')",
+    ],
+)
+def test_the_check_sees_weak_randomness(source: str) -> None:
+    assert weak_randomness(source)

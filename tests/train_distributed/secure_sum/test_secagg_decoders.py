@@ -8,7 +8,6 @@ import gc
 import hashlib
 import random
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,12 +16,7 @@ from tests.changed_bytes import changed
 from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.packets import DEAL_BYTES
-from train_distributed.secure_sum.secagg import (
-    ADVERTISE_BYTES,
-    COMPLAINT_BYTES,
-    SERVER,
-    Advert,
-)
+from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, COMPLAINT_BYTES, SERVER, Advert
 from train_distributed.secure_sum.wire import OVERHEAD, Kind, payload_of
 
 W, D, LIAR = 7, 3, 0
@@ -133,9 +127,7 @@ def may_say(kind: Kind, payload: bytes, found: bytes) -> bool:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("count", [30, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_mutated_messages_are_refused_by_name(
-    target: Kind, count: int, make_secagg: Callable, drive
-) -> None:
+def test_mutated_messages_are_refused_by_name(target, count, make_secagg, drive) -> None:
     parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
     fuzzer = Fuzzer(parties, target, count)
     opened = drive(parties, fuzzer.attack, fuzzer.attack).run()

@@ -164,9 +164,7 @@ def _run(make_secagg: Callable, drive, stage: Kind, attack) -> tuple:
 
 
 @pytest.mark.parametrize("attack", NAMED)
-def test_the_insider_is_named_and_the_rest_of_the_sum_exact(
-    attack: str, make_secagg: Callable, drive
-) -> None:
+def test_the_insider_is_named_and_the_rest_of_the_sum_exact(attack, make_secagg, drive) -> None:
     stage, change, goes_on = NAMED[attack]
     opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
     assert set(named) == {INSIDER}
@@ -186,9 +184,7 @@ def _as_another(insider: Insider, message: bytes) -> bytes:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("how", ["silent", "under another's name"])
-def test_silence_and_another_s_name_cost_the_insider_alone(
-    how: str, stage: Kind, make_secagg: Callable, drive
-) -> None:
+def test_silence_and_another_s_name_cost_the_insider_alone(how, stage, make_secagg, drive) -> None:
     change = _as_another if how == "under another's name" else lambda insider, message: None
     opened, named, sessions, refused = _run(make_secagg, drive, stage, change)
     assert (named, sessions) == ({}, 1)
@@ -199,31 +195,36 @@ def test_silence_and_another_s_name_cost_the_insider_alone(
     assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
 
 
-@pytest.mark.parametrize("digest", [lambda p: hashlib.sha256(p).digest(), lambda p: bytes(32)])
-def test_an_invented_complaint_names_who_invented_it(
-    digest: Callable[[bytes], bytes], make_secagg: Callable, drive
-) -> None:
-    """About a sound packet, which its dealer opens; or about one that was never sent on."""
-    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.2)
-    insider = Insider(parties)
+@pytest.mark.parametrize(
+    ("dealer", "digest"),
+    [
+        (4, lambda p: hashlib.sha256(p).digest()),  # a sound packet, which its dealer opens
+        (4, lambda p: bytes(32)),  # one that was never sent on
+        (INSIDER, lambda p: bytes(32)),
+        (6, lambda p: bytes(32)),  # of a user that shared no keys
+    ],
+)
+def test_an_invented_complaint_names_who_invented_it(dealer, digest, make_secagg, drive) -> None:
+    parties = make_secagg(VECTORS, corrupt_fraction=0.2, dropout_fraction=0.3)
+    insider, silent = Insider(parties), {6} & {dealer}
 
     def ask(kind: Kind, user: int, message: bytes) -> bytes:
-        if (kind, user) == (Kind.INBOX, INSIDER):
+        if (kind, user) == (Kind.INBOX, INSIDER) and not silent:
             body = payload_of(message)[1:]
             for place, peer in enumerate(p for p in range(W) if p != INSIDER):
                 insider.inbox[peer] = body[place * DEAL_BYTES : (place + 1) * DEAL_BYTES]
         return message
 
-    def answer(kind: Kind, user: int, message: bytes) -> bytes:
+    def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
         if (kind, user) != (Kind.MASKED, INSIDER):
-            return message
-        named = struct.pack(">I", 4) + digest(insider.inbox[4])
+            return None if kind is Kind.KEY_SHARES and user in silent else message
+        named = struct.pack(">I", dealer) + digest(insider.inbox.get(dealer, b""))
         return insider.sign(Kind.COMPLAINT, named)
 
     driven = drive(parties, answer, ask)
     opened = driven.run()
     assert set(parties.server.culprits) == {INSIDER}
-    assert opened.users == frozenset(range(W)) - {INSIDER}
+    assert opened.users == frozenset(range(W)) - {INSIDER} - silent
     assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
     assert all(party == SERVER for party, _ in driven.refused)
 

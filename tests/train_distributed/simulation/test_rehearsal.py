@@ -1,4 +1,4 @@
-"""`rehearse` plays what `run` does, on public rows alone, and says what it comes to."""
+"""`rehearse` plays what `run` does on public rows; four of five new tasks are in its interval."""
 
 import json
 from dataclasses import replace
@@ -18,8 +18,17 @@ from train_distributed.one_shot.release import release
 from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room
-from train_distributed.simulation.rehearsal import Played, Rehearsal, Sizes
-from train_distributed.simulation.tasks import RawCoordinates
+from train_distributed.simulation.prediction import Predictions, predictive_interval
+from train_distributed.simulation.rehearsal import Kind, Played, Rehearsal, Sizes
+from train_distributed.simulation.tasks import (
+    LEFT,
+    RawCoordinates,
+    dealt,
+    held_out_tasks,
+    overlap,
+    tasks_like,
+    tasks_of_known,
+)
 
 PROMISE = Privacy(1.0, 1e-5)
 SIZES = Sizes(users=10, rows_per_user=16, num_classes=4)
@@ -230,3 +239,158 @@ def test_sets_of_another_width_are_refused(public, tmp_path):
     asked = Rehearse(tmp_path / "public", 10, 16, 4, like=tmp_path / "narrow", out=tmp_path / "o")
     with pytest.raises(ValueError, match="like must have 12 columns as public, got 5"):
         asked.run()
+
+
+TRIES = 1500
+LABELS = np.arange(120) % 12
+
+
+@pytest.mark.parametrize(("known", "tasks"), [(200, 12), (30, 12), (16, 12)])
+def test_four_of_five_new_tasks_lie_in_their_interval(known, tasks):
+    """A task's result is the mean of its classes', with noise by seed."""
+    rng, classes, held = np.random.default_rng(0), 8, 0
+    posed = tasks_like(np.arange(known), classes, tasks, public=1)
+    shared = overlap(posed)
+    for _ in range(TRIES):
+        ease = rng.normal(0.5, 0.1, known)
+        means = np.array([ease[task.classes].mean() for task in posed])
+        values = means[:, None] + rng.normal(0, 0.02, (tasks, 2))
+        found = predictive_interval(values, shared)
+        held += found.low <= rng.normal(0.5, 0.1, classes).mean() <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.035)
+
+
+def test_tasks_of_the_asked_classes_differ_by_their_rows_alone():
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(TRIES):
+        values = rng.normal(0.5, 0.03, (10, 2))
+        found = predictive_interval(values, np.ones((10, 10)))
+        held += found.low <= rng.normal(0.5, 0.03, (10, 2)).mean() <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.03)
+
+
+def test_public_rows_are_a_sample_of_what_they_stand_for():
+    """Tasks that try parts of the same 900 rows differ less than 900 others would."""
+    rng, held, rows, right = np.random.default_rng(2), 0, 900, 0.6
+    for _ in range(TRIES):
+        hits = rng.random(rows) < right
+        values = [[rng.permutation(hits)[:300].mean() for _ in range(2)] for _ in range(12)]
+        played = [
+            Played(task, seed, "private", 1.0, 9, value, value)
+            for task, each in enumerate(values)
+            for seed, value in enumerate(each)
+        ]
+        found = Predictions(played, np.ones((12, 12)), rows).of("private", 1.0)
+        held += found.low <= right <= found.high
+    assert held / TRIES == pytest.approx(0.8, abs=0.05)
+
+
+def test_an_interval_is_of_shares_and_needs_two_tasks():
+    found = predictive_interval([[0.0], [1.0]], np.eye(2))
+    assert (found.low, found.high) == (0, 1)
+    assert predictive_interval([[0.5, 0.7], [0.6, 0.6]], np.eye(2)).single == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="tasks must be >= 2 for an interval, got 1"):
+        predictive_interval([[0.5]], np.eye(1))
+
+
+def cells(*pairs: tuple[Kind, float | None, float]) -> list[Played]:
+    return [
+        Played(task, seed, kind, epsilon, 20, value + 0.01 * task, value + 0.01 * task)
+        for kind, epsilon, value in pairs
+        for task in range(4)
+        for seed in range(2)
+    ]
+
+
+ALONE: tuple[Kind, float | None, float] = ("public alone", None, 0.6)
+LARGEST: tuple[Kind, float | None, float] = ("largest class", None, 0.1)
+
+
+def test_words_follow_from_what_private_rows_add():
+    worth = Predictions(cells(("private", 1.0, 0.7), ALONE, LARGEST), np.eye(4))
+    assert worth.verdict(1.0).startswith("private rows are worth it: +10.0 points")
+    assert "what is public alone reaches, 61.5 %" in worth.verdict(1.0)
+    less = Predictions(cells(("private", 1.0, 0.61), ALONE, LARGEST), np.eye(4))
+    assert less.verdict(1.0).startswith("private rows are not worth it: +1.0 points")
+    unknown = Predictions(cells(("private", 1.0, 0.7), LARGEST), np.eye(4))
+    assert unknown.beside == "largest class"
+    assert unknown.verdict(1.0).endswith("beside always answering with one class")
+
+
+def test_a_gain_that_varies_is_no_certain_one():
+    ours = [Played(k, 0, "private", 1.0, 20, 0.0, v) for k, v in enumerate((0.6, 0.7, 0.5))]
+    theirs = [Played(k, 0, "largest class", None, 20, 0.0, 0.5) for k in range(3)]
+    found = Predictions([*ours, *theirs], np.eye(3))
+    assert "are probably worth it: +10.0" in found.verdict(1.0)
+
+
+def test_a_held_out_task_leaves_none_of_its_classes_public():
+    tasks = held_out_tasks(LABELS, 4, 5)
+    for task in tasks:
+        private, public = LABELS[task.private], LABELS[task.public]
+        assert set(private) == set(task.classes)
+        assert not set(private) & set(public)
+        assert len(task.private) + len(task.public) == len(LABELS)
+        assert np.array_equal(task.classes[task.labels(LABELS)], private)
+    assert len({task.classes.tobytes() for task in tasks}) > 1
+
+
+def test_no_row_trains_and_tests():
+    task = held_out_tasks(LABELS, 4, 1)[0]
+    for wanted, held in ((10, 10), (1000, 30)):
+        train, test = task.split(0, wanted)
+        assert len(train) == held
+        assert not set(train) & set(test)
+        assert set(train) | set(test) == set(range(40))
+    assert not np.array_equal(task.split(0, 10)[0], task.split(1, 10)[0])
+
+
+def test_all_classes_are_dealt_equally_often():
+    hands = dealt(np.arange(10), 4, 5)
+    assert (np.bincount(np.concatenate(hands), minlength=10) == 2).all()
+    assert all(len(set(hand)) == 4 for hand in hands)
+
+
+def test_overlap_is_the_share_of_classes_in_common():
+    tasks = tasks_like(LABELS, 6, 3, public=7)
+    third = np.isin(tasks[2].classes, tasks[0].classes).mean()
+    expected = [[1, 0, third], [0, 1, 1 - third], [third, 1 - third, 1]]
+    np.testing.assert_allclose(overlap(tasks), expected)
+    assert (overlap(tasks_like(LABELS, 12, 3, public=7)) == 1).all()
+    assert tasks[0].public.tolist() == list(range(7))
+
+
+def test_known_classes_keep_half_of_their_rows_public():
+    for task in tasks_of_known(LABELS, [1, 2, 3], 3):
+        assert np.bincount(LABELS[task.private], minlength=4)[1:].sum() == 15
+        assert not set(task.private) & set(task.public)
+        assert set(LABELS[task.public]) == set(range(12))
+
+
+def test_too_few_classes_are_refused():
+    with pytest.raises(ValueError, match=rf"at least num_classes \+ {LEFT} = 13 classes.*got 12"):
+        held_out_tasks(LABELS, 11, 1)
+    with pytest.raises(ValueError, match=r"like must hold at least num_classes = 13 classes"):
+        tasks_like(LABELS, 13, 1, public=1)
+
+
+@pytest.mark.parametrize("like", [False, True])
+def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys):
+    """Of public findings, or of those of a set that is like the private one."""
+    rng, plain = np.random.default_rng(0), rows_of(0, 60)
+    findings = (rng.random((len(plain), 5)) < 0.3).astype(np.int8)
+    rows = plain.embeddings + 3 * findings @ rng.standard_normal((5, DIM)).astype(np.float32)
+    none = np.full(len(plain), -1)
+    several = EmbeddingSet(embeddings=rows, labels=none, findings=findings)
+    several.save(tmp_path / "several")
+    plain.save(tmp_path / "plain")
+    given = {"public": tmp_path / "plain", "like": tmp_path / "several"}
+    given = given if like else {"public": tmp_path / "several"}
+    out = tmp_path / "out"
+    Rehearse(**given, users=10, rows_per_user=30, num_classes=4, epsilon=(5.0,), out=out).run()
+    assert "all findings right" in capsys.readouterr().out
+    assert RunConfig.read(out / "configuration.json").method == "findings"
+    report = json.loads((out / "report.json").read_text())
+    assert report["measures"] == ["all findings right", "area under ROC"]
+    private = next(each for each in report["predictions"] if each["kind"] == "private")
+    assert 0.6 < private["balanced_accuracy"]["mean"] < 1

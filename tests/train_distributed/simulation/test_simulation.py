@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.embedding_sets import clusters
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
@@ -84,13 +85,7 @@ def test_noise_has_the_standard_deviation_of_the_guarantee(held):
 
 
 def blobs(rows: int = 120) -> EmbeddingSet:
-    rng = np.random.default_rng(1)
-    labels = np.arange(rows) % 3
-    return EmbeddingSet(
-        embeddings=(np.eye(3)[labels] + 0.5 * rng.standard_normal((rows, 3))).astype(np.float32),
-        labels=labels,
-        split=(np.arange(rows) % 4 == 0).astype(np.uint8),
-    )
+    return clusters(rows, 3, 3, scale=1, noise=0.5, seed=1, test=rows // 4)
 
 
 def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():

@@ -1,6 +1,5 @@
-"""`federation join|init|start|status|renew`: from keys to the model, and nothing by hand."""
+"""`federation join|init|start|status`: from keys to the model, and nothing by hand."""
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,12 +7,24 @@ from pretrain import check
 from pretrain.cli.output import new_directory
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import Pictures, embed_pictures
-from train_distributed.commands.federation.setup import INVITATION, TLS, ProtocolName, fill
+from train_distributed.commands.federation.setup import (
+    BEHIND_PROXY,
+    INVITATION,
+    LOOPBACK,
+    TLS,
+    ProtocolName,
+    fill,
+    say_next,
+)
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import document, party
-from train_distributed.federation.documents.certificates import CA, renew_certificates
-from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.certificates import SERVER, write_certificate
 from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.private_keys import (
+    PRIVATE,
+    read_private,
+    write_party,
+)
 from train_distributed.one_shot.registry import DEFAULT
 from train_distributed.privacy.promise import Privacy, Unit
 
@@ -36,6 +47,11 @@ class Join:
     """Count rows of split `evaluation` instead, to evaluate a model."""
     server: bool = False
     """Join as the second server of protocol `shares`, without rows."""
+    hosts: tuple[str, ...] = ()
+    """Server: names and addresses for its certificate, made once in FOLDER/tls. Without any, its
+    reverse proxy has TLS."""
+    passphrase_file: Path | None = None
+    """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
     def run(self) -> Path:
         """Writes the files; returns the one for the operator.
@@ -46,8 +62,11 @@ class Join:
         if not document.NAME.fullmatch(self.name):
             raise ValueError(f"name must be {document.NAME_RULE}, got {self.name!r}")
         rows = self._rows()
-        made = (self.folder / party.PRIVATE).exists()
-        keys = party.read_private(self.folder) if made else party.write_party(self.folder)
+        tls = self.folder / TLS
+        if self.hosts:
+            write_certificate(tls, list(self.hosts))
+        made = (self.folder / PRIVATE).exists()
+        keys = (read_private if made else write_party)(self.folder, self.passphrase_file)
         public = keys.public
         out = self.folder / f"{self.name}{party.SUFFIX}"
         party.Party(
@@ -56,8 +75,15 @@ class Join:
             rows=rows,
             verifying=public.verifying.hex(),
             sealing=public.sealing.hex(),
+            certificate=(tls / SERVER).read_text() if self.server and tls.exists() else "",
         ).signed(keys).save(out)
         print(f"give {out} to the operator, and nothing else in {self.folder}")
+        if self.server:
+            command = "federation aggregator --folder {} --window WINDOW"
+            say_next("once there is a window", command, self.folder)
+        else:
+            command = "federation start --folder {} --invitation INVITATION"
+            say_next("once invited (to a window, report in place of start)", command, self.folder)
         return out
 
     def _rows(self) -> int:
@@ -66,6 +92,7 @@ class Join:
         if self.server:
             check.not_set("for a server", **given, **vars(images))
             return 0
+        check.not_set("for a user", hosts=self.hosts)
         if pictures is None:
             check.exactly_one(**given)
             of_pictures = ("encoder", "weights", "resize", "bits", "skip_unreadable")
@@ -143,6 +170,12 @@ class Init:
     """Trust that users do not lie: keep their vectors as they are. Without this flag, `shares` with
     100 users or more and method discriminant clips every user's vectors to the length of honest
     ones and leaves second moments out: then few liars cannot ruin the model."""
+    behind_proxy: bool = False
+    """Services speak plain HTTP to reverse proxies, which have TLS by public authorities. Without
+    this flag each service has a certificate of its own, and users agree to these."""
+    deadlines: tuple[str, ...] = ()
+    """Seconds that parties of `secagg` have, as come=3600: come (300), present (10), answer (300),
+    send (120), goodbye (5), again (15), explained in docs/federation.md."""
     minimum: int | None = None
     """Fewest users whose sum may be opened (default: four fifths of all, rounded up, so that of ten
     two may be missing, of three nobody)."""
@@ -152,14 +185,11 @@ class Init:
     """Share of users that may collude with the server, `secagg` only (default: 0.1)."""
     dropout_fraction: float | None = None
     """Share of users that may drop out, `secagg` only (default: 0.2)."""
-    places: int = 1000
-    """`shares`: with at most this number of users, the invitation holds a file for each of them,
-    its place on the roll of all users; with more, they fetch it from the link."""
     model: Path | None = None
     """Released model to evaluate, instead of --transform: on the rows that parties held out and
     counted with `join --held-out`."""
-    bins: int = 10
-    """Number of confidence bins for the calibration error, with --model; 0: none."""
+    passphrase_file: Path | None = None
+    """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
     def run(self) -> Path:
         """Writes the folder, whole or not at all, after checking that the task can be done.
@@ -172,8 +202,8 @@ class Init:
         check.given(hosts=self.hosts or None)
         check.within("[1, 65535]", port=self.port)
         if self.protocol == "shares":
-            of_secagg = {n: getattr(self, n) for n in ("corrupt_fraction", "dropout_fraction")}
-            check.not_set("with protocol shares", **of_secagg)
+            of_secagg = ("corrupt_fraction", "dropout_fraction", "deadlines")
+            check.not_set("with protocol shares", **{n: getattr(self, n) for n in of_secagg})
         else:
             check.not_set("with protocol secagg", trust_users=self.trust_users)
         settings = self._settings()
@@ -181,16 +211,29 @@ class Init:
             partial.chmod(0o700)
             task = fill(partial, self, settings)
         federation, delta = task.federation, task.guarantee.privacy.delta
-        print(f"{federation.enrolled} users, sums of {federation.minimum} and more")
+        missing = federation.enrolled - federation.minimum
+        print(
+            f"{federation.enrolled} users, sums of {federation.minimum} and more: "
+            f"{missing or 'nobody'} may be missing"
+        )
         clip = federation.task.get("options", {}).get("user_clip")
         if clip is not None and settings.options.get("user_clip") is None:
             clips = " and ".join(map(str, clip)) if isinstance(clip, tuple | list) else clip
             print(f"vectors are clipped to {clips}, as some users may lie (see --trust-users)")
+        if federation.certificates is None:
+            print(BEHIND_PROXY.format(f"{LOOPBACK}, unless a service is told to listen elsewhere"))
+        if self.protocol == "secagg":
+            print(federation.deadlines.words)
         epsilon = rounded_up(task.epsilon_of_all_sessions)
         print(f"all agreed sums: epsilon {epsilon} at delta {delta:g}")
         print(task.if_all_others_collude)
         print(f"hand {self.folder / INVITATION} to every party")
         print(f"tell them by another way: digest {federation.digest.hex()}")
+        if self.protocol == "secagg":
+            say_next("when they have it", "federation start --folder {} --out model", self.folder)
+        else:
+            window = "window --folder {} --aggregators HOST:PORT HOST:PORT --out window"
+            say_next("when they have it", f"federation {window}", self.folder)
         return self.folder
 
     def _settings(self) -> RunConfig:
@@ -217,7 +260,7 @@ class Start:
     """Folder of the operator (from `init`) or of the party (from `join`)."""
     invitation: str | Path | None = None
     """Party: folder `invitation` that the operator handed out, or the link to it
-    (http://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
+    (https://HOST:PORT/invitations/DIGEST). Without it: run as the operator."""
     embeddings: Path | None = None
     """User: embedding set with its rows (default: FOLDER/embeddings, which `join --pictures` has
     made)."""
@@ -229,17 +272,18 @@ class Start:
     """Ledger that counts the epsilon spent (default: NAME.ledger next to a user's embedding set, or
     in the operator's folder). `none`: only the journals of the folder count it."""
     operator: str | None = None
-    """Party: HOST:PORT of the operator (default: as in the invitation)."""
+    """Party: HOST:PORT of the operator (default: as in the invitation); `unix:PATH`: a Flower node
+    asks at that socket."""
     patience: float = 3600.0
     """Party: seconds to wait for an operator that does not answer."""
-    host: str = "0.0.0.0"
-    """Operator: address to listen on."""
+    host: str | None = None
+    """Operator: address to listen on (default: all; behind a proxy, 127.0.0.1)."""
     port: int | None = None
     """Operator: port to listen on (default: as in the invitation)."""
-    timeout: float = 300.0
-    """Operator: seconds that parties have to connect, and to answer each question."""
     out: Path | None = None
     """Operator: directory of the model (default: in the folder of this run)."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> int:
         """Ends with 0 when the session is done, with 1 where it is not.
@@ -281,33 +325,3 @@ class Status:
 
 
 federation_status = function("federation_status", Status)
-
-
-@dataclass(frozen=True)
-class Renew:
-    """Operator: make a new certificate by the same authority; parties need not act."""
-
-    folder: Path
-    """Folder of the operator."""
-    hosts: tuple[str, ...] = ()
-    """Names and addresses of the operator (default: as before)."""
-    authority: bool = False
-    """Make a new authority as well; every party then needs the new ca.pem of the invitation."""
-
-    def run(self) -> None:
-        """Writes the certificate and its key. What was agreed on stays, and with it all journals.
-
-        Raises:
-            ValueError: no operator's folder, or its authority has expired.
-        """
-        tls = self.folder / TLS
-        until = renew_certificates(tls, list(self.hosts), anew=self.authority)
-        print(f"valid until {until:%Y-%m-%d}")
-        if self.authority:
-            invitation = Invitation.read(self.folder / INVITATION)
-            shutil.copyfile(tls / CA, invitation.ca)
-            invitation.sign(party.read_private(self.folder))
-            print(f"hand {self.folder / INVITATION / CA} to every party")
-
-
-federation_renew = function("federation_renew", Renew)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pretrain import check
 from pretrain.public import function
-from train_distributed.commands.federation.reporting import authorities
-from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.commands.federation.setup import BEHIND_PROXY, INVITATION, LOOPBACK, TLS
+from train_distributed.federation.documents.certificates import AGREED, serving, trust
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.place import with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import party_state
 from train_distributed.federation.documents.window_file import (
@@ -39,21 +39,19 @@ class Aggregate:
     window: Path
     """The folder that `federation window` has made."""
     listen: str | None = None
-    """HOST:PORT to listen on; the window's port on all addresses if left out."""
+    """HOST:PORT to listen on (default: the window's port on all addresses; behind a proxy, on
+    127.0.0.1)."""
     store: str | None = None
     """postgresql://USER@HOST/DATABASE that keeps the state instead of a file in FOLDER; several
     processes may then serve one window, each with this command."""
-    tls: Path | None = None
-    """Folder with server.pem and server.key. Without it connections are not encrypted; reports are
-    sealed all the same."""
-    ca: Path | None = None
-    """Certificates of the authorities of the other aggregator, where it has TLS."""
     proxies: tuple[str, ...] = ()
     """Addresses of your reverse proxies, whose X-Forwarded-For is believed; of nobody if left out.
     Limits then count for the address that the proxy names."""
     metrics: str | None = None
     """HOST:PORT for your Prometheus, such as 127.0.0.1:9200; not served if left out. Never an
     address that strangers reach."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Serves until it is ended.
@@ -65,13 +63,14 @@ class Aggregate:
         check.installed("uvicorn", "an aggregator", extra="federation")
         from train_distributed.federation.aggregator_app import application
         from train_distributed.federation.aggregator_client import Aggregators
-        from train_distributed.federation.aggregator_server import serve, server_context
+        from train_distributed.federation.aggregator_server import serve
         from train_distributed.federation.aggregator_watch import Watch, logged
         from train_distributed.federation.links import invitation_routes
 
         _check_service(self)
         folder = self.folder.resolve()
-        file, keys = WindowFile.load(self.window / WINDOW), read_private(folder)
+        file = WindowFile.load(self.window / WINDOW)
+        keys = read_private(folder, self.passphrase_file)
         window, public = file.window, keys.public
         number = next((a for a, pinned in window.servers.items() if pinned == public), None)
         if number is None:
@@ -79,10 +78,14 @@ class Aggregate:
                 f"keys in {folder} must be those of an aggregator of the window, are not"
             )
         enrolled = file.enrolled(self.window)
-        tls = None if self.tls is None else server_context(self.tls)
+        agreed = self.window / AGREED if (folder / TLS).exists() else None
+        if agreed is None and (self.window / AGREED).exists():
+            raise ValueError(f"{folder / TLS} must hold an agreed certificate, is not there")
+        tls = None if agreed is None else serving(folder / TLS, agreed)
         called = f"aggregator{number - LEADER}"
         listen = file.addresses[number][1] if self.listen is None else self.listen
-        host, port = ("0.0.0.0", listen) if isinstance(listen, int) else split_address(listen)
+        everywhere = LOOPBACK if tls is None else "0.0.0.0"
+        host, port = (everywhere, listen) if isinstance(listen, int) else split_address(listen)
         log = RunLog.begin(folder, called)
 
         def started(window: Window) -> tuple[Aggregator, Send]:
@@ -92,7 +95,7 @@ class Aggregate:
             place, name = (state, "reports") if self.store is None else (self.store, schema)
             store = ReportStore(open_sql(place, name, "reports"), known, number)
             stack.callback(store.close)
-            others = Aggregators(window, file.addresses, authorities(self.ca), 0.0)
+            others = Aggregators(window, file.addresses, trust(agreed), 0.0)
             stack.enter_context(others)
             return AGGREGATORS[number](known, keys, store, discrete_gaussian), others.job
 
@@ -100,6 +103,8 @@ class Aggregate:
             aggregator, send = started(window)
             held, watch = aggregator.counts()[ADDED], Watch()
             log.say(f"{called} of window {window.digest.hex()[:16]}, {held} reports")
+            if tls is None:
+                log.say(BEHIND_PROXY.format(host))
             if self.metrics is not None:
                 stack.callback(watch.serve(*split_address(self.metrics)))
             second = None if window.second is None else started
@@ -108,10 +113,10 @@ class Aggregate:
                 invitation = Invitation.read(folder / INVITATION)
                 shown = invitation_routes(invitation, enrolled.roll, self.window / WINDOW)
                 app.routes.extend(shown)
-                log.say(_link(invitation, "https" if tls else "http", file.addresses[number]))
-            serving = serve if self.store is None else partial(serve, shared=True)
+                log.say(_link(invitation, file.addresses[number]))
+            serve_all = serve if self.store is None else partial(serve, shared=True)
             with suppress(KeyboardInterrupt):
-                asyncio.run(serving(app, watch, host, port, tls, partial(_ready, log)))
+                asyncio.run(serve_all(app, watch, host, port, tls, partial(_ready, log)))
             held = aggregator.counts()[ADDED]
             log.say(f"ended with {held} reports; started again, it goes on")
 
@@ -147,9 +152,14 @@ class Invite:
         host, port = split_address(self.listen)
         roll = known if isinstance(known, Roll) else None
         app = Starlette(routes=invitation_routes(invitation, roll, None))
+        tls = None
+        if invitation.certificates is None:
+            print(BEHIND_PROXY.format(host))
+        else:
+            tls = serving(self.folder / TLS, invitation.certificates)
         with suppress(KeyboardInterrupt):
             ready = partial(_tell, invitation, self.listen)
-            asyncio.run(serve(app, Watch(), host, port, None, ready))
+            asyncio.run(serve(app, Watch(), host, port, tls, ready))
 
 
 federation_invite = function("federation_invite", Invite)
@@ -168,9 +178,9 @@ def _check_service(options: Aggregate) -> None:
             raise ValueError(f"proxies must be addresses or networks: {error}") from error
 
 
-def _link(invitation: Invitation, scheme: str, address: Address) -> str:
+def _link(invitation: Invitation, address: Address) -> str:
     at, digest = "{}:{}".format(*address), invitation.federation.digest.hex()
-    return f"a user needs no more than {scheme}://{at}/invitations/{digest}"
+    return f"a user needs no more than https://{at}/invitations/{digest}"
 
 
 def _ready(log: RunLog, port: int) -> None:
@@ -179,4 +189,4 @@ def _ready(log: RunLog, port: int) -> None:
 
 def _tell(invitation: Invitation, address: str, port: int) -> None:
     digest = invitation.federation.digest.hex()
-    print(f"listening on port {port}: http://{address}/invitations/{digest}", flush=True)
+    print(f"listening on port {port}: https://{address}/invitations/{digest}", flush=True)

@@ -13,10 +13,12 @@ from pretrain import check
 from pretrain.cli.output import new_directory, refuse_existing
 from pretrain.cli.waiting import Waiting
 from pretrain.public import function
-from train_distributed.commands.federation.hosting import NextSum, own_keys
-from train_distributed.commands.federation.reporting import agreed, authorities
+from train_distributed.commands.federation.hosting import NextSum, own_keys, say_use
+from train_distributed.commands.federation.reporting import agreed
+from train_distributed.commands.federation.setup import INVITATION, say_next
+from train_distributed.federation.documents.certificates import AGREED, trust
 from train_distributed.federation.documents.federation import Federation
-from train_distributed.federation.documents.invitation import FEDERATION
+from train_distributed.federation.documents.invitation import FEDERATION, Invitation
 from train_distributed.federation.documents.place import ROLL, with_roll
 from train_distributed.federation.documents.terms import agreed_file
 from train_distributed.federation.documents.window_file import (
@@ -48,6 +50,8 @@ class MakeWindow:
     """Folder to hand out: aggregators need all of it, users only window.json."""
     hours: float = 24.0
     """Hours from now on in which reports are taken; `collect` may close the window earlier."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> Path:
         """Writes and returns the folder, whole or not at all.
@@ -58,7 +62,7 @@ class MakeWindow:
         from train_distributed.federation.evaluation_task import task_of
 
         federation = with_roll(Federation.load(self.folder / FEDERATION), self.folder)
-        keys = own_keys(self.folder, federation)
+        keys = own_keys(self.folder, federation, self.passphrase_file)
         check.within("(0, 100000)", hours=self.hours)
         now = time.time()
         opens, closes = int(now), int(now + 3600 * self.hours) + 1
@@ -70,6 +74,8 @@ class MakeWindow:
             made = WindowFile.of(window, addresses)
             made.signed(keys).save(folder / WINDOW)
             shutil.copyfile(self.folder / ROLL, folder / ROLL)
+            if federation.certificates:
+                shutil.copyfile(self.folder / INVITATION / AGREED, folder / AGREED)
             keep_window(self.folder, made)
         sums = "two reports" if window.second else "one report"
         print(
@@ -77,6 +83,11 @@ class MakeWindow:
             f"{task.bytes_of_reports} bytes"
         )
         print(f"hand {self.out} to every aggregator, {self.out / WINDOW} to every user")
+        say_next("each server", "federation aggregator --folder FOLDER --window {}", self.out)
+        report = "federation report --folder FOLDER --invitation INVITATION --window {}"
+        say_next("each user", report, WINDOW)
+        collect = "federation collect --folder {} --window {} --out model --wait"
+        say_next("yourself", collect, self.folder, self.out)
         return self.out
 
 
@@ -95,8 +106,6 @@ class Collect:
     """Directory of the model."""
     ledger: Path | None = None
     """File that counts what is given away; in the operator's folder if left out; `none`."""
-    ca: Path | None = None
-    """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer; after that, collect again."""
     status: bool = False
@@ -104,6 +113,8 @@ class Collect:
     wait: bool = False
     """Wait until all users' reports are decided, or the window's time is over; of the first of two
     sums, until half of its time is."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Opens the sum and writes the model, or says how many reports there are.
@@ -122,20 +133,20 @@ class Collect:
 
         folder = self.folder.resolve()
         federation = with_roll(Federation.load(folder / FEDERATION), folder)
-        keys, file = own_keys(folder, federation), WindowFile.load(self.window / WINDOW)
+        keys = own_keys(folder, federation, self.passphrase_file)
+        file = WindowFile.load(self.window / WINDOW)
         from train_distributed.federation.evaluation_task import task_of
         from train_distributed.federation.model_task import ModelTask
-        from train_distributed.federation.sum_task import Facts
+        from train_distributed.federation.sum_task import SessionFacts
 
         task = task_of(federation, folder / agreed_file(federation.task))
         window = agreed(file.window, task)
+        tls = trust(Invitation.read(folder / INVITATION).certificates)
         entry = None
         if not self.status:
             refuse_existing(self.out, overwrite=None)
             entry = NextSum.of(self.ledger, folder, task)
-        lines = partial(
-            Aggregators, addresses=file.addresses, tls=authorities(self.ca), patience=self.patience
-        )
+        lines = partial(Aggregators, addresses=file.addresses, tls=tls, patience=self.patience)
         with lines(window) as first, ExitStack() as stack:
             order = first.published() if window.second else b""
             if entry is not None and window.second and not order:
@@ -171,7 +182,7 @@ class Collect:
                 keep_opened(folder, window)
                 missing = dict.fromkeys(set(window.users) - opened[-1].users, "report")
                 sent, session = task.bytes_of_reports, window.digest.hex()
-                facts = Facts(session=session, bytes_per_user=sent, missing=missing)
+                facts = SessionFacts(session=session, bytes_per_user=sent, missing=missing)
                 released = task.released(*opened, facts=facts)
                 released = released.with_report(ledger=entry.report())
                 released.write(made)
@@ -179,6 +190,7 @@ class Collect:
         for reason in released.report.get("unsuitable_because", ()):
             print(f"not suitable for release: {reason}")
         print(f"{len(opened[-1].users)} of {window.enrolled} users in {self.out}")
+        say_use(task, self.out)
 
 
 federation_collect = function("federation_collect", Collect)

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pretrain import check
 from pretrain.cli.output import new_directory, reserved
-from train_distributed.commands.federation.setup import INVITATION, TLS
+from train_distributed.commands.federation.setup import (
+    BEHIND_PROXY,
+    INVITATION,
+    LOOPBACK,
+    TLS,
+    say_next,
+)
 from train_distributed.federation.centre import forget
-from train_distributed.federation.documents.certificates import check_server
+from train_distributed.federation.documents.certificates import serving
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import (
     FEDERATION,
@@ -17,7 +23,8 @@ from train_distributed.federation.documents.invitation import (
     Operator,
 )
 from train_distributed.federation.documents.ledger import Limits
-from train_distributed.federation.documents.party import Keys, read_private
+from train_distributed.federation.documents.party import Keys
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.run_log import RunLog
 from train_distributed.federation.documents.sessions import STATE, party_state
 from train_distributed.federation.documents.terms import agreed_file
@@ -58,32 +65,35 @@ def run_session(start: "Start") -> int:
     if port is None:
         port = int(Operator.load(folder / INVITATION / OPERATOR).address.rpartition(":")[2])
     check.within("[1, 65535]", port=port)
-    check.within("[0, inf)", timeout=start.timeout)
-    keys = own_keys(folder, federation)
-    check_server(folder / TLS)
+    keys = own_keys(folder, federation, start.passphrase_file)
+    shown, tls = Invitation.read(folder / INVITATION), None
+    if shown.certificates is not None:
+        tls = serving(folder / TLS, shown.certificates)
     from train_distributed.federation.evaluation_task import task_of
     from train_distributed.federation.links import invitation_routes
     from train_distributed.federation.model_task import ModelTask
     from train_distributed.federation.operation import Operation, operate
-    from train_distributed.federation.sum_task import Facts
+    from train_distributed.federation.sum_task import SessionFacts
 
-    agreed, shown = folder / agreed_file(federation.task), folder / INVITATION
+    agreed = folder / agreed_file(federation.task)
     task = task_of(federation, agreed)
     log = RunLog.begin(folder, "start")
+    host = start.host or (LOOPBACK if tls is None else "0.0.0.0")
+    if tls is None:
+        log.say(BEHIND_PROXY.format(host))
     out = log.directory / MODEL if start.out is None else start.out
     numbers = federation.dimension + federation.second_dimension
     size = 8 * numbers + 2 * agreed.stat().st_size + SPARE  # directions are fewer than its numbers
     operation = Operation(
         federation=federation,
         keys=keys,
-        certificates=folder / TLS,
-        host=start.host,
+        tls=tls,
+        host=host,
         port=port,
-        seconds=start.timeout,
         state=party_state(federation.digest, "operator", folder / STATE),
         run=log.directory,
-        routes=invitation_routes(Invitation.read(shown), None, None) if shown.exists() else (),
-        ready=lambda: log.say("parties may connect"),
+        routes=invitation_routes(shown, None, None),
+        ready=lambda: log.say(f"parties may connect: {federation.deadlines.words}"),
         say=log.say,
         publish=task.publish if isinstance(task, ModelTask) else None,
     )
@@ -92,7 +102,7 @@ def run_session(start: "Start") -> int:
         with reserved(partial, size):
             opening.reserve()
             opened, told = operate(operation)
-        facts = Facts(
+        facts = SessionFacts(
             session=federation.session(bytes.fromhex(told.session)).digest.hex(),
             bytes_per_user=max(told.bytes_of.get(user, 0) for user in federation.users),
             missing=told.missing,
@@ -110,7 +120,14 @@ def run_session(start: "Start") -> int:
     for reason in released.report.get("unsuitable_because", ()):
         log.say(f"not suitable for release: {reason}")
     log.say(f"{len(opened[-1].users)} of {len(federation.users)} users in {out}")
+    say_use(task, out)
     return 0
+
+
+def say_use(task: "ModelTask | EvaluationTask", out: Path) -> None:
+    """Prints how a model is used that a federation has made."""
+    if task.kind == "release":
+        say_next("anybody", "predict --model {} --data PICTURES --out predictions", out)
 
 
 @dataclass(frozen=True)
@@ -168,13 +185,13 @@ class NextSum:
         return ledger.reserve(self.entry)  # the same as before: one reference is one entry
 
 
-def own_keys(folder: Path, federation: Federation) -> PrivateKeys:
+def own_keys(folder: Path, federation: Federation, passphrase_file: Path | None) -> PrivateKeys:
     """The operator's, which are those of its computation server.
 
     Raises:
         ValueError: others than the federation says.
     """
-    keys = read_private(folder)
+    keys = read_private(folder, passphrase_file)
     if Keys.of(keys.public) != federation.servers[0]:
         raise ValueError(f"keys in {folder} must be the operator's in {FEDERATION}, are others")
     return keys

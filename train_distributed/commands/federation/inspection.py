@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from train_distributed.commands.federation.setup import TLS
-from train_distributed.federation.documents.certificates import SERVER, valid_until
+from train_distributed.commands.federation.setup import INVITATION
+from train_distributed.federation.documents.certificates import AGREED, valid_until
 from train_distributed.federation.documents.document import read_as, shown
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION
@@ -44,7 +44,13 @@ def _of_operator(folder: Path) -> Iterator[str]:
     federation = Federation.load(folder / FEDERATION)
     yield f"federation {federation.digest.hex()}, {federation.protocol}"
     yield f"{federation.enrolled} users, sums of {federation.minimum} and more"
-    yield f"certificate valid until {valid_until(folder / TLS / SERVER):%Y-%m-%d}"
+    if federation.certificates:
+        agreed = folder / INVITATION / AGREED
+        yield f"certificates valid until {valid_until(agreed):%Y-%m-%d}"
+    else:
+        yield "plain HTTP behind a proxy that has TLS"
+    if federation.protocol == "secagg":
+        yield federation.deadlines.words
     for window, opened in kept_windows(folder):
         times = [datetime.fromtimestamp(t, UTC) for t in (window.opens, window.closes)]
         yield (

@@ -6,7 +6,6 @@ Then one report is made, kept and sent.
 
 import hashlib
 import re
-import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,10 @@ from numpy.typing import NDArray
 from pretrain import check
 from pretrain.public import function
 from train_distributed.commands.federation.embedding import own_set
+from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import (
     accepted,
     check_session_left,
@@ -61,7 +61,7 @@ class Report:
     """Folder of `join`."""
     invitation: str | Path
     """The folder that the operator handed out, or the link to it
-    (http://HOST:PORT/invitations/DIGEST)."""
+    (https://HOST:PORT/invitations/DIGEST)."""
     embeddings: Path | None = None
     """The embedding set (default: FOLDER/embeddings, which `join --pictures` has made)."""
     window: Path | None = None
@@ -73,11 +73,11 @@ class Report:
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
     """File that counts what is given away, or `none` (default: beside the embedding set)."""
-    ca: Path | None = None
-    """Certificates of the authorities of the aggregators, where they have TLS."""
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer, and for the centre of a second sum;
     after that, report again."""
+    passphrase_file: Path | None = None
+    """File with the passphrase of the keys in FOLDER (default: asked for if they have one)."""
 
     def run(self) -> None:
         """Makes a report, keeps it and sends it; called again, it sends the same one.
@@ -94,9 +94,8 @@ class Report:
         from train_distributed.federation.aggregator_client import Aggregators, Refused
         from train_distributed.federation.model_task import ModelTask
 
-        tls = authorities(self.ca)
         file = None if self.window is None else _window(self.window)
-        me = Participant.of(self, self.invitation, tls)
+        me = Participant.of(self, self.invitation)
         invitation, user, task = me.invitation, me.party, me.task
         federation = invitation.federation
         if file is None and not (invitation.folder / WINDOW).exists():
@@ -106,7 +105,12 @@ class Report:
         journal = BudgetedJournal(
             me.account, DurableJournal(state_of(self.folder, federation, user))
         )
-        lines = partial(Aggregators, addresses=file.addresses, tls=tls, patience=self.patience)
+        lines = partial(
+            Aggregators,
+            addresses=file.addresses,
+            tls=trust(invitation.certificates),
+            patience=self.patience,
+        )
         with lines(window) as aggregators:
             if journal.detail(window.digest, KEPT) is None:
                 _check_time(window)
@@ -165,26 +169,7 @@ def _check_time(window: Window) -> None:
         )
 
 
-def authorities(ca: Path | None) -> ssl.SSLContext | None:
-    """TLS context that trusts these authorities; None without any.
-
-    Raises:
-        ValueError: no such file, or no certificates in it.
-    """
-    try:
-        return None if ca is None else ssl.create_default_context(cafile=str(ca))
-    except OSError as error:
-        why = error.strerror or error
-        raise ValueError(f"ca must be a file of certificates in PEM, got {ca}: {why}") from error
-
-
-def invited(
-    given: str | Path,
-    folder: Path,
-    keys: PrivateKeys,
-    accept: str,
-    tls: ssl.SSLContext | None = None,
-) -> Invitation:
+def invited(given: str | Path, folder: Path, keys: PrivateKeys, accept: str) -> Invitation:
     """Invitation in a folder or behind a link, with this party's place if it is a user's on a roll.
 
     Args:
@@ -192,7 +177,6 @@ def invited(
         folder: the party's own; what a link names is kept there.
         keys: the party's own.
         accept: how the federation's digest must begin.
-        tls: what the link's server is checked with, if it is not the system's authorities.
 
     Raises:
         ValueError: a file that does not fit, or a place that is not proved.
@@ -202,7 +186,7 @@ def invited(
         check.installed("httpx", "a link", extra="federation")
         from train_distributed.federation.links import fetched
 
-        given = fetched(given, folder, keys, tls).folder
+        given = fetched(given, folder, keys).folder
     return Invitation.read(Path(given), accept).placed(keys)
 
 
@@ -219,25 +203,20 @@ class Participant:
     account: FederationAccount  # counts ε in the ledger next to the rows, unless another is named
 
     @classmethod
-    def of(
-        cls,
-        options: "Start | Report",
-        invitation: str | Path,
-        tls: ssl.SSLContext | None = None,
-    ) -> Self:
+    def of(cls, options: "Start | Report", invitation: str | Path) -> Self:
         """Reads and checks everything; nothing is sent.
 
         Args:
             options: of the command.
             invitation: its folder, or the link to it.
-            tls: what the link's server is checked with, if it is not the system's authorities.
 
         Raises:
             ValueError: a file or setting that does not fit, or a server, which has no rows.
             ConnectionError: the link's server is gone.
         """
-        folder, keys = options.folder, read_private(options.folder)
-        found = invited(invitation, folder, keys, options.accept, tls)
+        folder = options.folder
+        keys = read_private(folder, options.passphrase_file)
+        found = invited(invitation, folder, keys, options.accept)
         federation, party = found.federation, found.identify(keys, folder)
         who, embeddings = federation.display_name(party), own_set(folder, options.embeddings)
         if party >= FIRST_SERVER:
@@ -399,6 +378,9 @@ class Participant:
         )
         yield f"  sums of {federation.certain} users and more; {SUMS[federation.protocol]}"
         yield f"  servers: {', '.join(map(federation.display_name, servers))}"
-        yield f"  sent to {at}"
+        by = "" if federation.certificates else ", whose proxy has TLS by a public authority"
+        yield f"  sent to {at}{by}"
+        if federation.protocol == "secagg":
+            yield f"  {federation.deadlines.words}"
         yield f"  secret from {task.holds_against}"
         yield f"  {invitation.agreed.name}: SHA-256 {file_hash(invitation.agreed)}"

@@ -3,24 +3,37 @@
 | in it | what |
 |---|---|
 | private.json | the operator's keys |
-| tls/ | the authority, its key, the operator's certificate |
+| tls/ | the operator's certificate and its key |
 | federation.json, transform.safetensors or model.safetensors | what was agreed on |
 | roll | `shares`: all users |
 | invitation/ | what every party gets |
 """
 
+import hashlib
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pretrain import check
 from train_distributed.commands.federation.enrolling import enrolled, listed
-from train_distributed.federation.documents.certificates import CA, write_certificates
-from train_distributed.federation.documents.document import LARGE, read_file
-from train_distributed.federation.documents.federation import VERSION, Enrolment, Federation
+from train_distributed.federation.documents.certificates import (
+    SERVER,
+    read_certificates,
+    write_certificate,
+)
+from train_distributed.federation.documents.document import LARGE, converted, read_file
+from train_distributed.federation.documents.federation import (
+    VERSION,
+    Deadlines,
+    Enrolment,
+    Federation,
+)
 from train_distributed.federation.documents.invitation import FEDERATION, Invitation
-from train_distributed.federation.documents.party import Keys, Party, write_party
+from train_distributed.federation.documents.party import Keys, Party
 from train_distributed.federation.documents.place import PLACES, ROLL, Place, place_path
+from train_distributed.federation.documents.private_keys import write_party
 from train_distributed.federation.documents.terms import (
     MODEL,
     TRANSFORM,
@@ -42,6 +55,16 @@ if TYPE_CHECKING:
 
 ProtocolName = Literal["secagg", "shares"]
 TLS, INVITATION = "tls", "invitation"
+LOOPBACK = "127.0.0.1"
+BEHIND_PROXY = "plain HTTP on {}: your reverse proxy has TLS by a public authority"
+MOST_PLACES = 1000  # users whose places on the roll are files of the invitation; more fetch theirs
+BINS = 10  # of confidence, for the calibration error of an evaluation
+
+
+def say_next(who: str, command: str, *paths: object) -> None:
+    """Prints the command that comes next, with these paths in place of its braces."""
+    words = [shlex.quote(str(path)) for path in paths]
+    print(f"next, {who}: blind-averaging {command.format(*words)}")
 
 
 def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
@@ -70,7 +93,8 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     terms, dimension, second = _agreed(folder, init, settings, sizes, roll.sizes if roll else None)
     rows = sum(n * count for n, count in roll.sizes.items()) if roll else sum(sizes.values())
     settings.privacy.refuse_large_delta(rows, allowed=init.allow_delta)
-    keys = write_party(folder)
+    certificates = _certificates(folder, init, servers)
+    keys = write_party(folder, init.passphrase_file)
     named = dict(enumerate(users)) | dict(enumerate(servers, FIRST_SERVER + 1))
     count = len(roll) if roll else len(users)
     made = Federation(
@@ -91,6 +115,8 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
             corrupt_fraction=init.corrupt_fraction, dropout_fraction=init.dropout_fraction
         ),
         second_dimension=second,
+        certificates=hashlib.sha256(certificates).hexdigest() if certificates else None,
+        deadlines=_deadlines(init.deadlines),
     )
     federation = made.checked().knowing(roll or {})
     task = task_of(federation, folder / agreed_file(federation.task))  # what every party will check
@@ -99,17 +125,40 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
     else:
         federation.session(bytes(32))
     federation.save(folder / FEDERATION)
-    (folder / TLS).mkdir()
-    write_certificates(folder / TLS, list(init.hosts))
     host = f"[{init.hosts[0]}]" if ":" in init.hosts[0] else init.hosts[0]
     invitation = Invitation(folder / INVITATION, federation, f"{host}:{init.port}")
-    invitation.write(folder / TLS / CA, folder / agreed_file(federation.task), keys)
-    if roll is not None and count <= init.places:
+    invitation.write(certificates, folder / agreed_file(federation.task), keys)
+    if invitation.certificates is not None:
+        read_certificates(invitation.certificates)  # a server's may be none, or have expired
+    if roll is not None and count <= MOST_PLACES:
         (invitation.folder / PLACES).mkdir()
         for number in roll:
             user = roll.placed(number)
             Place.of(number, user).save(place_path(invitation.folder / PLACES, user.key))
     return task
+
+
+def _deadlines(given: tuple[str, ...]) -> Deadlines:
+    """Those that were typed, as come=600, and the rest as they are."""
+    named = {name: seconds for name, _, seconds in (each.partition("=") for each in given)}
+    return converted(named, Deadlines, Path("deadlines"), strict=False)
+
+
+def _certificates(folder: Path, init: "Init", servers: Sequence[Party]) -> bytes:
+    """The operator's new certificate and the servers'; none where proxies have TLS.
+
+    Raises:
+        ValueError: a server whose party file has a certificate where proxies have TLS, or has none.
+    """
+    for server in servers:
+        if bool(server.certificate) == init.behind_proxy:
+            rule = "without --hosts" if init.behind_proxy else "with --hosts and its names"
+            raise ValueError(f"server {server.name} must join --server {rule}, did not")
+    if init.behind_proxy:
+        return b""
+    write_certificate(folder / TLS, list(init.hosts))
+    own = (folder / TLS / SERVER).read_text()
+    return "".join([own, *(each.certificate for each in servers)]).encode()
 
 
 def _agreed(
@@ -161,11 +210,11 @@ def _evaluation(
     place = folder / MODEL
     place.write_bytes(read_file(model / MODEL, LARGE))
     names = read_model(place).class_names
-    method = Evaluation(num_classes=len(names), bins=init.bins)
+    method = Evaluation(num_classes=len(names), bins=BINS)
     method.validate()
     terms = EvaluationTerms(
         model=file_hash(place),
-        bins=init.bins,
+        bins=BINS,
         num_classes=len(names),
         class_names=names,
         sizes=sizes,

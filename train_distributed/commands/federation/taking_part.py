@@ -18,6 +18,7 @@ from train_distributed.federation.documents.sessions import (
 )
 from train_distributed.federation.documents.window_file import split_address
 from train_distributed.federation.endpoint import Endpoint, UserEndpoint
+from train_distributed.federation.flower_app.party import UNIX, NodeLine
 from train_distributed.federation.proxies import proxy_for
 from train_distributed.secure_sum.journal import DurableJournal, Journal
 
@@ -37,7 +38,8 @@ def take_part(start: "Start") -> int:
     assert start.invitation is not None
     check.not_set("with an invitation", out=start.out, port=start.port)
     check.within("(0, inf]", patience=start.patience)
-    if start.operator is not None:
+    by_flower = start.operator is not None and start.operator.startswith(UNIX)
+    if start.operator is not None and not by_flower:
         split_address(start.operator)
     user = Participant.of(start, start.invitation)
     invitation, party = user.invitation, user.party
@@ -45,9 +47,10 @@ def take_part(start: "Start") -> int:
     if federation.protocol == "shares":
         raise ValueError("start must be of protocol secagg; of shares, a user reports")
     address = start.operator or invitation.address
-    proxy = proxy_for("https", split_address(address)[0])
+    proxy = None if by_flower else proxy_for(split_address(address)[0])
     through = f" through {proxy}" if proxy else ""
-    user.consent(start.accept, f"the operator at {address}{through}")
+    at = f"the Flower node at {address}" if by_flower else f"the operator at {address}{through}"
+    user.consent(start.accept, at)
     state = remember(start.folder, federation, party)
     journal = BudgetedJournal(user.account, DurableJournal(state))
     journal.check()
@@ -63,11 +66,11 @@ def take_part(start: "Start") -> int:
             party=party,
             keys=user.keys,
             address=address,
-            ca=invitation.ca,
+            certificates=invitation.certificates,
             patience=start.patience,
             say=log.say,
         )
-        code = attend(attendance)
+        code = attend(attendance, NodeLine(attendance) if by_flower else None)
     state_of = "over" if code == 0 else "the operator is gone"
     status = _status(federation, party, state, state_of)
     log.status(**status)

@@ -1,30 +1,34 @@
-"""Keys and certificates of the operator's service; the authority that signs is kept."""
+"""Keys and certificates of services; clients trust the very certificates that were agreed on.
+
+A service makes one certificate, signed by its own key, for as long as a federation may live. Those
+of all services are one file of the invitation, whose hash is agreed on. So there is no authority,
+whose key could be lost or stolen.
+"""
 
 import datetime
-import errno
 import ipaddress
 import re
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from train_distributed.federation.documents.document import read_file, replace_secret, shown
+from train_distributed.federation.documents.document import read_file, shown, write_secret
 
-CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
-VALID = datetime.timedelta(days=365)  # the server's certificate
-AUTHORITY_VALID = 10 * VALID
+AGREED, SERVER, SERVER_KEY = "ca.pem", "server.pem", "server.key"
+VALID = datetime.timedelta(days=5 * 365)  # longer than a federation lives
+REMEDY = "the operator makes a new federation by `federation init`"
 CLOCK = datetime.timedelta(minutes=5)  # that parties' clocks may be behind the operator's
 HOST = re.compile(r"(\*\.)?[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*\.?")
 _UNREADABLE = (  # what the library may raise for a file that is not what it should be
@@ -35,182 +39,129 @@ _UNREADABLE = (  # what the library may raise for a file that is not what it sho
     ArithmeticError,
     NotImplementedError,
     UnsupportedAlgorithm,
-    InvalidSignature,
     x509.InvalidVersion,
-    x509.DuplicateExtension,
-    x509.ExtensionNotFound,
-    x509.UnsupportedGeneralNameType,
 )
 T = TypeVar("T")
 
 
-def write_certificates(folder: Path, hosts: list[str]) -> None:
-    """`ca.pem` for everyone, its `ca.key`; `server.pem` and `server.key` for the operator.
+def write_certificate(folder: Path, hosts: list[str]) -> None:
+    """Makes `server.pem`, for everyone, and its `server.key`.
 
     Args:
-        folder: where to.
-        hosts: names and addresses under which parties reach the operator.
+        folder: where to; made if it is not there.
+        hosts: names and addresses under which parties reach the service.
 
     Raises:
-        FileExistsError: there is an authority already; see `renew_certificates`.
+        ValueError: something else than a name or an address.
+        FileExistsError: there is a key already; it is never overwritten.
     """
-    if (folder / CA_KEY).exists():
-        raise FileExistsError(errno.EEXIST, "an authority must not be replaced", folder / CA_KEY)
-    certificate, authority = _write_authority(folder)
-    _write_server(folder, certificate, authority, hosts)
+    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation service")])
+    usage = dict.fromkeys(
+        (
+            *("key_cert_sign", "crl_sign", "content_commitment", "key_encipherment"),
+            *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        ),
+        False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - CLOCK)
+        .not_valid_after(_now() + VALID)
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=True, **usage), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
+        )
+        .sign(key, SHA256())
+    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    folder.mkdir(parents=True, exist_ok=True)
+    write_secret(folder / SERVER_KEY, secret)
+    write_secret(folder / SERVER, certificate.public_bytes(Encoding.PEM))
 
 
-def renew_certificates(folder: Path, hosts: list[str], *, anew: bool = False) -> datetime.datetime:
-    """A new certificate and key for the operator, from the authority that parties know already.
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """All certificates of a file, each valid now.
+
+    Raises:
+        ValueError: none, one that has expired, or is not valid yet, as where this machine's clock
+            is wrong.
+    """
+    content = read_file(path)
+    found = _parsed(path, "certificates", lambda: x509.load_pem_x509_certificates(content))
+    for certificate in found:
+        _check_dates(path, certificate)
+    return found
+
+
+def trust(agreed: Path | None) -> ssl.SSLContext:
+    """TLS that trusts the certificates in this file and no others; None: the system's authorities.
+
+    Raises:
+        ValueError: it holds none, or one that has expired.
+    """
+    if agreed is None:
+        return ssl.create_default_context()
+    read_certificates(agreed)
+    try:
+        return ssl.create_default_context(cafile=str(agreed))
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"{agreed} must hold certificates in PEM, got: {error}") from error
+
+
+def serving(folder: Path, agreed: Path) -> ssl.SSLContext:
+    """TLS of the service whose certificate and key are in this folder.
 
     Args:
-        folder: with `ca.pem` and `ca.key`.
-        hosts: names and addresses; those of the present certificate if empty.
-        anew: from a new authority, which parties have to be told.
-
-    Returns:
-        Until when it is valid.
+        folder: with `server.pem` and `server.key`.
+        agreed: file of the certificates that were agreed on.
 
     Raises:
-        ValueError: no authority there, or one that has expired.
+        ValueError: naming the file that is missing, has expired or does not fit the others.
     """
-    hosts = hosts or hosts_of(folder / SERVER)
-    if anew:
-        return _write_server(folder, *_write_authority(folder), hosts)
-    ca, content = read_authority(folder / CA), read_file(folder / CA_KEY)
-    key = parsed(folder / CA_KEY, "a private key", lambda: load_pem_private_key(content, None))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
-        raise ValueError(f"{folder / CA_KEY} must be the key of {CA}, is another")
-    return _write_server(folder, ca, key, hosts)
-
-
-def read_authority(path: Path) -> x509.Certificate:
-    """A certificate that may sign others, valid now.
-
-    Raises:
-        ValueError: it is not, expired, or not valid yet, as where this machine's clock is wrong.
-    """
-    certificate = _certificate(path)
-    found = _extension(path, certificate, x509.BasicConstraints)
-    if not found.ca:
-        raise ValueError(f"{path} must be an authority's certificate, is a server's")
-    _check_dates(path, certificate, "ask the operator for a new one")
-    return certificate
-
-
-def check_server(folder: Path) -> None:
-    """Checks what the operator is to show: valid now, signed by ca.pem, with its own key.
-
-    Raises:
-        ValueError: naming the file that does not fit.
-    """
-    ca, server = read_authority(folder / CA), _certificate(folder / SERVER)
-    _check_dates(folder / SERVER, server, "run `federation renew`")
-    path = folder / SERVER
-    parsed(path, f"signed by {CA}", lambda: server.verify_directly_issued_by(ca))
-    content = read_file(folder / SERVER_KEY)
-    key = parsed(folder / SERVER_KEY, "a private key", lambda: load_pem_private_key(content, None))
-    if key.public_key() != server.public_key():
-        raise ValueError(f"{folder / SERVER_KEY} must be the key of {SERVER}: `federation renew`")
-
-
-def hosts_of(path: Path) -> list[str]:
-    """Names and addresses in a certificate.
-
-    Raises:
-        ValueError: no certificate, or none in it.
-    """
-    names = _extension(path, _certificate(path), x509.SubjectAlternativeName)
-    hosts = names.get_values_for_type(x509.DNSName)
-    return [*hosts, *map(str, names.get_values_for_type(x509.IPAddress))]
+    server = read_certificates(folder / SERVER)[0]
+    read_file(folder / SERVER_KEY)
+    if server not in read_certificates(agreed):
+        raise ValueError(f"{folder / SERVER} must be agreed on in {agreed}, is not: {REMEDY}")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        tls.load_cert_chain(folder / SERVER, folder / SERVER_KEY, "")  # "": no passphrase is asked
+    except ssl.SSLError as error:
+        raise ValueError(f"{folder / SERVER_KEY} must be the key of {SERVER}: {error}") from error
+    return tls
 
 
 def valid_until(path: Path) -> datetime.datetime:
-    """When a certificate expires.
+    """When the first certificate to expire of a file expires, even if it has.
 
     Raises:
         ValueError: no certificate.
     """
-    certificate = _certificate(path)
-    return parsed(path, "a certificate with dates", lambda: certificate.not_valid_after_utc)
+    content = read_file(path)
+    dates = _parsed(
+        path,
+        "certificates with dates",
+        lambda: [c.not_valid_after_utc for c in x509.load_pem_x509_certificates(content)],
+    )
+    return min(dates)
 
 
-def parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
-    """Parses a file; what the library cannot read is refused by name.
-
-    Raises:
-        ValueError: naming file and rule.
-    """
+def _parsed(path: Path, rule: str, parse: Callable[[], T]) -> T:
+    """Parses a file; raises ValueError naming file and rule for what the library cannot read."""
     try:
         return parse()
     except _UNREADABLE as error:
         words = shown(" ".join(str(error).split()))[:200] or type(error).__name__
         raise ValueError(f"{path} must be {rule}, got: {words}") from error
-
-
-def _write_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    authority = ec.generate_private_key(ec.SECP384R1())
-    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation authority")])
-    ca = _builder(issuer, issuer, authority.public_key(), _now() + AUTHORITY_VALID)
-    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    certificate = ca.add_extension(identifier, critical=False).sign(authority, SHA256())
-    replace_secret(folder / CA_KEY, _private(authority))
-    replace_secret(folder / CA, certificate.public_bytes(Encoding.PEM))
-    return certificate, authority
-
-
-def _write_server(
-    folder: Path, ca: x509.Certificate, authority: ec.EllipticCurvePrivateKey, hosts: list[str]
-) -> datetime.datetime:
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "federation operator")])
-    until = min(_now() + VALID, ca.not_valid_after_utc)
-    server = _builder(subject, ca.subject, key.public_key(), until)
-    names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-    server = server.add_extension(names, critical=False)
-    server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    server = server.add_extension(_usage(signs_certificates=False), critical=True)
-    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    server = server.add_extension(purpose, critical=False)
-    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    server = server.add_extension(issuer_key, critical=False)
-    signed = server.sign(authority, SHA256()).public_bytes(Encoding.PEM)
-    replace_secret(folder / SERVER_KEY, _private(key))
-    replace_secret(folder / SERVER, signed)
-    return until
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    until: datetime.datetime,
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_now() - CLOCK)
-        .not_valid_after(until)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -223,37 +174,19 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _certificate(path: Path) -> x509.Certificate:
-    content = read_file(path)
-    return parsed(path, "a certificate", lambda: x509.load_pem_x509_certificate(content))
-
-
-def _extension(path: Path, certificate: x509.Certificate, kind: type[T]) -> T:
-    name = kind.__name__
-    extensions = parsed(path, f"a certificate with {name}", lambda: certificate.extensions)
-    for extension in extensions:
-        if isinstance(extension.value, kind):
-            return extension.value
-    raise ValueError(f"{path} must be a certificate with {name}, has none")
-
-
-def _check_dates(path: Path, certificate: x509.Certificate, remedy: str) -> None:
-    start, end = parsed(
+def _check_dates(path: Path, certificate: x509.Certificate) -> None:
+    start, end = _parsed(
         path,
         "a certificate with dates",
         lambda: (certificate.not_valid_before_utc, certificate.not_valid_after_utc),
     )
     if _now() > end:
-        raise ValueError(f"{path} must be valid, expired on {end:%Y-%m-%d}: {remedy}")
+        raise ValueError(f"{path} must be valid, expired on {end:%Y-%m-%d}: {REMEDY}")
     if _now() < start:
         raise ValueError(
             f"{path} must be valid already, is from {start:%Y-%m-%d %H:%M} UTC on, and this "
             f"machine's clock says {_now():%Y-%m-%d %H:%M} UTC: set the clock"
         )
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _now() -> datetime.datetime:

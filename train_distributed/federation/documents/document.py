@@ -45,12 +45,16 @@ KEY = re.compile(f"[0-9a-f]{{{2 * KEY_BYTES}}}")
 ADDRESS = re.compile(r"[A-Za-z0-9._\-\[\]:]{1,255}:[0-9]{1,5}")
 _SIGNATURE = re.compile(f"([0-9a-f]{{{2 * SIGNATURE_BYTES}}})?")
 _BYTES = re.compile("([0-9a-f]{2}){0,1024}")
+_CERTIFICATE = re.compile(
+    "(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]{1,4000}-----END CERTIFICATE-----\n)?"
+)
 _RULES = {
     KEY: f"{KEY_BYTES} bytes in hexadecimal",
     NAME: NAME_RULE,
     ADDRESS: "HOST:PORT",
     _SIGNATURE: f"{SIGNATURE_BYTES} bytes in hexadecimal",
     _BYTES: "bytes in hexadecimal",
+    _CERTIFICATE: "a certificate in PEM",
 }
 
 
@@ -63,6 +67,7 @@ Name = Annotated[str, _whole(NAME)]
 HostPort = Annotated[str, _whole(ADDRESS)]
 Signature = Annotated[str, _whole(_SIGNATURE)]  # empty: not signed
 Bytes = Annotated[str, _whole(_BYTES)]
+Certificate = Annotated[str, _whole(_CERTIFICATE)]  # empty: none
 Rows = Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=FIRST_SERVER)]
 UserNumber = Annotated[int, msgspec.Meta(ge=0, lt=FIRST_SERVER)]
@@ -292,14 +297,6 @@ def write_secret(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-
-
-def replace_secret(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner can read, whole or not at all, over an older one."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    write_secret(partial, content)
-    partial.replace(path)
 
 
 def shown(text: str) -> str:

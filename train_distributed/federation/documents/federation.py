@@ -36,7 +36,27 @@ from train_distributed.secure_sum.session import Session
 VERSION = 3  # of the file; the digests of older ones, by which their sessions are counted, differ
 SERVERS = {"shares": 2, "secagg": 1}  # of each protocol, the operator's among them
 MOST_NUMBERS = 2**28  # of a vector: 2 GiB
+Seconds = Annotated[float, Meta(ge=0, le=2**20)]
 Share = Annotated[float, Meta(gt=-1, lt=1)]
+
+
+class Deadlines(Document, frozen=True, kw_only=True):
+    """Seconds that parties of `secagg` have; a slow carrier needs more."""
+
+    come: Seconds = 300.0  # to come, since the operator listens
+    present: Seconds = 10.0  # to answer whether they are here
+    answer: Seconds = 300.0  # to answer each question of the protocol
+    send: Seconds = 120.0  # to bring an answer whose first byte has arrived
+    goodbye: Seconds = 5.0  # to hear that it is over
+    again: Seconds = 15.0  # to come once more after a restart, if only to hear that it is over
+
+    @property
+    def words(self) -> str:
+        """What parties must know of them."""
+        return (
+            f"parties have {self.come:g} s to come, {self.answer:g} s to answer each question and "
+            f"{self.send:g} s to send an answer"
+        )
 
 
 class Enrolment(Document, frozen=True):
@@ -66,6 +86,9 @@ class Federation(Document, frozen=True, kw_only=True, dict=True):
     dropout_fraction: Share = 0.2  # protocol "secagg"
     task: dict[str, Any] = field(default_factory=dict)  # what is submitted, see `Terms`
     names: dict[PartyNumber, Name] = field(default_factory=dict)  # party -> what it calls itself
+    # SHA-256 of the services' certificates, ca.pem of the invitation; None: proxies have TLS
+    certificates: Key | None = None
+    deadlines: Deadlines = Deadlines()  # protocol "secagg"
     # numbers of a second sum, about the first one's centre; 0: there is none
     second_dimension: Annotated[int, Meta(ge=0, le=MOST_NUMBERS)] = 0
     # lines of the roll that are at hand, see `knowing`; no part of what was agreed on

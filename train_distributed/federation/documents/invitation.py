@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from train_distributed.federation.documents.certificates import CA, read_authority
+from train_distributed.federation.documents.certificates import AGREED, read_certificates
 from train_distributed.federation.documents.document import (
     SMALL,
     HostPort,
@@ -14,6 +14,7 @@ from train_distributed.federation.documents.document import (
     Signature,
     Signed,
     read_as,
+    read_file,
 )
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.place import PLACES, at_place, place_path
@@ -25,48 +26,44 @@ LEAST_TOLD = 16  # characters of a digest: nobody finds another federation that 
 
 
 class Operator(Signed, frozen=True, kw_only=True):
-    """File signed by the operator: its address, the digest of its federation, its authority."""
+    """File signed by the operator: its address, and the digest of its federation."""
 
     kind: ClassVar[str] = OPERATOR
     address: HostPort
     federation: Key  # its digest
-    ca: Key  # SHA-256 of the authority's certificate
     signature: Signature = ""
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """The federation, the transform, the authority, and where the operator listens."""
+    """The federation, the transform, certificates, and where the operator listens."""
 
     folder: Path
     federation: Federation
     address: str  # host:port of the operator
 
     @property
-    def ca(self) -> Path:
-        """The authority's certificate."""
-        return self.folder / CA
+    def certificates(self) -> Path | None:
+        """The services' certificates; None: the system's authorities, as proxies have TLS."""
+        return self.folder / AGREED if self.federation.certificates else None
 
     @property
     def agreed(self) -> Path:
         """The one file that was agreed on: the public transform, or the model to be evaluated."""
         return self.folder / agreed_file(self.federation.task)
 
-    def write(self, ca: Path, agreed: Path, keys: PrivateKeys) -> None:
+    def write(self, certificates: bytes, agreed: Path, keys: PrivateKeys) -> None:
         """Writes the folder, which must not exist; the keys are the operator's."""
         self.folder.mkdir()
         self.federation.save(self.folder / FEDERATION)
-        shutil.copyfile(ca, self.ca)
+        if self.certificates is not None:
+            self.certificates.write_bytes(certificates)
         shutil.copyfile(agreed, self.agreed)
         self.sign(keys)
 
     def sign(self, keys: PrivateKeys) -> None:
-        """Signs, as the operator, where it listens and by which authority."""
-        told = Operator(
-            address=self.address,
-            federation=self.federation.digest.hex(),
-            ca=hashlib.sha256(self.ca.read_bytes()).hexdigest(),
-        )
+        """Signs, as the operator, where it listens."""
+        told = Operator(address=self.address, federation=self.federation.digest.hex())
         told.signed(keys).save(self.folder / OPERATOR)
 
     @staticmethod
@@ -95,11 +92,13 @@ class Invitation:
                     f"{folder / FEDERATION} must have the digest that {what}, {expected}, "
                     "has another: ask the operator for the invitation of that federation"
                 )
-        read_authority(folder / CA)
+        if federation.certificates is not None:
+            content = read_file(folder / AGREED)
+            if hashlib.sha256(content).hexdigest() != federation.certificates:
+                raise ValueError(f"{folder / AGREED} must be what was agreed on, is not")
+            read_certificates(folder / AGREED)
         operator = federation.servers[0].verifying
         told.check_signature(folder / OPERATOR, operator, "the operator's")
-        if told.ca != hashlib.sha256((folder / CA).read_bytes()).hexdigest():
-            raise ValueError(f"{folder / CA} must be the one that the operator signed, is not")
         return Invitation(folder, federation, told.address)
 
     def placed(self, keys: PrivateKeys) -> "Invitation":

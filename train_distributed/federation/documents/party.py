@@ -1,6 +1,5 @@
-"""A party: its folder of private keys, and the one file that it gives out."""
+"""A party's public keys, and the one file that it gives out."""
 
-import json
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -9,6 +8,7 @@ import msgspec
 from train_distributed.federation.documents.document import (
     MOST_ROWS,
     SMALL,
+    Certificate,
     Document,
     Key,
     Name,
@@ -16,11 +16,10 @@ from train_distributed.federation.documents.document import (
     Signed,
     converted,
     read_as,
-    write_secret,
 )
-from train_distributed.secure_sum.keys import PrivateKeys, PublicKeys, check_order
+from train_distributed.secure_sum.keys import PublicKeys, check_order
 
-PRIVATE, SUFFIX = "private.json", ".party.json"
+SUFFIX = ".party.json"
 
 
 class Keys(Document, frozen=True, kw_only=True):
@@ -57,6 +56,7 @@ class Party(Keys, Signed, frozen=True, kw_only=True):
     name: Name
     role: Literal["user", "server"]  # "server": a computation server
     rows: Annotated[int, msgspec.Meta(ge=0, le=MOST_ROWS)]  # training rows of a user; a server: 0
+    certificate: Certificate = ""  # of a server that has TLS
     signature: Signature = ""
 
     def __post_init__(self) -> None:
@@ -64,6 +64,8 @@ class Party(Keys, Signed, frozen=True, kw_only=True):
         if (self.role == "user") != (self.rows > 0):
             rule = "of a user must be >= 1" if self.role == "user" else "of a server must be 0"
             raise ValueError(f"rows {rule}, got {self.rows}")
+        if self.role == "user" and self.certificate:
+            raise ValueError("certificate of a user must be left out, got one")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -82,31 +84,3 @@ class Party(Keys, Signed, frozen=True, kw_only=True):
     def _checked(self, path: Path) -> Self:
         self.check_signature(path, self.verifying, "the party's own, by its verifying key")
         return self
-
-
-class _Private(Document, frozen=True):
-    signing: Key
-    opening: Key
-
-
-def write_party(folder: Path) -> PrivateKeys:
-    """Makes all keys of a party.
-
-    Raises:
-        FileExistsError: the folder has keys already; they are never overwritten.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    keys = PrivateKeys.generate()
-    private = {"signing": keys.signing.hex(), "opening": keys.opening.hex()}
-    write_secret(folder / PRIVATE, json.dumps(private).encode())
-    return keys
-
-
-def read_private(folder: Path) -> PrivateKeys:
-    """Reads a party's private keys.
-
-    Raises:
-        ValueError: not such a file; what it holds is never shown.
-    """
-    found = read_as(folder / PRIVATE, _Private, SMALL, secret=True)
-    return PrivateKeys(bytes.fromhex(found.signing), bytes.fromhex(found.opening))

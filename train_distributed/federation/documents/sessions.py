@@ -8,8 +8,8 @@ from pathlib import Path
 
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import FEDERATION
-from train_distributed.federation.documents.party import read_private
 from train_distributed.federation.documents.place import PLACE, Place, at_place
+from train_distributed.federation.documents.private_keys import read_public
 from train_distributed.federation.documents.terms import read_terms
 from train_distributed.ledger.entry import Entry
 from train_distributed.privacy.promise import Privacy
@@ -179,7 +179,7 @@ def read_ledger(folder: Path) -> list[LedgerEntry]:
     Raises:
         ValueError: naming a file that was changed.
     """
-    key, found = read_private(folder).public.verifying, []
+    key, found = read_public(folder).verifying, []
     for path in sorted((folder.resolve() / STATE).glob(f"*/{FEDERATION}")):
         federation = Federation.load(path)
         terms = read_terms(federation.task, set(federation.users), path)

@@ -39,7 +39,7 @@ Words = NDArray[np.uint64]
 
 
 class StudySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a study that its file may give; docs/protection.md explains each."""
+    """Settings of a study that its file may give; a comment explains each."""
 
     components: int | None = None  # of the public embeddings; None: 768, or 32 without data
     rows: int = 500  # most records of one client

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 OUT = {  # commands that write a directory: it is told to replace a model, which it must not do
-    *("embed run", "embed hold-out", "embed exclude", "embed fit-transform", "embed plot"),
-    *("embed import-reference", "pretrain simclr", "pretrain probe", "pretrain convert", "run"),
+    *("embed run", "embed hold-out", "embed exclude", "embed fit-transform"),
+    *("pretrain simclr", "pretrain probe", "pretrain convert", "run"),
     *("predict", "evaluate", "export", "card", "rehearse", "sweep", "audit", "protect"),
 }
 DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000  # more levels than a stack holds

@@ -1,32 +1,10 @@
 """What makes embedding sets and transforms out of others: `embed` but for `embed run`."""
 
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-
-from tests.train_distributed.commands.bad_inputs.case import Spoil, table
+from tests.train_distributed.commands.bad_inputs.case import table
 
 HOLD = "embed hold-out --embeddings train_only --share"
 FIT = "embed fit-transform --components 3 --public"
-PLOT = "embed plot --method pca --embeddings"
-IMPORT = "embed import-reference --source"
 NAN_ROW = r"must be finite, got nan in row 7 of {}/embeddings\.npy"
-
-
-def reference(codes: Any, labels: Any) -> Spoil:
-    """Files of the reference implementation."""
-
-    def spoil(folder: Path) -> None:
-        (folder / "reference").mkdir()
-        np.save(folder / "reference" / "code_space_train.npy", codes)
-        if labels is not None:
-            np.save(folder / "reference" / "labels_train.npy", labels)
-
-    return spoil
-
-
-CODES = np.zeros((4, 3), np.float32)
 
 CASES = table(
     (f"{HOLD} 0", r"share must be in \(0, 1\), got 0"),
@@ -58,25 +36,4 @@ CASES = table(
     (f"{FIT} public --constant nan", r"constant must be .* got nan"),
     (f"{FIT} public --constant 1e9", r"constant must be .* got 1"),
     (f"{FIT} public --out public --overwrite", r"out must not hold what the command reads"),
-    (f"{FIT} public --apply-to public", r"public must be another set"),
-    (f"{FIT} public --apply-to foreign", r"one encoder"),
-    (f"{PLOT} nowhere", r"existing directory, got nowhere"),
-    (f"{PLOT} nan", NAN_ROW.format("nan")),
-    (f"{PLOT} private --rows 0", r"rows must be .* got 0"),
-    (f"{PLOT} private --seed -1", r"seed must be .* got -1"),
-    (f"{PLOT} private --out private --overwrite", r"out must not hold what the command reads"),
-    (f"{IMPORT} pictures", r"pictures must hold code_space_\*\.npy, got none"),
-    (f"{IMPORT} reference", r"labels_train\.npy must be", reference(CODES, None)),
-    (
-        f"{IMPORT} reference",
-        r"train\.npy must be finite, got nan in row 0",
-        reference(CODES * np.nan, np.zeros(4)),
-    ),
-    (f"{IMPORT} reference", r"whole numbers", reference(CODES, np.full(4, 0.5))),
-    (f"{IMPORT} reference", r"must .*got", reference(np.float32(3), np.zeros(4))),
-    (
-        f"{IMPORT} reference --num-classes 2",
-        r"labels: row 2 must be >= 0 and < 2, got 2",
-        reference(CODES, np.arange(4)),
-    ),
 )

@@ -19,6 +19,7 @@ from train_distributed.federation.model_task import ModelTask
 from train_distributed.privacy.promise import Privacy
 
 ROWS, P, CLASSES = 12, 6, ("a", "b", "c")
+OWN = ("127.0.0.1",)  # names of the services
 
 
 def embeddings(seed: int, rows: int = ROWS) -> EmbeddingSet:
@@ -35,14 +36,14 @@ def embeddings(seed: int, rows: int = ROWS) -> EmbeddingSet:
 def joined(tmp_path: Path) -> Callable[..., list[Path]]:
     """Makes folders user0, user1, ... and server1, ... with keys; returns the party files."""
 
-    def make(users: int = 3, servers: int = 0) -> list[Path]:
+    def make(users: int = 3, servers: int = 0, hosts: tuple[str, ...] = OWN) -> list[Path]:
         files = []
         for i in range(users):
             embeddings(i).save(tmp_path / f"user{i}" / "embeddings")
             Join(tmp_path / f"user{i}", f"hospital-{i}", rows=ROWS).run()
             files.append(tmp_path / f"user{i}" / f"hospital-{i}.party.json")
         for j in range(1, servers + 1):
-            Join(tmp_path / f"server{j}", f"adder-{j}", server=True).run()
+            Join(tmp_path / f"server{j}", f"adder-{j}", server=True, hosts=hosts).run()
             files.append(tmp_path / f"server{j}" / f"adder-{j}.party.json")
         transform = PublicTransform.fit(embeddings(99, 50))
         transform.save(tmp_path / "public.safetensors")
@@ -59,14 +60,15 @@ def initiated(tmp_path: Path, joined: Callable[..., list[Path]]) -> Callable[...
         fixed: dict[str, Any] = {
             "folder": tmp_path / "fed",
             "transform": tmp_path / "public.safetensors",
-            "hosts": ("127.0.0.1",),
+            "hosts": OWN,
             "class_names": CLASSES,
             "protocol": ("secagg", "shares")[servers],
             "privacy": Privacy(5.0, 1e-5, None if servers else 0.8),
             "minimum": users,
         }
         settings = with_config(tmp_path / "config.json", fixed | settings)
-        Init(parties=tuple(joined(users, servers)), **settings).run()
+        hosts = () if settings.get("behind_proxy") else OWN
+        Init(parties=tuple(joined(users, servers, hosts)), **settings).run()
         return tmp_path
 
     return make

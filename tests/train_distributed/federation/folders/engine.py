@@ -1,6 +1,7 @@
 """A federation's commands with the network cut off."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operations: list[Operation] = []
         self.parties: list[Attendance] = []
+        self.lines: list[Any] = []  # of the parties; None: to the operator's service
         self.failure: Exception | None = None
         monkeypatch.setattr(operation, "operate", self.operate)
         monkeypatch.setattr(taking_part, "attend", self.attend)
@@ -41,7 +43,8 @@ class Engine:
         log.session, log.bytes_of = "ab" * 32, dict.fromkeys(users, 700)
         return [Opened(np.zeros(operation.federation.dimension, np.uint64), users)], log
 
-    def attend(self, attendance: Attendance) -> int:
+    def attend(self, attendance: Attendance, line: Any = None) -> int:
         self.parties.append(attendance)
+        self.lines.append(line)
         attendance.say("connected")
         return 0

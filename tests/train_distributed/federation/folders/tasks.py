@@ -10,12 +10,12 @@ from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.place import with_roll
 from train_distributed.federation.model_task import ModelTask
-from train_distributed.federation.sum_task import Facts
+from train_distributed.federation.sum_task import SessionFacts
 from train_distributed.privacy.promise import Privacy
 
 W, ROWS, K = 4, 12, 3
 PROMISE = Privacy(1.0, 1e-5, 0.75)
-FACTS = Facts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
+FACTS = SessionFacts(session="5e" * 32, bytes_per_user=1234, missing={1: "masked input"})
 
 
 def agreed_task(

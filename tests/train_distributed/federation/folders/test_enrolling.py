@@ -18,8 +18,9 @@ from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.enrolling import COLUMNS, parties_of
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.party import Party
 from train_distributed.federation.documents.place import PLACES, place_path, with_roll
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.secure_sum.roll import Roll
 
 
@@ -162,9 +163,10 @@ def test_options_of_secagg_are_refused_with_shares(
 
 
 def test_of_very_many_users_no_file_is_written_for_each(
-    joined: Callable[..., list[Path]], tmp_path: Path
+    joined: Callable[..., list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init(tmp_path, joined(3, 1), places=2).run()
+    monkeypatch.setattr("train_distributed.commands.federation.setup.MOST_PLACES", 2)
+    init(tmp_path, joined(3, 1)).run()
     invitation = Invitation.read(tmp_path / "fed" / "invitation")
     assert not (invitation.folder / PLACES).exists()
     keys = read_private(tmp_path / "user0")

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from train_distributed.federation.documents.certificates import (
-    check_server,
-    hosts_of,
-    read_authority,
+    read_certificates,
+    serving,
 )
 from train_distributed.federation.documents.document import LARGE, read_as
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import Party, read_private
+from train_distributed.federation.documents.party import Party
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.terms import read_transform
 from train_distributed.federation.model_task import ModelTask
 
@@ -58,9 +58,9 @@ def _readers(home: Path) -> dict[Path, Callable[[], object]]:
         user / "private.json": lambda: read_private(user),
         invitation / "operator.json": lambda: Invitation.read(invitation),
         invitation / "federation.json": lambda: Invitation.read(invitation),
-        invitation / "ca.pem": lambda: read_authority(invitation / "ca.pem"),
-        tls / "server.pem": lambda: (check_server(tls), hosts_of(tls / "server.pem")),
-        tls / "server.key": lambda: check_server(tls),
+        invitation / "ca.pem": lambda: read_certificates(invitation / "ca.pem"),
+        tls / "server.pem": lambda: serving(tls, invitation / "ca.pem"),
+        tls / "server.key": lambda: serving(tls, invitation / "ca.pem"),
         transform: lambda: read_transform(transform),
     }
 
@@ -218,7 +218,8 @@ FEDERATION, OPERATOR = "fed/federation.json", "fed/invitation/operator.json"
             "task.class_names must be 3 distinct names",
         ),
         ("task", {"num_classes": 10**9}, "task.num_classes must be a whole number"),
-        (PRIVATE, {"signing": "secret"}, "signing must be 32 bytes in hexadecimal, got something"),
+        (PRIVATE, {"signing": "secret"}, "signing must be 32 bytes in hexadecimal, is not"),
+        (PRIVATE, {"signing": 1234}, "signing must be text, got something"),
         (PARTY, {"rows": 0}, "rows of a user must be >= 1, got 0"),
         (PARTY, {"role": "server"}, "rows of a server must be 0, got"),
         (PARTY, {"sealing": "00" * 32}, "sealing must be a key of full order"),

@@ -5,7 +5,6 @@ Each test takes a minute or two on two busy cores.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ import pytest
 
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
-from train_distributed.commands.federation import Renew
+from tests.train_distributed.federation.folders.lines import terminating
+from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.slow
@@ -29,6 +29,7 @@ class Commands:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._running: list[subprocess.Popen[str]] = []
+        self.environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def party(self, name: str, *more: str) -> subprocess.Popen[str]:
         rows = [] if name.startswith("server") else ["--embeddings", f"{name}/embeddings"]
@@ -49,7 +50,7 @@ class Commands:
         process = subprocess.Popen(
             [*command, *arguments],
             cwd=self._home,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=os.environ | self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -74,7 +75,7 @@ def _ended(process: subprocess.Popen[str], code: int) -> str:
 def test_from_join_to_model(initiated: Callable[..., Path], commands: Commands) -> None:
     home = initiated(users=3, port=free_port())
     parties = [commands.party(name) for name in ("user0", "user1", "user2")]
-    said = _ended(commands.operator("--timeout", "120", "--out", "model"), 0)
+    said = _ended(commands.operator("--out", "model"), 0)
     assert "2147483649" not in said
     for party in parties:
         assert "over: " in _ended(party, 0)
@@ -92,14 +93,14 @@ def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: C
     two = {"method": "discriminant", "options": {"sums": 2}}
     home = initiated(users=3, port=free_port(), **two)
     parties = [commands.party(name) for name in ("user0", "user1", "user2")]
-    operator = commands.operator("--timeout", "120", "--out", "model")
+    operator = commands.operator("--out", "model")
     assert operator.stdout is not None
     for line in operator.stdout:
         if "the second sum" in line:
             break
     operator.kill()
     operator.wait()
-    _ended(commands.operator("--timeout", "120", "--out", "model"), 0)
+    _ended(commands.operator("--out", "model"), 0)
     for party in parties:
         assert "over: 1 of 1 sessions" in _ended(party, 0)
     report = json.loads((home / "model" / "report.json").read_text())
@@ -110,13 +111,30 @@ def test_two_sums_from_join_to_model(initiated: Callable[..., Path], commands: C
         assert total.epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
 
 
-def test_a_party_is_told_why_it_is_not_let_in(
+def test_nobody_between_with_another_certificate_is_believed(
     initiated: Callable[..., Path], commands: Commands
 ) -> None:
-    home = initiated(users=3, port=free_port())
-    shutil.copytree(home / "fed" / "invitation", home / "old")
-    Renew(home / "fed", authority=True).run()
-    operator = commands.operator("--timeout", "40")
-    said = _ended(commands.party("user0", "--invitation", "old", "--patience", "30"), 1)
-    assert "certificate is not this ca.pem's" in said
-    _ended(operator, 2)
+    home, own = initiated(users=3, port=free_port(), deadlines=("come=20",)), free_port()
+    (other := home / "other").mkdir()
+    write_certificate(other, ["127.0.0.1"])
+    operator = commands.operator("--port", str(own))
+    with terminating(other, own) as between:
+        at = ("--operator", f"127.0.0.1:{between}", "--patience", "10")
+        said = _ended(commands.party("user0", *at), 1)
+    assert "is not the one that was agreed on" in said
+    assert "users present must be >= 3, got 0" in _ended(operator, 2)
+
+
+def test_behind_a_proxy_that_has_tls(initiated: Callable[..., Path], commands: Commands) -> None:
+    port, own = free_port(), free_port()
+    home = initiated(users=3, port=port, behind_proxy=True)
+    (tls := home / "proxy").mkdir()
+    write_certificate(tls, ["127.0.0.1"])
+    commands.environment["SSL_CERT_FILE"] = str(tls / "server.pem")
+    with terminating(tls, own, port):
+        parties = [commands.party(name) for name in ("user0", "user1", "user2")]
+        said = _ended(commands.operator("--out", "model", "--port", str(own)), 0)
+        for party in parties:
+            assert "over: " in _ended(party, 0)
+    assert "plain HTTP on 127.0.0.1: your reverse proxy has TLS by a public authority" in said
+    assert json.loads((home / "model" / "report.json").read_text())["survivors"] == 3

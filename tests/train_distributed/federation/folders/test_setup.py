@@ -3,28 +3,35 @@
 import datetime
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from cryptography import x509
 
 from embed import PublicTransform
 from tests.train_distributed.federation.folders.conftest import ROWS
-from train_distributed.commands.federation import Init, Join, Renew
+from train_distributed.commands.federation import Init, Join, Start, Status
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import certificates
 from train_distributed.federation.documents.certificates import (
-    check_server,
-    hosts_of,
-    read_authority,
+    serving,
+    trust,
+    write_certificate,
 )
-from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.invitation import Invitation
-from train_distributed.federation.documents.party import Party, read_private, write_party
+from train_distributed.federation.documents.party import Party
+from train_distributed.federation.documents.private_keys import (
+    PRIVATE,
+    read_private,
+    read_public,
+    write_party,
+)
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
@@ -77,7 +84,7 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     assert federation.display_name(FIRST_SERVER) == "operator"
     for number, folder in enumerate(["user0", "user1", "user2"]):
         assert invitation.identify(read_private(home / folder), home / folder) == number
-    for secret in ("private.json", "tls/ca.key", "tls/server.key"):
+    for secret in ("private.json", "tls/server.key"):
         assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
     told = sorted(path.name for path in (fed / "invitation").iterdir())
@@ -267,65 +274,142 @@ def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> 
         Invitation.read(folder)
 
 
-def test_a_certificate_is_renewed_by_the_same_authority(initiated: Callable[..., Path]) -> None:
-    fed = initiated() / "fed"
-    before, digest = _server(fed), Federation.load(fed / "federation.json").digest
-    ca = (fed / "tls" / "ca.pem").read_bytes()
-    Renew(fed).run()
-    after = _server(fed)
-    assert after.serial_number != before.serial_number
-    assert hosts_of(fed / "tls" / "server.pem") == ["127.0.0.1"]
-    check_server(fed / "tls")
-    assert (fed / "tls" / "ca.pem").read_bytes() == ca
-    assert Federation.load(fed / "federation.json").digest == digest
-    Renew(fed, hosts=("sum.example.org", "10.0.0.7"), authority=True).run()
-    assert hosts_of(fed / "tls" / "server.pem") == ["sum.example.org", "10.0.0.7"]
-    told = (fed / "invitation" / "ca.pem").read_bytes()
-    assert told == (fed / "tls" / "ca.pem").read_bytes() != ca
-    check_server(fed / "tls")
+def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me, secret, other = tmp_path / "me", tmp_path / "secret", tmp_path / "other"
+    secret.write_text("a long passphrase\n")
+    other.write_text("another")
+    (tmp_path / "empty").touch()
+    Join(me, "hospital-a", rows=50, passphrase_file=secret).run()
+    keys, text = read_private(me, secret), (me / PRIVATE).read_text()
+    assert keys.signing.hex() not in text
+    assert keys.opening.hex() not in text
+    assert keys.public == read_public(me)  # without a passphrase
+    Join(me, "hospital-a", rows=60, passphrase_file=secret).run()
+    assert read_private(me, secret) == keys
+    for file, words in {
+        None: "passphrase_file must be given, as .*me/private.json is encrypted, got none",
+        other: "passphrase must be the one that encrypts .*me/private.json, is not",
+        tmp_path / "empty": "empty must hold a passphrase of 1 to 1000 bytes, got 0",
+        tmp_path / "nowhere": "nowhere must be a file, got nothing there",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            read_private(me, file)
+    with monkeypatch.context() as terminal:
+        terminal.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+        terminal.setattr("getpass.getpass", lambda words: "a long passphrase")
+        assert read_private(me) == keys
+    stated = json.loads(text)
+    for changed, words in (
+        (
+            {"public": stated["public"] | {"verifying": "00" * 32}},
+            "must hold the private keys of its",
+        ),
+        ({"opening": stated["signing"]}, "must hold the private keys of its public ones"),
+        ({"signing": keys.signing.hex()}, "passphrase must be the one that encrypts"),
+    ):
+        (me / PRIVATE).write_text(json.dumps(stated | changed))
+        with pytest.raises(ValueError, match=words):
+            read_private(me, secret)
 
 
-def _server(fed: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate((fed / "tls" / "server.pem").read_bytes())
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_keys_are_their_owners_alone(mode: int, tmp_path: Path) -> None:
+    write_party(tmp_path)
+    (tmp_path / "secret").write_text("a")
+    with pytest.raises(ValueError, match=r"passphrase_file must be left out, as .* not encrypted"):
+        read_private(tmp_path, tmp_path / "secret")
+    (tmp_path / PRIVATE).chmod(mode)
+    with pytest.raises(ValueError, match=rf"has mode {mode:o}: chmod 600 .*private.json"):
+        read_private(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("days", "server", "authority"),
-    [
-        (400, "expired on .*: run `federation renew`", None),
-        (4000, "expired on .*: ask the operator", "expired on .*: ask the operator"),
-        (-1, "this machine's clock says .*: set the clock", "set the clock"),
-    ],
+    ("days", "words"),
+    [(1830, "expired on .*: the operator makes"), (-1, "this machine's clock says .*: set the cl")],
 )
 def test_dates_are_named(
-    days: int,
-    server: str,
-    authority: str | None,
-    initiated: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    days: int, words: str, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = initiated() / "fed"
     then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     monkeypatch.setattr(certificates, "_now", lambda: then)
-    with pytest.raises(ValueError, match=server):
-        check_server(fed / "tls")
-    if authority is None:
-        read_authority(fed / "tls" / "ca.pem")
-    else:
-        with pytest.raises(ValueError, match=authority):
-            read_authority(fed / "tls" / "ca.pem")
+    for read in (
+        lambda: serving(fed / "tls", fed / "invitation" / "ca.pem"),
+        lambda: trust(fed / "invitation" / "ca.pem"),
+        lambda: Invitation.read(fed / "invitation"),
+        Start(fed).run,
+    ):
+        with pytest.raises(ValueError, match=words):
+            read()
 
 
-def test_files_of_another_authority_are_named(initiated: Callable[..., Path]) -> None:
-    tls = initiated() / "fed" / "tls"
-    server, key = (tls / "server.pem").read_bytes(), (tls / "server.key").read_bytes()
-    Renew(tls.parent).run()
-    (tls / "server.key").write_bytes(key)
+def test_files_of_another_certificate_are_named(initiated: Callable[..., Path]) -> None:
+    home = initiated()
+    tls, agreed, other = (
+        home / "fed" / "tls",
+        home / "fed" / "invitation" / "ca.pem",
+        home / "other",
+    )
+    other.mkdir()
+    write_certificate(other, ["127.0.0.1"])
+    with pytest.raises(FileExistsError):
+        write_certificate(other, ["127.0.0.1"])
+    shutil.copyfile(other / "server.key", tls / "server.key")
     with pytest.raises(ValueError, match=r"server.key must be the key of server.pem"):
-        check_server(tls)
-    Renew(tls.parent, authority=True).run()
-    (tls / "server.pem").write_bytes(server)
-    with pytest.raises(ValueError, match=r"server.pem must be signed by ca.pem"):
-        check_server(tls)
-    with pytest.raises(ValueError, match=r"server.pem must be an authority's certificate"):
-        read_authority(tls / "server.pem")
+        serving(tls, agreed)
+    shutil.copyfile(other / "server.pem", tls / "server.pem")
+    with pytest.raises(ValueError, match=r"server.pem must be agreed on in .*ca.pem, is not"):
+        serving(tls, agreed)
+
+
+def test_no_public_authority_is_trusted_beside_what_was_agreed_on(tmp_path: Path) -> None:
+    write_certificate(tmp_path, ["127.0.0.1"])
+    assert len(trust(tmp_path / "server.pem").get_ca_certs()) <= 1
+
+
+def test_deadlines_are_agreed_on(
+    joined: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    init = Init(
+        tmp_path / "fed",
+        tuple(joined(3)),
+        tmp_path / "public.safetensors",
+        ("localhost",),
+        num_classes=3,
+        deadlines=("come=3600", "answer=0.5"),
+    )
+    init.run()
+    federation = Federation.load(tmp_path / "fed" / "federation.json")
+    assert federation.deadlines == Deadlines(come=3600.0, answer=0.5)
+    words = "parties have 3600 s to come, 0.5 s to answer each question and 120 s to send an answer"
+    assert words in capsys.readouterr().out
+    Status(tmp_path / "fed").run()
+    assert words in capsys.readouterr().out
+    for given, refused in {
+        "come=soon": "deadlines: come must be a number, got soon",
+        "comes=1": "deadlines: comes must be left out, got a value",
+        "come=nan": "deadlines: come must be a number >= 0",
+        "come": "deadlines: come must be a number, got ",
+        "answer=-1": "deadlines: answer must be a number >= 0",
+    }.items():
+        with pytest.raises(ValueError, match=refused):
+            replace(init, folder=tmp_path / "no", deadlines=(given,)).run()
+    with pytest.raises(ValueError, match="deadlines must be left out with protocol shares"):
+        replace(init, protocol="shares").run()
+
+
+def test_a_server_has_tls_if_the_federation_does(initiated: Callable[..., Path]) -> None:
+    home = initiated(users=3, servers=1)
+    agreed = (home / "fed" / "invitation" / "ca.pem").read_text()
+    own = [(home / name / "tls" / "server.pem").read_text() for name in ("fed", "server1")]
+    assert agreed == "".join(own)
+    with pytest.raises(ValueError, match="server adder-1 must join --server without --hosts"):
+        Init(
+            home / "proxied",
+            (*home.glob("*/*.party.json"),),
+            home / "public.safetensors",
+            ("localhost",),
+            num_classes=3,
+            protocol="shares",
+            behind_proxy=True,
+        ).run()

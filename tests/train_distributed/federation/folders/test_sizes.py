@@ -56,7 +56,7 @@ def federation(home: Path, servers: int, **settings: Any) -> Path:
         Join(home / f"user{user}", f"clinic-{user}", rows=settings.pop(f"rows{user}", ROWS)).run()
         files.append(home / f"user{user}" / f"clinic-{user}.party.json")
     for server in range(1, servers + 1):
-        Join(home / f"server{server}", f"adder-{server}", server=True).run()
+        Join(home / f"server{server}", f"adder-{server}", server=True, hosts=("127.0.0.1",)).run()
         files.append(home / f"server{server}" / f"adder-{server}.party.json")
     fixed: dict[str, Any] = {
         "folder": home / "fed",

@@ -10,10 +10,12 @@ import pytest
 
 from tests.train_distributed.federation.folders.engine import Engine, digest_of
 from train_distributed.commands.federation import Init, Join, Start, Status, hosting
+from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import read_ledger, remember
+from train_distributed.federation.flower_app.party import NodeLine
 from train_distributed.secure_sum.journal import DurableJournal
 
 
@@ -29,7 +31,7 @@ def test_the_operator_writes_model_report_and_log(
     assert Start(Path("fed")).run() == 0
     (operation,) = engine.operations
     assert operation.port == 9092
-    assert operation.certificates.is_absolute()
+    assert operation.tls is not None
     assert operation.state.is_absolute()
     run = _run(home / "fed")
     report = json.loads((run / "model" / "report.json").read_text())
@@ -67,7 +69,9 @@ def _break_keys(home: Path, start: Start) -> Start:
 
 def _break_certificate(home: Path, start: Start) -> Start:
     pem = home / "fed" / "tls" / "server.pem"
-    pem.write_bytes((home / "fed" / "tls" / "ca.pem").read_bytes())
+    pem.with_name("server.key").unlink()
+    pem.unlink()
+    write_certificate(pem.parent, ["127.0.0.1"])
     return start
 
 
@@ -114,6 +118,17 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert "connected" in (_run(home / "user2") / "log.txt").read_text()
     status = json.loads((_run(home / "user2") / "status.json").read_text())
     assert status["party"] == "user 2 (hospital-2)"
+
+
+def test_a_party_may_be_asked_by_a_flower_node(
+    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = initiated(users=3)
+    address = f"unix:{home}/node.sock"
+    assert replace(_party(home, "user2"), operator=address).run() == 0
+    assert f"the Flower node at {address}" in capsys.readouterr().out
+    assert engine.parties[0].address == address
+    assert isinstance(engine.lines[0], NodeLine)
 
 
 @pytest.mark.parametrize(
@@ -188,4 +203,4 @@ def test_status_escapes_what_others_wrote(
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "refused: \\x1b[2Jgone" in shown
-    assert "certificate valid until" in shown
+    assert "certificates valid until" in shown

@@ -1,17 +1,17 @@
 """Reports on their way: directly, through a proxy that is named, or not at all."""
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
+from tests.train_distributed.federation.folders.lines import carry
 from tests.train_distributed.federation.folders.windows import SETTINGS, Home, running
 from train_distributed.commands.federation import Start
 from train_distributed.commands.federation.aggregating import Aggregate
@@ -28,21 +28,17 @@ class Proxy:
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
-            def carry(self) -> None:
+            def do_CONNECT(self) -> None:
                 proxy.asked.append(self.path)
-                url = urlsplit(self.path)
-                length = int(self.headers.get("content-length") or 0)
-                headers = {k: v for k, v in self.headers.items() if k.startswith(("con", "x-"))}
-                with httpx.Client(trust_env=False) as http:
-                    at = f"http://127.0.0.1:{url.port}{url.path}"
-                    content = self.rfile.read(length)
-                    answer = http.request(self.command, at, content=content, headers=headers)
-                self.send_response(answer.status_code)
-                self.send_header("content-length", str(len(answer.content)))
-                self.end_headers()
-                self.wfile.write(answer.content)
-
-            do_GET = do_POST = carry
+                port = int(self.path.rpartition(":")[2])
+                with socket.create_connection(("127.0.0.1", port)) as there:
+                    self.send_response(200)
+                    self.end_headers()
+                    back = threading.Thread(target=carry, args=(there, self.connection))
+                    back.start()
+                    carry(self.connection, there)
+                    back.join()
+                self.close_connection = True
 
             def log_message(self, format: str, *given: object) -> None:
                 pass
@@ -55,7 +51,7 @@ class Proxy:
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     made = Proxy()
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     yield made
     made.server.shutdown()
@@ -65,7 +61,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.fixture
 def far(initiated) -> Home:
     """A federation whose aggregators are at a host that is not this one."""
-    home = Home(initiated(**SETTINGS))
+    home = Home(initiated(**SETTINGS, hosts=(HOST,)))
     ports = [free_port(), free_port()]
     home.window = home.home / "far"
     MakeWindow(home.home / "fed", tuple(f"{HOST}:{port}" for port in ports), home.window).run()
@@ -79,7 +75,7 @@ def nothing_made(home: Home) -> bool:
 def test_a_proxy_is_named_in_the_question_and_carries_the_report(
     far, proxy, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"me:hush@{proxy.at}")  # without a scheme
+    monkeypatch.setenv("HTTPS_PROXY", f"me:hush@{proxy.at}")  # without a scheme
     port = far.report(0).window.read_text().partition(f"{HOST}:")[2].partition('"')[0]
     listens = Aggregate(far.home / "fed", far.window, listen=f"127.0.0.1:{port}")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -89,11 +85,11 @@ def test_a_proxy_is_named_in_the_question_and_carries_the_report(
         capsys.readouterr()
         far.report(0, accept="").run()
     said = capsys.readouterr().out
-    at = f"aggregator 0 at {HOST}:{port} through the proxy http://...@{proxy.at} of HTTP_PROXY"
+    at = f"aggregator 0 at {HOST}:{port} through the proxy http://...@{proxy.at} of HTTPS_PROXY"
     assert f"sent to {at}\n" in said
     assert f"do you take part by {at}? yes or no: " in said
     assert "hush" not in said
-    assert any(path.startswith(f"http://{HOST}:{port}/tasks/") for path in proxy.asked)
+    assert f"{HOST}:{port}" in proxy.asked
     assert far.used(0) == 1
 
 
@@ -103,7 +99,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", given)
-    link = f"http://{HOST}:1/invitations/{digest_of(far.home)}"
+    link = f"https://{HOST}:1/invitations/{digest_of(far.home)}"
     for command in (far.report(0), far.report(0, invitation=link, window=None), far.collect()):
         with pytest.raises(ValueError, match=r"^ALL_PROXY") as refused:
             command.run()
@@ -115,7 +111,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_made(
 
 def test_a_proxy_that_does_not_answer_is_named(far, monkeypatch, capsys) -> None:
     monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{free_port()}")
-    link = f"http://{HOST}:1/invitations/{digest_of(far.home)}"
+    link = f"https://{HOST}:1/invitations/{digest_of(far.home)}"
     for command in (
         far.report(0, patience=0.0),
         far.report(0, invitation=link, window=None),

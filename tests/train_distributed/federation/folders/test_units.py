@@ -16,6 +16,7 @@ import pytest
 
 from tests.ports import free_port
 from train_distributed.commands.federation.collecting import MakeWindow
+from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.documents.federation import Federation
 
 UNITS = Path(__file__).parents[4] / "docs" / "units"
@@ -71,12 +72,14 @@ def test_aggregator(initiated) -> None:
     home, port = initiated(**SETTINGS), free_port()
     ports = f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"
     MakeWindow(home / "fed", ports, home / "window").run()
+    tls = trust(home / "window" / "ca.pem")
     with started("aggregator", home) as process:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             assert process.poll() is None
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+                at = f"https://127.0.0.1:{port}/healthz"
+                with urllib.request.urlopen(at, context=tls) as answer:
                     assert answer.status == 204
                 return
             except OSError:

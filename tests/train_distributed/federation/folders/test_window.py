@@ -16,9 +16,10 @@ from tests.train_distributed.federation.folders.windows import SETTINGS, Home, r
 from train_distributed.commands.federation import Join, Status, aggregating, collecting, reporting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
-from train_distributed.federation.sum_task import Facts
+from train_distributed.federation.sum_task import SessionFacts
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.secure_sum.journal import FILE
@@ -37,13 +38,10 @@ def kept_reports(folder: Path) -> list[bytes]:
 def opened(initiated, monkeypatch) -> Iterator[Callable[..., Home]]:
     stops = []
 
-    def make(tls: bool = False, hours: float = 24.0, **settings) -> Home:
+    def make(hours: float = 24.0, **settings) -> Home:
         home = Home(initiated(**(SETTINGS | settings)), hours=hours)
-        own = home.home / "fed" / "tls" if tls else None
         for folder in home.aggregators:
-            ca = home.home / "fed" / "invitation" / "ca.pem" if tls else None
-            add = Aggregate(folder, home.window, tls=own, ca=ca)
-            aggregator = running(add, monkeypatch)
+            aggregator = running(Aggregate(folder, home.window), monkeypatch)
             aggregator.__enter__()
             stops.append(partial(aggregator.__exit__, None, None, None))
         return home
@@ -97,7 +95,7 @@ def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monk
     home.collect().run()
     total = plain_sum(home, (0, 2)).view(np.uint64)
     expected = home.task().released(
-        Opened(total, frozenset({0, 2})), facts=Facts(session="", bytes_per_user=0)
+        Opened(total, frozenset({0, 2})), facts=SessionFacts(session="", bytes_per_user=0)
     )
     from train_distributed import Release
 
@@ -117,7 +115,8 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypa
     window = WindowFile.load(home.window / WINDOW)
     for user in range(3):
         home.report(user).run()
-    with Aggregators(window.window, window.addresses) as aggregators:
+    tls = trust(home.home / "fed" / "invitation" / "ca.pem")
+    with Aggregators(window.window, window.addresses, tls) as aggregators:
         opened_sum = aggregators.open(read_private(home.home / "fed"))
     noise = opened_sum.total.view(np.int64) - plain_sum(home, (0, 1, 2))
     assert [std for std, _ in drawn] == 2 * [home.task().mechanism.stds_in_steps]
@@ -126,14 +125,10 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypa
 
 
 def test_reports_over_tls(opened) -> None:
-    home = opened(tls=True)
-    ca = home.home / "fed" / "invitation" / "ca.pem"
-    with pytest.raises(OSError, match="must answer"):
-        home.report(0, patience=0.0).run()  # no TLS
-    assert home.used(0) == 0
+    home = opened()
     for user in range(3):
-        home.report(user, ca=ca).run()
-    home.collect(ca=ca).run()
+        home.report(user).run()
+    home.collect().run()
     report = json.loads((home.home / "model" / "report.json").read_text())
     assert report["survivors"] == 3
     (kept,) = kept_reports(home.home / "user0")
@@ -145,7 +140,7 @@ def test_a_link_is_all_that_a_user_needs(opened) -> None:
     home = opened()
     window = WindowFile.load(home.window / WINDOW)
     digest = home.task().federation.digest.hex()
-    link = "http://{}:{}/invitations/{}".format(*window.addresses[2**31], digest)
+    link = "https://{}:{}/invitations/{}".format(*window.addresses[2**31], digest)
     for path in (home.home / "fed" / "invitation" / "places").iterdir():
         path.unlink()  # as where there are very many
     for user in (0, 2, 0):

@@ -18,9 +18,10 @@ from train_distributed import Release
 from train_distributed.commands.federation import aggregating
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators, Refused
-from train_distributed.federation.documents.party import read_private
+from train_distributed.federation.documents.certificates import trust
+from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
-from train_distributed.federation.sum_task import Facts
+from train_distributed.federation.sum_task import SessionFacts
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.aggregator import CENTRE, read_centre, write_order
 from train_distributed.secure_sum.errors import AlreadyOpened, ProtocolError
@@ -55,7 +56,8 @@ class TwoSums(Home):
         self.start()
 
     def lines(self) -> Aggregators:
-        return Aggregators(self.file.window, self.file.addresses, patience=3.0)
+        tls = trust(self.home / "window" / "ca.pem")
+        return Aggregators(self.file.window, self.file.addresses, tls, 3.0)
 
     def first_sum(self, *users: int) -> None:
         """These users report to the first sum, and its centre is published."""
@@ -134,7 +136,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sums(made, monkeypatch) ->
     assert task.publish(Opened(first, frozenset({0, 1, 2}))) == centre
     second = np.stack([task.encoded_at(u, rows[u])(centre) for u in (0, 2)]).sum(0)
     sums = Opened(first, frozenset({0, 1, 2})), Opened(second, frozenset({0, 2}))
-    expected = task.released(*sums, facts=Facts(session="", bytes_per_user=0))
+    expected = task.released(*sums, facts=SessionFacts(session="", bytes_per_user=0))
     found = Release.load(home.home / "model")
     np.testing.assert_array_equal(found.weights, expected.weights)
 

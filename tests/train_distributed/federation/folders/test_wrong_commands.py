@@ -42,16 +42,13 @@ CASES = table(
     (f"{HERE} --invitation nowhere", f"operator.json {NONE}the operator's `federation init`, in"),
     (f"{HERE} --invitation a/fed", f"a/fed/operator.json {NONE}.* the folder `invitation` of its"),
     (f"{HERE} --invitation s/fed/invitation", "must have the digest that you were told"),
-    (f"{HERE} --invitation ftp://h:1/invitations/D", "link must be http://HOST:PORT/.* got 'ftp"),
-    (f"{HERE} --invitation h:1/invitations/D", "link must be http://HOST:PORT/.* got 'h:1/inv"),
-    (f"{HERE} --invitation http://h:1", "link must be http://HOST:PORT/invitations/DIGEST, got"),
-    (f"{HERE} --invitation http://no.such.invalid/invitations/D", "no host has this name"),
-    (f"{HERE} --invitation http://127.0.0.1:9/invitations/D", r"127\.0\.0\.1:9.* Connection ref"),
+    (f"{HERE} --invitation ftp://h:1/invitations/D", "link must be https://HOST:PORT/.* got 'ftp"),
+    (f"{HERE} --invitation h:1/invitations/D", "link must be https://HOST:PORT/.* got 'h:1/inv"),
+    (f"{HERE} --invitation http://h:1", "link must be https://HOST:PORT/invitations/DIGEST, got"),
+    (f"{HERE} --invitation https://no.such.invalid/invitations/D", "no host has this name"),
+    (f"{HERE} --invitation https://127.0.0.1:9/invitations/D", r"127\.0\.0\.1:9.* Connection ref"),
     (f"{HERE} --embeddings nowhere", "embeddings must be an existing directory, got nowhere"),
     (f"{HERE} --embeddings a/window", "meta.json"),
-    (f"{HERE} --ca nowhere", "ca must be a file of certificates in PEM, got nowhere: No such file"),
-    (f"{HERE} --ca a/fed", "ca must be a file of certificates in PEM, got a/fed: Is a directory"),
-    (f"{HERE} --ca a/window/window.json", "ca must be a file of certificates in PEM, got a/win"),
     (f"{HERE} --patience nan", r"patience must be in \[0, inf\), got nan"),
     (f"{HERE} --ledger no/x.ledger", "ledger must be in a folder that exists, got no/x.ledger"),
     (f"{HERE} --ledger a/fed", "ledger must be a file, got a/fed"),
@@ -65,7 +62,10 @@ CASES = table(
     ),
     (f"{JOIN} --embeddings a/user0/embeddings --resize 9", "resize must be left out without pict"),
     (f"{JOIN} --server --class-names a b", "class_names must be left out for a server"),
+    (f"{JOIN} --rows 3 --hosts h", r"hosts must be left out for a user, got \('h',\)"),
+    (f"{JOIN} --server --hosts h:1", "hosts must be names .* without a port, got"),
     # init
+    (f"{INIT} --parties a/user0 a/user1 --deadlines come=0 later=1", "deadlines: later must be l"),
     (f"{INIT} --parties nowhere", "nowhere must be a file, got nothing there"),
     (f"{INIT} --parties a/user0 a/user1 --hosts h:1", "hosts must be names .* without a port, got"),
     (f"{INIT} --parties a/user0 a/user1 --hosts 'h h'", "hosts must be names .*, got 'h h'"),
@@ -87,13 +87,27 @@ CASES = table(
     (f"{SERVE} --metrics 9200", "address must be HOST:PORT, got '9200'"),
     (f"{SERVE} --proxies mine", "proxies must be addresses or networks: 'mine'"),
     (f"{SERVE} --store mysql://me:hush@h/x", "store must begin with postgresql://, got 'mysql'$"),
-    (f"{SERVE} --tls nowhere", f"nowhere/server.pem {NONE}.*in the folder `tls`"),
     (
-        f"{SERVE} --tls t",
-        "tls must hold a certificate and its key, got",
-        lambda folder: [put("t/server.pem", "x")(folder), put("t/server.key", "x")(folder)],
+        SERVE,
+        "a/fed/tls/server.key must be the key of server.pem: ",
+        put("a/fed/tls/server.key", "x"),
     ),
-    (f"{SERVE} --ca nowhere", "ca must be a file of certificates in PEM, got nowhere"),
+    (SERVE, "a/fed/tls/server.pem must be certificates, got", put("a/fed/tls/server.pem", "x")),
+    (
+        SERVE,
+        "a/fed/tls/server.pem must be agreed on in a/window/ca.pem, is not: the operator makes",
+        lambda folder: shutil.copyfile(folder / "b/fed/tls/server.pem", folder / "a/window/ca.pem"),
+    ),
+    (
+        SERVE,
+        f"a/window/ca.pem {NONE}".removesuffix("; "),
+        lambda folder: (folder / "a/window/ca.pem").unlink(),
+    ),
+    (
+        SERVE,
+        "a/fed/tls must hold an agreed certificate, is not there",
+        lambda folder: shutil.rmtree(folder / "a/fed/tls"),
+    ),
     # collect
     (f"{COLLECT} --folder a/user0", f"federation.json {NONE}the operator's `federation init`"),
     (f"{COLLECT} --folder s/fed", "must be of protocol shares, got secagg"),
@@ -104,18 +118,15 @@ CASES = table(
     (f"{COLLECT} --ledger no/x.ledger", "ledger must be in a folder that exists, got no/x.ledger"),
     (f"{COLLECT} --ledger l", "ledger must be a file, got l", as_folder("l")),
     (COLLECT, r"aggregator 0 at 127\.0\.0\.1:9 must answer: \[Errno 111\] Connection refused"),
-    # start, invite, status, renew
+    # start, invite, status
     ("federation start --folder a/fed", "of protocol secagg; of shares, make a window and collect"),
     ("federation start --folder nowhere", f"federation.json {NONE}the operator's"),
-    ("federation start --folder s/fed --timeout nan", r"timeout must be in \[0, inf\), got nan"),
     ("federation start --folder s/fed --port 70000", r"port must be in \[1, 65535\], got 70000"),
     (f"{START} --operator h", "address must be HOST:PORT, got 'h'"),
     (f"{START} --folder s/fed", "s/fed must be a party's, is the operator's: leave out invitation"),
     ("federation invite --folder a/fed --listen 9100", "address must be HOST:PORT, got '9100'"),
     ("federation invite --folder a/user0 --listen h:1", f"operator.json {NONE}"),
     ("federation status --folder nowhere", f"nowhere/private.json {NONE}a party's `federation jo"),
-    ("federation renew --folder a/user0", f"server.pem {NONE}the operator's `federation init`"),
-    ("federation renew --folder a/fed --hosts h:1", "hosts must be names .*, got 'h:1'"),
     # ledger
     ("ledger show --embeddings a/user0/embeddings", "ledger must exist, got .*embeddings.ledger"),
     (
@@ -141,7 +152,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fixed: dict[str, Any] = {"transform": root / "public.safetensors", "minimum": 2}
         fixed |= {"hosts": ("127.0.0.1",), "class_names": CLASSES, "epsilon": 5.0}
         if name != "s":
-            Join(home / "server1", "adder-1", server=True).run()
+            Join(home / "server1", "adder-1", server=True, hosts=("127.0.0.1",)).run()
             files.append(home / "server1" / "adder-1.party.json")
             fixed |= {"protocol": "shares"}
         Init(home / "fed", tuple(files), **fixed).run()

@@ -75,10 +75,10 @@ def running(options: Aggregate | Invite, monkeypatch: pytest.MonkeyPatch) -> Ite
 class Home:
     """The folders of a federation with a window, whose aggregators run while the test does."""
 
-    def __init__(self, home: Path, **window: float) -> None:
+    def __init__(self, home: Path, hours: float = 24.0) -> None:
         self.home, self.window = home, home / "window"
         ports = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        MakeWindow(home / "fed", tuple(ports), self.window, **window).run()
+        MakeWindow(home / "fed", tuple(ports), self.window, hours).run()
         self.aggregators = [home / name for name in ("fed", "server1")]
 
     def report(self, user: int, **changes) -> Report:

@@ -204,7 +204,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SLOW = ("half the noise of two sums", "no factor 2 in two sums")
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in FAULTS]
+)
 def test_a_planted_fault_is_found_in_one_release(fault: str, monkeypatch) -> None:
     plant, target = FAULTS[fault]
     right, promised = canaries_of(target), target.federation.privacy.epsilon

@@ -1,6 +1,5 @@
 """Neighbours through whole commands: nothing else changes, and planted faults are found."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, engines
-from embed.engines import Forward, trial_pictures
+from embed.engines import trial_pictures
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
@@ -63,9 +62,7 @@ def test_every_kind_of_record_is_another_one(records: list[Record]) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_one_record_changes_no_other_row_of_any_source(
-    source: str, pipeline: PipelineAudit
-) -> None:
+def test_one_record_changes_no_other_row_of_any_source(source, pipeline) -> None:
     found = list(of_rows(pipeline, source, source, batch_size=5))
     assert len(found) == KINDS - (source in ARRAYS)
     assert not [check.found for check in found if check.broken]
@@ -79,9 +76,7 @@ def test_one_record_changes_no_other_row_of_any_source(
         lambda forward, batch: lambda pixels: forward(pixels) - 1e-3 * forward(pixels).mean(0),
     ],
 )
-def test_faults_on_the_way_to_the_rows_are_found(
-    fault: Callable[..., Forward], pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_on_the_way_to_the_rows_are_found(fault, pipeline, monkeypatch) -> None:
     """Rows that show how many others are in their batch, and rows less the mean of their batch."""
     monkeypatch.setattr(engines, "filled_up", fault)
     found = list(of_rows(pipeline, "class folders", "", batch_size=16))
@@ -126,9 +121,7 @@ def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None
 
 
 @pytest.mark.usefixtures("few_kinds")
-def test_a_sensitivity_of_half_is_found(
-    pipeline: PipelineAudit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sensitivity_of_half_is_found(pipeline, monkeypatch) -> None:
     monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"sums": 1}),))
     monkeypatch.setattr("heads.statistics._farthest", lambda *_: 1.0)
     found = [check for check in checks(pipeline) if check.command == "run"]

@@ -2,12 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
 from heads import HuberSVMHead, SoftmaxHead, fit_exact
+from tests.embedding_sets import clusters
 from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot.blind_averaging import TrainedHeads
@@ -24,28 +23,11 @@ from train_distributed.research.rivals.charter.plan import CharterPlan, CharterT
 from train_distributed.research.rivals.gradient_perturbation import GradientSum
 
 
-def labelled(rows: int, classes: int, dim: int = 4) -> EmbeddingSet:
-    draw = np.random.default_rng(0)
-    return EmbeddingSet(
-        embeddings=draw.standard_normal((rows, dim)).astype(np.float32),
-        labels=np.arange(rows) % classes,
-        split=np.zeros(rows, np.uint8),
-        meta={"class_names": [str(k) for k in range(classes)]},
-    )
-
-
 def test_charter_clips_all_one_vs_rest_problems_together():
     """Four gradients of 0.9 G each are 1.8 G long together: a record moves 2G, not 3.6 G."""
     task = CharterTask(clients=1, rows=6, dimension=8, epsilon=1.0, delta=1e-5, diameter=1.0)
-    plan = CharterPlan(
-        task=task,
-        rounds=2,
-        gradient_clip=1.0,
-        loss_clip=1.0,
-        gradient_std=0.0,
-        loss_std=0.0,
-        honest=None,
-    )
+    bounds = {"rounds": 2, "gradient_clip": 1.0, "loss_clip": 1.0}
+    plan = CharterPlan(task=task, gradient_std=0.0, loss_std=0.0, honest=None, **bounds)
     origin = torch.zeros(4, 2, dtype=torch.float64)
     sums = []
     for sign in (1, -1):
@@ -64,14 +46,8 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
     )
     users = split(torch.arange(300) % 3, 10)
     promise = Privacy(2.0, 1e-5, honest_fraction=fraction)
-    report = learn(
-        labelled(300, 3),
-        "charter-sum",
-        promise,
-        partition=users,
-        generator=torch.Generator().manual_seed(0),
-        cut_rounds=3,
-    ).report
+    given = {"partition": users, "generator": torch.Generator().manual_seed(0), "cut_rounds": 3}
+    report = learn(clusters(300, 3, 4, scale=0, noise=1), "charter-sum", promise, **given).report
     assert plans[0].honest == honest
     assert report["honest_users"] == honest
 
@@ -79,14 +55,9 @@ def test_charters_learner_counts_on_the_promised_honest_users(fraction, honest, 
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_the_integers_of_all_rounds_of_gradients_meet_the_promise_together(epsilon):
     """The rounding of every round is charged: the theorem for M d K numbers at once."""
-    embeddings, count = labelled(120, 3), 9
-    report = learn(
-        embeddings,
-        "gradient-perturbation",
-        Privacy(epsilon, 1e-5),
-        partition=split(torch.from_numpy(embeddings.labels), 6),
-        rounds=count,
-    ).report
+    embeddings, count = clusters(120, 3, 4, scale=0, noise=1), 9
+    given = {"partition": split(torch.from_numpy(embeddings.labels), 6), "rounds": count}
+    report = learn(embeddings, "gradient-perturbation", Privacy(epsilon, 1e-5), **given).report
     together = DiscreteGaussian(
         local_std=report["local_noise_std"],
         step=report["step"],
@@ -130,18 +101,9 @@ def test_dp_fl_trains_in_float64_and_charges_its_rounding(monkeypatch):
     totals = []
     for last in (0, 1):
         y[-1] = last
-        found = dp_fl.fit_private(
-            x,
-            y,
-            2,
-            noise=0.0,
-            learning_rate=1.0,
-            gradient_clip=0.1,
-            epochs=1,
-            batch_size=n,
-            generator=torch.Generator().manual_seed(0),
-        )
-        totals.append(found * n)
+        steps = {"learning_rate": 1.0, "gradient_clip": 0.1, "epochs": 1, "batch_size": n}
+        draw = torch.Generator().manual_seed(0)
+        totals.append(n * dp_fl.fit_private(x, y, 2, noise=0.0, generator=draw, **steps))
     moved = float((totals[0] - totals[1]).norm())
     assert moved <= 2 * 0.1 * dp_fl.rounding(n, 2)
     assert dp_fl.rounding(n, 2) >= 1 + n**2 * 2.0**-53
@@ -158,12 +120,7 @@ def test_a_step_of_admm_that_float64_cannot_resolve_is_refused():
     def solve(size: float) -> torch.Tensor:
         linear = torch.full((1, 1, 2), size, dtype=torch.float64)
         return solver.solve_step(
-            nodes,
-            loss_weight=1.0,
-            quadratic=quadratic,
-            linear=linear,
-            start=zero,
-            tolerance=1e-9,
+            nodes, loss_weight=1.0, quadratic=quadratic, linear=linear, start=zero, tolerance=1e-9
         )
 
     assert bool(solve(100.0).isfinite().all())
@@ -172,12 +129,7 @@ def test_a_step_of_admm_that_float64_cannot_resolve_is_refused():
     assert admm_privacy.charged(1.0, 1e-9) >= 1 + 1e-9 + admm_privacy.ROUNDING
     with pytest.raises(ValueError, match=r"loss_weight / .* must be below 1e.08"):
         solver.solve_step(
-            nodes,
-            loss_weight=1e12,
-            quadratic=quadratic,
-            linear=zero,
-            start=zero,
-            tolerance=1e-9,
+            nodes, loss_weight=1e12, quadratic=quadratic, linear=zero, start=zero, tolerance=1e-9
         )
 
 

@@ -1,42 +1,40 @@
-"""Lines of an experiment: ours are what `run` does, those of the paper have their own settings."""
+"""Lines of an experiment: ours are what `run` does; a journal continues the same work alone."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+import heads
 from embed import EmbeddingSet, PublicTransform
+from tests.embedding_sets import clusters
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot import request
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
+from train_distributed.research.experiments import checkpoint
 from train_distributed.research.experiments.catalogue import ours, published, trials
+from train_distributed.research.experiments.checkpoint import Checkpoint
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.simulation.plan import MethodConfig, Scenario
+from train_distributed.simulation.plan import Scenario
 
 USERS, CLASSES, WIDTH = 10, 4, 40
 
 
 @pytest.fixture
 def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
-    draw = np.random.default_rng(0)
-    labels, known = np.arange(260) % CLASSES, np.arange(320) % 8
-    x = 2 * np.eye(CLASSES, WIDTH)[labels] + 0.3 * draw.standard_normal((260, WIDTH))
-    public = 2 * np.eye(8, WIDTH, 2)[known] + 0.3 * draw.standard_normal((320, WIDTH))
-    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
-    meta = {"class_names": list("abcd")}
-    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
-    return private, EmbeddingSet(embeddings=public.astype(np.float32), labels=known)
+    public = replace(clusters(320, 8, WIDTH, first=2, seed=1), meta={})
+    return clusters(260, CLASSES, WIDTH, test=60), public
 
 
 @pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_ours_has_the_settings_of_run(
-    sets, tmp_path: Path, line: MethodConfig, epsilon: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ours_has_the_settings_of_run(sets, tmp_path, line, epsilon, monkeypatch) -> None:
     for rows, name in zip(sets, ("private", "public"), strict=True):
         rows.save(tmp_path / name)
     Simulate(
@@ -80,3 +78,43 @@ def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
     assert {row["options"]["bound"] for row in of_paper} == {"paper"}
     left = dict(work.jobs(dict(list(done.items())[:-3])))
     assert tuple(left) == work.keys[-3:]
+
+
+def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
+    rows = [{"accuracy": 0.5, "options": {}}]
+    first = Checkpoint(tmp_path / "j", {"users": (1,)})
+    assert first.read() == {}
+    first.append("job", rows)
+    assert Checkpoint(tmp_path / "j", {"users": (1,)}).read() == {"job": rows}
+    other = Checkpoint(tmp_path / "j", {"users": (2,)})
+    assert other.read() == {}
+    with pytest.raises(ValueError, match="must be of this work"):
+        other.append("job", rows)
+
+
+def test_a_checkpoint_that_was_changed_is_named(tmp_path):
+    journal = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    journal.append("job", [{"x": 1}])
+    journal.path.write_text("nonsense\n")
+    with pytest.raises(ValueError, match=r"unfinished\.sqlite must be"):
+        Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read()
+
+
+def test_rows_of_another_version_are_not_continued(tmp_path, monkeypatch):
+    """A sweep killed before an update would mix what two estimators have found."""
+    before = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    before.append("job", [{"accuracy": 0.5}])
+    assert Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read() == before.read() != {}
+    assert before.identity["sources"] == checkpoint.sources()
+    room = tmp_path / "room"
+    shutil.copytree(Path(heads.__file__).parent, room)
+    copied = ModuleType("heads")
+    copied.__file__ = str(room / "__init__.py")
+    monkeypatch.setattr(checkpoint, "ROOMS", (copied,))
+    monkeypatch.setattr(checkpoint, "sources", checkpoint.sources.__wrapped__)
+    one = checkpoint.sources()
+    (room / "balls.py").write_text("RADIUS = 2\n")
+    assert checkpoint.sources() != one
+    after = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
+    assert after.read() == {}
+    assert after.others() == [before.path]

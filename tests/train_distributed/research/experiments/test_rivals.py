@@ -3,36 +3,22 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet
+from tests.embedding_sets import clusters
 from train_distributed import partition
 from train_distributed.commands.comparing import Sweep
 from train_distributed.research.experiments import rivals
 from train_distributed.research.experiments.conditions import Conditions
-from train_distributed.research.rivals.admm import calibration
 from train_distributed.research.rivals.common import UserRows
 from train_distributed.research.rivals.options import AdmmOptions, CharterOptions
-
-META = {"class_names": ["a", "b", "c"]}
-
-
-def clusters(rows, seed, *, test=0):
-    """Three well separated classes in R^8; the last rows test."""
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(3, size=rows)
-    centres = 4 * np.random.default_rng(99).normal(size=(3, 8))
-    x = (centres[labels] + draw.normal(size=(rows, 8))).astype(np.float32)
-    split = (np.arange(rows) >= rows - test).astype(np.uint8)
-    return EmbeddingSet(embeddings=x, labels=labels, split=split, meta=META)
 
 
 @pytest.fixture
 def sweep(tmp_path):
-    clusters(2600, 0, test=200).save(tmp_path / "private")
-    clusters(500, 1).save(tmp_path / "public")
+    clusters(2600, 3, 8, scale=6, noise=1, test=200).save(tmp_path / "private")
+    clusters(500, 3, 8, scale=6, noise=1, seed=1).save(tmp_path / "public")
     conditions = Conditions(components=(4,), users=(8,), epsilons=(10.0,), seeds=2)
     paths = tmp_path / "private", tmp_path / "public"
     return Sweep("rivals", *paths, **vars(conditions), out=tmp_path / "out")
@@ -64,12 +50,6 @@ def test_a_learner_that_refuses_is_told_with_its_reason(sweep):
     assert {row["learner"] for row in rows if "accuracy" not in row} == {
         each.label for each in rivals.LEARNERS if "Charter" in each.label
     }
-
-
-def test_alpha_spends_the_whole_budget():
-    alpha = calibration.largest_alpha(1.2, 1e-5, 50, 1e-9)
-    assert calibration.compose(alpha, 50, 1e-5).epsilon <= 1.2
-    assert calibration.compose(1.01 * alpha, 50, 1e-5).epsilon > 1.2
 
 
 def test_charter_makes_no_more_cuts_than_its_smallest_client_has_rows_for():

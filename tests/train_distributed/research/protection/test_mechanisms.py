@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks.bench_protection import cost
 from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.research.protection import mechanisms as protect
 from train_distributed.research.protection.paillier import KeyPair, Packing
@@ -31,8 +30,7 @@ def integer_sum(w):
 
 
 @pytest.mark.parametrize(
-    "mechanism",
-    [protect.Paillier(KEY_BITS), protect.Shares(), protect.Shares(servers=2)],
+    "mechanism", [protect.Paillier(KEY_BITS), protect.Shares(), protect.Shares(servers=2)]
 )
 def test_the_wire_gives_the_exact_fixed_point_sum(mechanism):
     w = models()
@@ -142,10 +140,7 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
     [
         (lambda: protect.Sparsification(1.5), r"rho must be in \[0, 1\]"),
         (lambda: protect.Randomisation(-1.0), "variance must be in"),
-        (
-            lambda: KeyPair.generate(WIDE, 32),
-            "key_bits must be >= 45, the message space",
-        ),
+        (lambda: KeyPair.generate(WIDE, 32), "key_bits must be >= 45, the message space"),
         (lambda: KeyPair.generate(WIDE, 1001), "key_bits must be a positive multiple of 16"),
         (lambda: protect.Shares().mean(torch.tensor([[65.0]]), None), r"\|x\| <= bound=64.0"),
     ],
@@ -153,17 +148,6 @@ def test_messages_of_exact_sums_look_nothing_like_the_model():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_cost_of_an_exact_sum_adds_up():
-    found = cost(protect.Shares(), models(clients=3, m=20))
-    assert found["exact"] is True
-    assert (
-        found["bytes_per_client"]
-        == protect.Shares().exchange(models(clients=3, m=20), None).bytes_per_client
-    )
-    everything = 3 * found["cpu_seconds_per_client"] + found["cpu_seconds_of_server"]
-    assert found["cpu_seconds_of_all"] == pytest.approx(everything)
 
 
 @pytest.mark.slow

@@ -38,9 +38,7 @@ def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
     paillier = Candidate(
-        held.solve(0.5, protect.Paillier, FormulaInputs(100)),
-        point("paillier", 2048, 0, 0, 9),
-        (),
+        held.solve(0.5, protect.Paillier, FormulaInputs(100)), point("paillier", 2048, 0, 0, 9), ()
     )
     both = (compression, paillier)
     chosen = [by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
@@ -95,7 +93,7 @@ def digits():
 
 
 def test_leakage_and_accuracy_both_fall_with_noise(digits):
-    """Must-show d: 8 levels that span both transitions, Spearman <= −.9."""
+    """8 levels that span both transitions, Spearman <= −.9."""
     models = tuple(digits.models(8, 5, 0))
     benchmark = AttackBenchmark(digits, 0.9, models, 1, 8, 5, 0)
     levels = np.geomspace(0.2, 6.0, 8) * benchmark.update_size

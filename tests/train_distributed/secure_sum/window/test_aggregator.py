@@ -1,6 +1,7 @@
 """Two aggregators of one window: exact sums, one report a user, one set, one noise."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.train_distributed.secure_sum.window.conftest import BOUND, CLOSES, OPENS
 from train_distributed.proofs.field import InvalidShare
 from train_distributed.proofs.pine import Pine
-from train_distributed.secure_sum import reports
+from train_distributed.secure_sum import report_store, reports
 from train_distributed.secure_sum.aggregator import COMMIT, OPEN, STATUS, write_order
 from train_distributed.secure_sum.errors import (
     AlreadyOpened,
@@ -22,10 +23,16 @@ from train_distributed.secure_sum.errors import (
 )
 from train_distributed.secure_sum.keys import EVERYONE, PrivateKeys
 from train_distributed.secure_sum.opening import combine
-from train_distributed.secure_sum.report_store import ADDED, REFUSED
+from train_distributed.secure_sum.report_store import ADDED, REFUSED, ReportStore
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, check_acknowledgement
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.secure_sum.wire import Kind, write
+from train_distributed.store.sql import Sqlite
+
+
+def signed(service, kind: Kind, payload: bytes, by: int = LEADER) -> bytes:
+    """What an aggregator could say to everybody."""
+    return write(service.window, kind, by, EVERYONE, payload, service.keys[by].signing)
 
 
 @pytest.mark.parametrize("d", [1, 5, 300])
@@ -39,9 +46,7 @@ def test_the_opened_sum_is_the_plain_sum_and_both_noises(make_service, d) -> Non
     assert opened.users == {0, 1, 3}
 
 
-def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
-    make_service,
-) -> None:
+def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(make_service):
     service = make_service(3)
     edge = np.array([BOUND, 0, 0, 0, 0])
     service.taken(0, service.report(0, edge))
@@ -55,9 +60,7 @@ def test_a_vector_of_just_the_bound_is_taken_and_one_beyond_is_refused_by_name(
     assert service.opened().users == {0, 1}
 
 
-def test_a_proof_that_lies_is_refused_and_the_sum_is_that_of_the_others(
-    make_service, monkeypatch
-) -> None:
+def test_a_proof_that_lies_is_refused_and_the_sum_is_that_of_the_others(make_service, monkeypatch):
     """Ten times too long, with the bits of a short vector's norm."""
     service = make_service(4)
     service.send(0, 1)
@@ -185,9 +188,7 @@ def test_fewer_than_the_minimum_are_never_opened(make_service) -> None:
     service.work()
     with pytest.raises(TooFewUsers, match="must be >= 3, got 2"):
         service.ordered(LEADER, COMMIT)
-    small = write(
-        service.window, Kind.COMMIT, LEADER, EVERYONE, b"\3", service.keys[LEADER].signing
-    )
+    small = signed(service, Kind.COMMIT, b"\3")
     with pytest.raises(TooFewUsers):
         service.ordered(HELPER, COMMIT, [small])
     service.send(3)  # the window goes on
@@ -215,9 +216,7 @@ def test_after_the_commitment_nothing_is_taken_and_no_other_set_is_opened(make_s
     commits = service.commits()
     assert service.refused(late).startswith("OutOfOrder")
     assert service.commits() == commits
-    other = write(
-        service.window, Kind.COMMIT, LEADER, EVERYONE, b"\3", service.keys[LEADER].signing
-    )
+    other = signed(service, Kind.COMMIT, b"\3")
     with pytest.raises(AlreadyOpened):
         service.ordered(HELPER, COMMIT, [other])
     with pytest.raises(SetMismatch):
@@ -233,8 +232,7 @@ def test_the_helper_signs_no_set_of_users_it_does_not_hold(make_service) -> None
     service = make_service()
     service.send(0, 1)
     service.work()
-    signing = service.keys[LEADER].signing
-    more = write(service.window, Kind.COMMIT, LEADER, EVERYONE, b"\7", signing)
+    more = signed(service, Kind.COMMIT, b"\7")
     with pytest.raises(SetMismatch, match=r"got 1 others, \[2\]"):
         service.ordered(HELPER, COMMIT, [more])
 
@@ -255,9 +253,7 @@ def test_nothing_is_opened_before_both_have_committed(make_service) -> None:
 
 def test_orders_are_the_operators_alone(make_service) -> None:
     service = make_service()
-    forged = write(
-        service.window, Kind.ORDER, HELPER, EVERYONE, STATUS, service.keys[HELPER].signing
-    )
+    forged = signed(service, Kind.ORDER, STATUS, by=HELPER)
     with pytest.raises(WrongSender, match="ORDER must come from the operator"):
         service.leader.order(forged)
     with pytest.raises(BadSignature):
@@ -343,3 +339,40 @@ def test_keys_of_another_aggregator_are_refused(make_service) -> None:
     service.keys[LEADER], service.keys[HELPER] = service.keys[HELPER], service.keys[LEADER]
     with pytest.raises(ValueError, match="keys must be those of aggregator 0"):
         service.start(LEADER)
+
+
+class Shared(Sqlite):
+    """SQLite that says it is shared by processes; the statement is the same."""
+
+    skip = " "
+
+
+@pytest.fixture
+def store(make_service, tmp_path: Path):
+    opened = ReportStore(
+        Shared(tmp_path / "store.sqlite", "reports"), make_service(9).window, LEADER
+    )
+    yield opened
+    opened.close()
+
+
+def test_all_that_are_held_are_read_however_many(store: ReportStore, monkeypatch) -> None:
+    monkeypatch.setattr(report_store, "PIECE", 2)
+    assert not store.held().any()
+    users = [0, 1, 2, 4, 5, 7, 8]
+    store.keep([(user, bytes(32), b"report") for user in users])
+    store.decide({user: "too long" * (user == 4) for user in users}, np.zeros(5, np.uint64))
+    assert np.flatnonzero(store.held()).tolist() == [0, 1, 2, 5, 7, 8]
+
+
+def test_processes_begin_at_numbers_of_their_own_and_leave_none(store, monkeypatch) -> None:
+    store.keep([(user, bytes(32), b"%d" % user) for user in (0, 1, 6, 8)])
+    monkeypatch.setattr(report_store.secrets, "randbelow", lambda most: 3 if most == 9 else 0)
+    seen = []
+    for _ in range(4):
+        with store.waiting(1) as reports:
+            seen += reports.items()
+            store.decide(dict.fromkeys(reports, ""), np.zeros(5, np.uint64))
+    assert seen == [(6, b"6"), (8, b"8"), (0, b"0"), (1, b"1")]
+    with store.waiting(1) as reports:
+        assert reports == {}

@@ -1,0 +1,282 @@
+"""The Flower app in Flower itself, simulated and deployed: the exact sum of all who are left.
+
+pip install -e '.[federation,flower,test]'
+python -m pytest -m slow -n 0 -s tests/train_distributed/federation/test_flower.py
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import train_distributed.federation.flower_app as flower_app
+from embed import EmbeddingSet, PublicTransform
+from tests.ports import free_port
+from train_distributed import Release
+from train_distributed.commands.federation import Init, Join
+from train_distributed.federation.documents.federation import Federation
+from train_distributed.simulation.digits import pixel_digits
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("flwr"), reason="flwr is not installed"),
+]
+APP = Path(flower_app.__file__).parent
+TIMEOUT = 60.0  # that parties have to come, and to answer
+HTTP = (1, 42)  # from this version on one port has all of the SuperLink
+
+
+class Flower:
+    """A SuperLink of one test, and what is connected to it."""
+
+    def __init__(self, field: Any) -> None:
+        self.field, self.home = field, field.folder / "flower"
+        self.home.mkdir()
+        told = subprocess.run(["flwr", "--version"], check=True, capture_output=True, text=True)
+        found = re.findall(r"\d+", told.stdout)
+        self.version = int(found[0]), int(found[1])
+        quiet = {"FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+        self.environment = os.environ | quiet | {"FLWR_HOME": str(self.home)}
+        self.environment.pop("PYTHONPATH", None)  # the apps need nothing of this project
+
+    def configure(self, *lines: str) -> None:
+        text = "\n".join(['[superlink]\ndefault = "here"\n[superlink.here]', *lines])
+        (self.home / "config.toml").write_text(text)
+
+    def spawn(self, *command: Any) -> subprocess.Popen[bytes]:
+        with (self.field.folder / f"{command[0]}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*map(str, command)],
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                cwd=self.field.folder,
+            )
+        self.field.running.append(process)
+        return process
+
+    def run(self, operator: Path | None = None) -> subprocess.Popen[bytes]:
+        field = self.field
+        settings = {
+            "operator": f"https://127.0.0.1:{field.port}",
+            "ca": (operator or field.folder) / "tls" / "server.pem",
+            "sockets": field.folder,
+        }
+        told = " ".join(f'{name}="{value}"' for name, value in settings.items())
+        return self.spawn("flwr", "run", APP, "--stream", "--run-config", f"{told} patience=20.0")
+
+    def deploy(self) -> None:
+        """A SuperLink with TLS that lets in nodes with registered keys, and three of them."""
+        tls, field = self.field.folder / "tls", self.field
+        ports = [free_port() for _ in range(3 + len(field.users))]
+        http = self.version >= HTTP
+        names = ["serverappio", "fleet", "control"]
+        addresses = [x for n, p in zip(names, ports, strict=False) for x in
+                     (f"--{n}-api-address", f"127.0.0.1:{p}")]  # fmt: skip
+        here = ["--host", "127.0.0.1", "--port", ports[0]] if http else addresses
+        files = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "server.pem"}
+        ssl = [part for name, file in files.items() for part in (f"--ssl-{name}", tls / file)]
+        self.spawn("flower-superlink", "--enable-supernode-auth", *ssl, *here)
+        fleet, control = (ports[0], ports[0]) if http else ports[1:3]
+        authority = tls / "server.pem"
+        self.configure(f'address = "127.0.0.1:{control}"', f'root-certificates = "{authority}"')
+        for user, port in enumerate(ports[3:]):
+            key = ec.generate_private_key(ec.SECP384R1())
+            pem, openssh = serialization.Encoding.PEM, serialization.PublicFormat.OpenSSH
+            private, public = self.home / f"{user}.key", self.home / f"{user}.pub"
+            style = serialization.PrivateFormat.OpenSSH
+            private.write_bytes(key.private_bytes(pem, style, serialization.NoEncryption()))
+            encoding = serialization.Encoding.OpenSSH
+            public.write_bytes(key.public_key().public_bytes(encoding, openssh))
+            self.ask("supernode", "register", public, "here")
+            own = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
+            self.spawn(
+                *("flower-supernode", "--superlink", f"127.0.0.1:{fleet}", *own),
+                *(
+                    "--root-certificates",
+                    tls / "server.pem",
+                    "--auth-supernode-private-key",
+                    private,
+                ),
+                *("--node-config", f'socket="{field.folder}/{user}.sock"'),
+            )
+
+    def ask(self, *command: Any) -> None:
+        """Repeats a command until the SuperLink listens."""
+        deadline = time.monotonic() + 60
+        while True:
+            asked = ["flwr", *map(str, command)]
+            done = subprocess.run(asked, env=self.environment, capture_output=True, text=True)
+            if done.returncode == 0 and "rror" not in done.stdout + done.stderr:
+                return
+            assert time.monotonic() < deadline, done.stdout + done.stderr + self.field.logs()
+            time.sleep(1)
+
+    @property
+    def processes(self) -> list[Path]:
+        """Those of Flower, which leaves its local SuperLink and its executors running."""
+        found = []
+        for line in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if f"FLWR_HOME={self.home}\0".encode() in line.read_bytes():
+                    found.append(line.parent)
+        return found
+
+    def watch(self, operator: subprocess.Popen[bytes]) -> str:
+        """Waits for the operator; the most that Flower took of processor and memory meanwhile."""
+        deadline, most = time.monotonic() + 400, (0.0, 0.0)
+        while operator.poll() is None and time.monotonic() < deadline:
+            most = tuple(map(max, most, self.cost()))
+            time.sleep(0.5)
+        assert operator.wait(1) == 0, self.field.logs()
+        return f"Flower took {most[0]:.0f} s of the processor, {most[1]:.0f} MiB (PSS)"
+
+    def cost(self) -> tuple[float, float]:
+        """Processor seconds, those of processes that have ended included, and MiB of memory."""
+        ticks, kilobytes = 0, 0
+        for process in self.processes:
+            with suppress(OSError):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+                memory = (process / "smaps_rollup").read_text()
+                kilobytes += int(memory.split("Pss:")[1].split()[0])
+        return ticks / os.sysconf("SC_CLK_TCK"), kilobytes / 1024
+
+    def end(self) -> None:
+        for process in self.processes:
+            with suppress(OSError):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+@pytest.fixture
+def make_flower(make_field: Callable[..., Any]) -> Iterator[Callable[..., Flower]]:
+    made: list[Flower] = []
+
+    def make(users: int) -> Flower:
+        made.append(
+            Flower(make_field(users, TIMEOUT, dropout_fraction=0.34))
+        )  # one of three may be lost
+        return made[-1]
+
+    yield make
+    for flower in made:
+        flower.end()
+
+
+def start(flower: Flower) -> tuple[Any, list[Any]]:
+    field = flower.field
+    nodes = [
+        field.node(party, address=f"unix:{field.folder}/{number}.sock")
+        for number, party in enumerate(field.users)
+    ]
+    operator = field.operator()
+    field.wait_for((field.folder / "ready").exists)
+    return operator, nodes
+
+
+def finish(flower: Flower, strike: str | None) -> None:
+    """A session; strikes party 1 at a stage."""
+    field, left = flower.field, set(range(len(flower.field.users)))
+    operator, nodes = start(flower)
+    began = time.monotonic()
+    run = flower.run()
+    if strike:
+        field.wait_for(lambda: field.status().get("stage") == strike)
+        nodes[1].kill()
+        left -= {1}
+    cost = flower.watch(operator)
+    seconds = time.monotonic() - began
+    assert set(field.opened()) == left, field.logs()
+    assert {nodes[user].wait(60) for user in left} == {0}
+    assert run.wait(120) == 0, field.logs()
+    log = (field.folder / "operator.log").read_text()
+    print(f"flwr {flower.version}: sum of {len(left)} after {seconds:.1f} s; {cost}\n{log}")
+
+
+def simulated(flower: Flower) -> Flower:
+    resources = "options.backend.client-resources"
+    flower.configure(
+        *('address = ":local:"', "options.num-supernodes = 10"),
+        *(f"{resources}.num-cpus = 1", f"{resources}.num-gpus = 0.0"),
+    )
+    return flower
+
+
+@pytest.mark.parametrize("strike", [None, "deliver inbox"])
+def test_a_simulation_of_ten(strike: str | None, make_flower: Callable[..., Flower]) -> None:
+    finish(simulated(make_flower(10)), strike)
+
+
+@pytest.mark.parametrize("strike", [None, "deliver inbox"])
+def test_three_supernodes_with_keys_and_tls(
+    strike: str | None, make_flower: Callable[..., Flower]
+) -> None:
+    flower = make_flower(3)
+    flower.deploy()
+    finish(flower, strike)
+
+
+def test_ten_users_of_digits_by_their_own_commands(make_flower: Callable[..., Flower]) -> None:
+    """Both sums of a release, in a simulation; the sums are those of `run` on the same rows."""
+    flower = simulated(make_flower(10))
+    field, home = flower.field, flower.field.folder
+    public, private = pixel_digits()
+    rows = np.array_split(np.flatnonzero(private.split == 0), 10)
+    PublicTransform.fit(public).save(home / "public.safetensors")
+    for user, own in enumerate(rows):
+        EmbeddingSet(
+            embeddings=private.embeddings[own],
+            labels=private.labels[own],
+            split=np.zeros(len(own), np.uint8),
+            meta=private.meta,
+        ).save(home / f"{user}" / "embeddings")
+        Join(home / f"{user}", f"hospital-{user}", embeddings=home / f"{user}" / "embeddings").run()
+    Init(
+        home / "fed",
+        parties=tuple(home / f"{user}" / f"hospital-{user}.party.json" for user in range(10)),
+        transform=home / "public.safetensors",
+        hosts=("127.0.0.1",),
+        port=field.port,
+        class_names=tuple(private.meta["class_names"]),
+    ).run()
+    digest = Federation.load(home / "fed" / "federation.json").digest.hex()
+    environment = flower.environment | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+
+    def start(folder: str, *options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "train_distributed", "federation", "start"]
+        with (home / f"{folder}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [*command, "--folder", str(home / folder), *map(str, options)],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
+        field.running.append(process)
+        return process
+
+    told = ("--invitation", home / "fed" / "invitation", "--accept", digest)
+    parties = [start(f"{u}", "--operator", f"unix:{home}/{u}.sock", *told) for u in range(10)]
+    operator = start("fed", "--host", "127.0.0.1", "--out", home / "model")
+    field.wait_for(lambda: "may connect" in (home / "fed.log").read_text())
+    run = flower.run(home / "fed")
+    cost = flower.watch(operator)
+    assert [party.wait(60) for party in parties] == [0] * 10
+    assert run.wait(120) == 0
+    test = private.split == 1
+    shares = Release.load(home / "model").predict_proba(torch.from_numpy(private.embeddings[test]))
+    accuracy = float((shares.argmax(1).numpy() == private.labels[test]).mean())
+    print((home / "fed.log").read_text(), cost, f"accuracy {accuracy}")
+    assert accuracy > 0.6

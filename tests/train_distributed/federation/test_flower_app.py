@@ -1,0 +1,370 @@
+"""The Flower app over a stand-in for Flower: exact sums whatever it loses, and who may ask."""
+
+import ast
+import contextlib
+import importlib.util
+import itertools
+import socket
+import stat
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import train_distributed.federation.flower_app as flower_app
+from tests.ports import free_port
+from tests.train_distributed.federation import fake_relay as fake
+from train_distributed.federation.attendance import Attendance, Away, Foreign, attend
+from train_distributed.federation.connections import Operator
+from train_distributed.federation.coordinator import coordinate
+from train_distributed.federation.documents.certificates import serving, write_certificate
+from train_distributed.federation.documents.federation import Deadlines
+from train_distributed.federation.endpoint import UserEndpoint
+from train_distributed.federation.flower_app import party
+from train_distributed.federation.flower_app.party import NodeLine
+from train_distributed.federation.orders import NO_QUESTION, Poll, read_poll
+from train_distributed.federation.polling import open_relay
+from train_distributed.federation.progress import Log
+from train_distributed.federation.record import SessionLog
+from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.keys import FIRST_SERVER
+
+HERE = Path(flower_app.__file__).parent
+APPS = ["client_app", "server_app"]
+DEADLINES = Deadlines(come=8.0, answer=8.0, again=0.0)
+FIRST_NODE = 2**63 + 7  # Flower's are 64 bits without a sign
+EMPTY = Poll(0, NO_QUESTION, b"")
+
+
+class Message:
+    """As `flwr.app.Message`, in what the apps use."""
+
+    def __init__(self, content: Any, **given: Any) -> None:
+        self.content, self.given = content, given
+        replied = given.get("reply_to")
+        self.metadata = types.SimpleNamespace(reply_to_message_id=replied and replied.name)
+        self.error, self.name = types.SimpleNamespace(reason="the node is gone"), ""
+
+    def has_error(self) -> bool:
+        return self.content is None
+
+
+def registered(name: str) -> type:
+    def register(self: Any) -> Callable[[Any], Any]:
+        return lambda function: self.__dict__.setdefault("function", function)
+
+    return type("App", (), {name: register})
+
+
+@pytest.fixture
+def apps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Both modules, on the stand-in."""
+    names = {
+        "app": {
+            "ConfigRecord": dict,
+            "Context": types.SimpleNamespace,
+            "Message": Message,
+            "RecordDict": lambda records: types.SimpleNamespace(config_records=records),
+        },
+        "clientapp": {"ClientApp": registered("query")},
+        "serverapp": {"Grid": object, "ServerApp": registered("main")},
+    }
+    for name, contents in {"": {}, **names}.items():
+        module = types.ModuleType(f"flwr.{name}".rstrip("."))
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    made = []
+    for name in APPS:
+        spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        made.append(importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(made[-1])
+    for name, seconds in {"RETRY": 0.3, "AGAIN": 0.01, "LOOK": 0.01}.items():
+        monkeypatch.setattr(made[1], f"{name}_SECONDS", seconds)
+    return made
+
+
+class Grid:
+    """As `flwr.serverapp.Grid`: every message in a thread of its own."""
+
+    def __init__(self, client: Any, folder: Path) -> None:
+        self.client, self.folder, self.sent = client, folder, 0
+        self.replies: dict[str, Message] = {}
+        self.turn: Callable[[int, int, Message], str] = lambda count, node, message: "carry"
+        self.garble: Callable[[int, Any], Any] = lambda node, reply: reply
+
+    def get_node_ids(self) -> list[int]:
+        return [FIRST_NODE + user for user in range(fake.W)]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        return [self.push(message) for message in messages]
+
+    def push(self, message: Message) -> str:
+        node, self.sent = message.given["dst_node_id"] - FIRST_NODE, self.sent + 1
+        message.name = f"message {self.sent}"
+        turn = self.turn(self.sent, node, message)
+        if turn == "fail":
+            return ""
+        if turn == "error":
+            self.replies[message.name] = Message(None, reply_to=message)
+        for _ in range({"twice": 2, "carry": 1}.get(turn, 0)):
+            threading.Thread(target=self.carry, args=(node, message), daemon=True).start()
+        return message.name
+
+    def carry(self, node: int, message: Message) -> None:
+        context = types.SimpleNamespace(
+            node_config={"partition-id": node}, run_config={"sockets": str(self.folder)}
+        )
+        reply = self.garble(node, self.client.carry(message, context))
+        self.replies.setdefault(message.name, reply)
+
+    def pull_messages(self, names: list[str]) -> list[Message]:
+        return [self.replies.pop(name) for name in names if name in self.replies]
+
+
+class Field:
+    """An operator's service, parties at their sockets, and the two apps between them."""
+
+    def __init__(self, folder: Path, apps: list[Any]) -> None:
+        self.federation, self.folder, self.port = (
+            fake.agreement(deadlines=DEADLINES),
+            folder,
+            free_port(),
+        )
+        self.client, self.server = apps
+        self.grid = Grid(self.client, folder)
+        self.codes: dict[int, int] = {}
+        self.log = Log()
+
+    def attendance(self, user: int, patience: float = 60) -> Attendance:
+        keys, vector = fake.KEYS[user], lambda: fake.VECTORS[user]
+        endpoint = UserEndpoint(self.federation, user, keys, vector, VolatileJournal())
+        return Attendance(
+            endpoint=endpoint,
+            federation=self.federation,
+            party=user,
+            keys=keys,
+            address=f"unix:{self.folder}/{user}.sock",
+            certificates=None,
+            patience=patience,
+            say=lambda line: None,
+        )
+
+    def take_part(self, user: int) -> None:
+        at = self.attendance(user)
+        self.codes[user] = attend(at, NodeLine(at))
+
+    def run(self) -> None:
+        config = {
+            "operator": f"https://127.0.0.1:{self.port}",
+            "ca": str(self.folder / "server.pem"),
+            "patience": 1.0,
+        }
+        self.server.main(self.grid, types.SimpleNamespace(run_config=config))
+
+    def sum(self, users: set[int], bystanders: frozenset[int] = frozenset()) -> set[int]:
+        """Users whose sum is opened, which must be exact, where these take part."""
+        write_certificate(self.folder, ["127.0.0.1"])
+        every = users | bystanders
+        made = {u: threading.Thread(target=self.take_part, args=(u,), daemon=True) for u in every}
+        parties = [made[user] for user in users]
+        tls = serving(self.folder, self.folder / "server.pem")
+        at = self.federation, tls, "127.0.0.1", self.port
+        carrier = threading.Thread(target=self.run)
+        for thread in [*made.values(), carrier]:
+            thread.start()
+        with open_relay(*at) as relay, SessionLog(self.folder / "state") as record:
+            operator = Operator(
+                federation=self.federation,
+                keys=fake.KEYS[FIRST_SERVER],
+                journal=VolatileJournal(),
+                relay=relay,
+                record=record,
+                log=self.log,
+            )
+            opened = coordinate(operator)
+        for thread in [*parties, carrier]:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert {user: self.codes[user] for user in users} == dict.fromkeys(users, 0)
+        wanted = np.stack([fake.VECTORS[user] for user in opened.users]).sum(0)
+        assert np.array_equal(opened.total, wanted)
+        return set(opened.users)
+
+
+@pytest.fixture
+def field(tmp_path: Path, apps: list[Any]) -> Field:
+    return Field(tmp_path, apps)
+
+
+TURNS = {
+    "all arrive": lambda count, node, message: "carry",
+    "each is sent twice": lambda count, node, message: "twice",
+    "every third fails": lambda count, node, message: "carry" if count % 3 else "error",
+    "every fourth is not taken": lambda count, node, message: "carry" if count % 4 else "fail",
+}
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_the_sum_of_all_whatever_flower_loses(turn: str, field: Field) -> None:
+    field.grid.turn = TURNS[turn]
+    assert field.sum(set(range(fake.W))) == set(range(fake.W))
+
+
+FORGERIES: list[Callable[[bytes], Any]] = [
+    lambda poll: {"refused": "\x1b[31mno party answers"},
+    lambda poll: {"poll": 5},
+    lambda poll: {"poll": poll[:100]},
+    lambda poll: {"poll": poll[:36] + b"\1" + poll[37:]},  # of the next party
+    lambda poll: {"poll": poll + b"x"},
+]
+
+
+def test_a_node_that_forges_is_one_party_less(
+    field: Field, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its party's polls do not arrive, and no other party's are touched."""
+    count = itertools.count()
+
+    def garble(node: int, reply: Message) -> Message:
+        relay = reply.content.config_records["relay"]
+        if node == 0 and "poll" in relay:
+            forged = FORGERIES[next(count) % len(FORGERIES)](relay["poll"])
+            reply.content.config_records["relay"] = forged
+        return reply
+
+    field.grid.garble = garble
+    others = set(range(1, fake.W))
+    assert field.sum(others, bystanders=frozenset({0})) == others
+    assert field.log.missing == {0: "be present"}
+    assert next(count) > len(FORGERIES)
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_party_that_ends_is_one_less(field: Field, capsys: pytest.CaptureFixture[str]) -> None:
+    others = set(range(1, fake.W))
+    assert field.sum(others) == others
+    path = field.folder / "0.sock"
+    assert f"node {FIRST_NODE}: no party answers at {path}: No such file" in capsys.readouterr().out
+
+
+def test_a_carrier_without_an_operator_says_so(field: Field) -> None:
+    with pytest.raises(ValueError, match=r"operator must be https://HOST:PORT, got 'sum:1'"):
+        field.server.Operator("sum:1", "", 1.0)
+    operator = field.server.Operator(f"http://127.0.0.1:{field.port}", "", 0.2)
+    with pytest.raises(ConnectionError, match=r"operator must answer, did not: .*refused"):
+        field.server.Carrier(field.grid, operator, ThreadPoolExecutor(1)).run()
+
+
+@contextlib.contextmanager
+def line(field: Field, patience: float = 30.0) -> Iterator[NodeLine]:
+    with NodeLine(field.attendance(0, patience)) as opened:
+        yield opened
+
+
+def ask(path: Path, content: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as node:
+        node.connect(str(path))
+        node.sendall(content)
+        node.shutdown(socket.SHUT_WR)
+        node.settimeout(20)
+        return b"".join(iter(lambda: node.recv(4096), b""))
+
+
+def test_only_its_owner_may_ask_or_the_group_of_a_folder_that_says_so(field: Field) -> None:
+    path = field.folder / "0.sock"
+    for mode, expected in ((0o700, 0o600), (0o2750, 0o660)):
+        field.folder.chmod(mode)
+        with line(field):
+            assert stat.S_IMODE(path.stat().st_mode) == expected
+        assert not path.exists()
+
+
+def test_a_path_that_is_taken_is_left_alone(field: Field) -> None:
+    path = field.folder / "0.sock"
+    taken = f"operator must be a free path, got {path}: Address already in use"
+    with line(field), pytest.raises(ValueError, match=taken), line(field):
+        pass
+    path.write_text("a file")
+    with pytest.raises(ValueError, match=taken), line(field):
+        pass
+    assert path.read_text() == "a file"
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(str(path))
+    with line(field):  # what a killed process has left is replaced
+        assert path.is_socket()
+    field.folder = field.folder / ("x" * 100)
+    with (
+        pytest.raises(ValueError, match="operator must be unix: and <= 107 bytes, got"),
+        line(field),
+    ):
+        pass
+
+
+def test_a_party_answers_what_it_is_asked_and_nothing_else(field: Field) -> None:
+    path, found = field.folder / "0.sock", list[bytes]()
+    with line(field) as opened:
+
+        def asking(content: bytes) -> threading.Thread:
+            thread = threading.Thread(target=lambda: found.append(ask(path, content)))
+            thread.start()
+            return thread
+
+        thread = asking((200).to_bytes(2, "big") + b"question")
+        assert opened(EMPTY) == (200, b"question")
+        second = asking((204).to_bytes(2, "big"))
+        answer = Poll(0, bytes(32), b"answer")
+        assert opened(answer) == (204, b"")
+        thread.join()
+        told, head = found.pop(), field.server.HEAD_BYTES
+        assert (told[0], told[1:33]) == (0, field.federation.digest)
+        assert read_poll(field.federation, told[head:]) == answer
+        assert told[33:head] == party.write_poll(field.federation, answer, fake.KEYS[0])[1]
+        most = 2 + 32 + field.federation.largest_frame
+        for hostile in (b"", b"x", bytes(most + 1)):
+            third = threading.Thread(target=lambda h=hostile: drop(path, h))
+            third.start()
+            with pytest.raises(Foreign, match=f"question must be of 2 to {most} bytes, got"):
+                opened(EMPTY)
+            third.join()
+        second.join()
+
+
+def drop(path: Path, content: bytes) -> None:
+    with contextlib.suppress(OSError):
+        ask(path, content)
+
+
+def test_a_silent_node_is_away(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(party, "BROKEN_SECONDS", 0.1)
+    with line(field, patience=0.2) as opened:
+        with pytest.raises(Away, match=r"no Flower node asks at .*timed out"):
+            opened(EMPTY)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stuck:
+            stuck.connect(str(field.folder / "0.sock"))
+            stuck.sendall(b"x")
+            with pytest.raises(Away, match=r"no Flower node asks at .*timed out"):
+                opened(EMPTY)
+
+
+def test_the_two_apps_need_nothing_but_flower_and_nothing_else_needs_it() -> None:
+    for name in APPS:
+        tree, found = ast.parse((HERE / f"{name}.py").read_text()), set[str]()
+        for each in ast.walk(tree):
+            if isinstance(each, ast.ImportFrom):
+                found.add(each.module or "")
+            elif isinstance(each, ast.Import):
+                found |= {alias.name for alias in each.names}
+        of_flower = {module for module in found if module.split(".")[0] == "flwr"}
+        assert of_flower <= {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+        assert {m.split(".")[0] for m in found - of_flower} <= sys.stdlib_module_names
+    others = set(HERE.parents[1].rglob("*.py")) - set(HERE.rglob("*"))
+    assert not [path for path in others if "flwr" in path.read_text()]

@@ -1,0 +1,236 @@
+"""Exact privacy losses of rounds: ADMM's messages, and learning messages of a client of Charter.
+
+Of ADMM one node is watched; its neighbours' messages are held at zero, which an adversary may
+choose. The noise density is known in closed form, so the log-likelihood ratio of two data sets, the
+best test there is, is computed and not estimated.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train_distributed.privacy.float_noise import exponential_norm
+from train_distributed.research.audit.attack import power_and_size
+from train_distributed.research.rivals.admm import calibration, solver
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings
+from train_distributed.research.rivals.admm.graph import Nodes
+from train_distributed.research.rivals.charter.algorithm import Client, Distance
+from train_distributed.research.rivals.charter.plan import CharterPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two data sets of one node that differ in one record."""
+
+    x: Tensor  # (2, B, d) float64
+    y: Tensor  # (2, B) float64, ±1
+
+    def nodes(self, which: int, replicas: int) -> Nodes:
+        """Node of one data set, with as many identical problems as there are replicas."""
+        x, y = self.x[which : which + 1], self.y[which : which + 1]
+        return Nodes(x, y[..., None].expand(-1, -1, replicas), torch.tensor([x.shape[1]]))
+
+
+def worst_pair(rows: int, angle: float, *, filler_norm: float = 0.0) -> Pair:
+    """Records y x at an angle to each other, in the plane; the other rows are ±filler_norm e_0.
+
+    Near π both gradients can be -y x at once, far out between the two: they differ by almost 2,
+    which is the most that two records can.
+    """
+    x = torch.zeros(2, rows, 2, dtype=torch.float64)
+    x[:, :, 0] = filler_norm
+    across, along = math.sin(angle / 2), math.cos(angle / 2)
+    x[:, 0] = torch.tensor([[across, along], [-across, along]], dtype=torch.float64)
+    return Pair(x, torch.ones(2, rows, dtype=torch.float64))
+
+
+def dual_loss(
+    pair: Pair,
+    outputs: Tensor,
+    linear: Tensor,
+    *,
+    loss_weight: float,
+    quadratic: float,
+    zeta: float,
+) -> Tensor:
+    """(R,), ln p(f | first) / p(f | second) of a dual-perturbed step that sent f.
+
+    f determines its noise, e(f) = -(B/C) (C ∇loss(f) + q f + l), with Jacobian (B/C) H(f); so
+    ln p(f) = -ζ ‖e(f)‖ + ln det H(f) + constant.
+
+    Args:
+        pair: the two data sets.
+        outputs: (R, d) f.
+        linear: (R, d) l, 2 λ and the anchors; the same for both.
+        loss_weight: C.
+        quadratic: q = ρ + Φ + 2 η N.
+        zeta: ζ.
+    """
+    densities = []
+    for which in range(2):
+        nodes = pair.nodes(which, len(outputs))
+        gradient = loss_weight * solver.loss_gradient(nodes, outputs[None])[0]
+        noise = (gradient + quadratic * outputs + linear) * pair.x.shape[1] / loss_weight
+        hessian = _hessian(pair, which, outputs, loss_weight, quadratic)
+        densities.append(torch.linalg.slogdet(hessian).logabsdet - zeta * noise.norm(dim=-1))
+    return densities[0] - densities[1]
+
+
+def trajectory_losses(
+    pair: Pair,
+    settings: AdmmSettings,
+    neighbours: int,
+    *,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    noise_scale: float = 1.0,
+) -> Tensor:
+    """(R,), ln p(all messages | first) / p(all messages | second), messages drawn from `truth`.
+
+    Args:
+        pair: the two data sets.
+        settings: the method, its constants and α.
+        neighbours: N of the node.
+        truth: 0 or 1, the data set that the node holds.
+        replicas: R, independent runs.
+        generator: of the noise.
+        noise_scale: below 1 adds less noise than the accounting believes (the mutation).
+    """
+    rows, weight, alpha = pair.x.shape[1], settings.loss_weight, settings.alpha
+    pull = settings.eta * neighbours  # the neighbours sent zeros
+    q = settings.rho + 2 * pull
+    zero = torch.zeros(replicas, pair.x.shape[2], dtype=torch.float64)
+    loss, sent, dual = zero[:, 0], zero, zero
+    own = [zero, zero]  # both data sets' hidden states that explain the messages so far
+
+    def solve(which: int, linear: Tensor, quadratic: float) -> Tensor:
+        return solver.solve_step(
+            pair.nodes(which, replicas),
+            loss_weight=weight,
+            quadratic=torch.full((1, 1, 1), quadratic, dtype=torch.float64),
+            linear=linear[None],
+            start=torch.zeros_like(linear)[None],
+            tolerance=settings.tolerance,
+        )[0]
+
+    for t in range(settings.iterations):
+        if settings.method == "dvp" or t == settings.iterations - 1:
+            zeta, phi = calibration.dual_noise(alpha, rows, weight, q)
+            noise = noise_scale * exponential_norm(tuple(zero.shape), generator) / zeta
+            linear = 2 * dual - pull * sent
+            sent = solve(truth, linear + weight / rows * noise, q + phi)
+            terms = {"loss_weight": weight, "quadratic": q + phi, "zeta": zeta / noise_scale}
+            loss = loss + dual_loss(pair, sent, linear, **terms)
+        else:
+            zeta = calibration.primal_noise(alpha, rows, weight, settings.rho)
+            linears = [2 * dual - pull * (2 * mine - sent) for mine in own]  # f - e = 2 f - V
+            own = [solve(which, linear, q) for which, linear in enumerate(linears)]
+            sent = own[truth] + noise_scale * exponential_norm(tuple(zero.shape), generator) / zeta
+            distance = [(sent - mine).norm(dim=-1) for mine in own]
+            loss = loss + zeta / noise_scale * (distance[1] - distance[0])
+        dual = dual + pull / 2 * sent
+    return loss
+
+
+def _hessian(
+    pair: Pair, which: int, outputs: Tensor, loss_weight: float, quadratic: float
+) -> Tensor:
+    """(R, d, d), of C loss + q/2 ‖f‖² at each output."""
+    x = pair.x[which]
+    share = torch.sigmoid(outputs @ x.T)
+    bend = loss_weight / len(x) * share * (1 - share)
+    data = torch.einsum("rb,bi,bj->rij", bend, x, x)
+    return data + quadratic * torch.eye(x.shape[1], dtype=torch.float64)
+
+
+def epsilon_below(
+    first: Tensor, second: Tensor, delta: float, *, confidence: float = 0.999
+) -> float:
+    """A lower bound of ε at δ from losses drawn under either data set; at least 0.
+
+    The threshold comes from one half of the draws and the Clopper-Pearson bounds from the other, so
+    they hold at the stated confidence.
+
+    Args:
+        first: (R,) losses with the first data set as truth.
+        second: (R,) with the second.
+        delta: δ.
+        confidence: of the bound.
+
+    Examples:
+        >>> import torch
+        >>> losses = torch.linspace(-1, 1, 1000)
+        >>> epsilon_below(losses, losses, delta=1e-5)
+        0.0
+    """
+    halves = [losses.numpy().reshape(2, -1) for losses in (first, second)]
+    thresholds = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
+    tuned = [_bound(halves[0][0], halves[1][0], cut, delta, confidence) for cut in thresholds]
+    cut = thresholds[int(np.argmax(tuned))]
+    return max(0.0, _bound(halves[0][1], halves[1][1], cut, delta, confidence))
+
+
+def _bound(
+    first: np.ndarray, second: np.ndarray, cut: float, delta: float, confidence: float
+) -> float:
+    hits, false = int((first > cut).sum()), int((second > cut).sum())
+    power, size = map(float, power_and_size(hits, len(first), false, len(second), confidence))
+    if not power > delta:
+        return -math.inf
+    return math.log((power - delta) / size) if size > 0 else math.inf
+
+
+def learning_losses(
+    plan: CharterPlan,
+    *,
+    truth: int,
+    replicas: int,
+    generator: torch.Generator,
+    noise_scale: float = 1.0,
+) -> Tensor:
+    """(R,) ln p(messages | +G0) / p(messages | -G0) of whole learning stages of a real client.
+
+    All records but one have gradient zero. That one is in round k with chance t_k/n, and the noise
+    is Gaussian, so the ratio is known but for the quantisation, which can only lose information.
+
+    Args:
+        plan: of one client with one number in a message.
+        truth: 0 for +G0, 1 for -G0.
+        replicas: R, independent runs.
+        generator: of sampling, noise and rounding.
+        noise_scale: below 1 adds less noise than the accounting believes (the mutation).
+
+    Raises:
+        ValueError: a plan for longer messages.
+    """
+    if plan.task.dimension != 1:
+        raise ValueError(f"dimension must be 1 to be watched, got {plan.task.dimension}")
+    std = noise_scale * plan.gradient_std
+    watched = replace(plan, gradient_std=std)
+    x = torch.zeros(plan.task.rows, 1, dtype=torch.float64)  # gradients of ½(w - x)² at 0 are -x
+    x[0] = (2 if truth else -2) * plan.gradient_clip
+    drawn = np.stack([_messages(watched, x, generator) for _ in range(replicas)])
+    height = plan.gradient_clip / plan.batch
+    shares = np.array(plan.fresh) / plan.learning_rows
+    never = 1 - shares.sum()
+    lift = drawn * height / std**2
+    shrink = math.exp(-((height / std) ** 2) / 2)
+    above = never + shrink * (np.exp(lift) @ shares)
+    below = never + shrink * (np.exp(-lift) @ shares)
+    return torch.from_numpy(np.log(above / below))
+
+
+def _messages(plan: CharterPlan, x: Tensor, generator: torch.Generator) -> np.ndarray:
+    """(K,) what the server decodes in a run of one client, per nominal batch."""
+    labels = torch.zeros(len(x), dtype=torch.int64)
+    client = Client(x, labels, plan, Distance(1), generator)
+    origin = torch.zeros(1, 1, dtype=torch.float64)
+    decoded = [
+        float(plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
+        for _ in range(plan.rounds)
+    ]
+    return np.array(decoded) * np.array(plan.fresh) / plan.batch

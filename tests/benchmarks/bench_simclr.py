@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from pretrain.intake.archive import open_npz
 from pretrain.recipes import SMALL
 from pretrain.resnet import SmallResNet
-from pretrain.simclr import _Run, build_optimizer
+from pretrain.simclr import _Run
 from tests.benchmarks.saving import save
 
 BAR, ROUND = 2.2, 5  # times lightly's rate; steps between turns
@@ -70,8 +70,11 @@ class Lightly:
         self.model = nn.Sequential(encoder, head).train()
         self.half = half
         self.loss = NTXentLoss(temperature=SMALL.temperature)
-        self.optimizer = build_optimizer(
-            SMALL.optimizer, self.model.parameters(), SMALL.learning_rate, SMALL.weight_decay
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            SMALL.learning_rate,
+            weight_decay=SMALL.weight_decay,
+            fused=True,
         )
         loader = DataLoader(
             Views(images, transform),

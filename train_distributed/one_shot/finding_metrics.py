@@ -159,7 +159,7 @@ def auroc(scores: np.ndarray, has: np.ndarray) -> dict[str, float]:
 
 def average_precision(scores: np.ndarray, has: np.ndarray) -> dict[str, float]:
     """Average precision with its interval, of (n,) scores and (n,) bool of both kinds."""
-    found, positive = float(average_precision_score(has, scores)), int(has.sum())
+    found, positive = min(1.0, float(average_precision_score(has, scores))), int(has.sum())
     return _logit_interval(found, math.sqrt(found * (1 - found) / positive), 0.5 / positive)
 
 

@@ -73,6 +73,14 @@ def test_a_finding_that_all_rows_have_or_lack_has_no_area() -> None:
 
 
 @pytest.mark.parametrize("measure", [auroc, average_precision])
+def test_perfect_ranks_have_an_interval(measure: Callable[..., dict[str, float]]) -> None:
+    """Whatever scikit-learn's sum of so many shares is rounded to."""
+    for count in range(2, 80):
+        found = measure(np.arange(3.0 * count), np.arange(3 * count) >= count)
+        assert found["low"] < found["estimate"] == found["high"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("measure", [auroc, average_precision])
 def test_intervals_cover_as_often_as_they_say(measure: Callable[..., dict[str, float]]) -> None:
     def drawn(count: int, seed: int) -> dict[str, float]:
         rng = np.random.default_rng(seed)

@@ -384,10 +384,10 @@ def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys):
     several = EmbeddingSet(embeddings=rows, labels=none, findings=findings)
     several.save(tmp_path / "several")
     plain.save(tmp_path / "plain")
-    given = {"public": tmp_path / "plain", "like": tmp_path / "several"}
-    given = given if like else {"public": tmp_path / "several"}
-    out = tmp_path / "out"
-    Rehearse(**given, users=10, rows_per_user=30, num_classes=4, epsilon=(5.0,), out=out).run()
+    out, own = tmp_path / "out", tmp_path / "several"
+    public, liked = (tmp_path / "plain", own) if like else (own, None)
+    command = Rehearse(public=public, users=10, rows_per_user=30, num_classes=4, like=liked)
+    replace(command, epsilon=(5.0,), out=out).run()
     assert "all findings right" in capsys.readouterr().out
     assert RunConfig.read(out / "configuration.json").method == "findings"
     report = json.loads((out / "report.json").read_text())

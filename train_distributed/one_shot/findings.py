@@ -1,9 +1,9 @@
 """Several findings a picture: one sum for all of them, and the estimator of their classifiers.
 
-A record has features u and findings y in {0, 1}^K. It adds [a, u] bᵀ, b = [1, w(y) y], so a
+A record has features u and findings y in {0, 1}^K. It adds [a, u] bᵀ, b = [1, g w(y) y], so a
 column holds the sum of all rows, and one each those of the rows that show a finding. w(y) = min(1,
-√(m/|y|)) keeps ‖b‖² ≤ 1 + m, however many findings a record has. `heads.statistics` proves the
-sensitivity, 2r √(1 + m); second moments and unweighted counts of the findings are free.
+√(m/|y|)) keeps ‖b‖² ≤ 1 + g² m, however many findings a record has. `heads.statistics` proves the
+sensitivity, 2r √(1 + g² m); second moments and unweighted counts of the findings are free.
 """
 
 import math
@@ -82,15 +82,24 @@ class FindingMoments(ClassMoments):
 
     @property
     def length2(self) -> float:
-        """A, the largest ‖b‖²: 1 + the largest w² |y|, and h² K."""
+        """A, the largest ‖b‖²: 1 + the largest g² w² |y|, and h² K."""
         many = torch.arange(self.num_classes + 1, dtype=torch.float64)
         longest = float(((self.levels / LEVELS).square() * many).max())
-        return 1 + longest + (KNOWN**2 * self.num_classes if self.unknown else 0.0)
+        return 1 + self.gain**2 * longest + (KNOWN**2 * self.num_classes if self.unknown else 0.0)
+
+    @property
+    def gain(self) -> float:
+        """g, at least 1: where m/K of the rows show a finding, g² = K/m^1.5 has d least noised.
+
+        The noise in d = μ_k⁺ − μ has a variance of (1/(g n_k)² + 1/n²) times the squared
+        sensitivity, which grows like 1 + g² m: least at g² = n/(n_k √m).
+        """
+        return max(1.0, math.sqrt(self.num_classes / self.most**1.5))
 
     @property
     def spread(self) -> float:
-        """κ: findings differ in at most κ times ‖b − b'‖² places, w at least that of all K."""
-        return (LEVELS / float(self.levels[-1])) ** 2
+        """κ: findings differ in at most κ times ‖b − b'‖² places, g w at least that of all K."""
+        return (LEVELS / (self.gain * float(self.levels[-1]))) ** 2
 
     @property
     def count_weight(self) -> float:
@@ -113,17 +122,19 @@ class FindingMoments(ClassMoments):
     @property
     def scale(self) -> Tensor:
         """(dimension,) factors of a submission: c₁/a, b's, and α·svec for the raw triangle."""
-        counts = torch.full((self.num_classes,), self.count_weight / self.transform.constant)
-        known = [KNOWN] * (self.columns - 1 - self.num_classes)
-        b = torch.tensor([1.0] + [1 / LEVELS] * self.num_classes + known)
-        parts = [counts.double(), b.double().repeat(self.transform.dim)]
+        k, counted = self.num_classes, self.count_weight / self.transform.constant
+        b = [1.0] + [self.gain / LEVELS] * k + [KNOWN] * (self.columns - 1 - k)
+        parts = [
+            torch.full((k,), counted, dtype=torch.float64),
+            torch.tensor(b, dtype=torch.float64).repeat(self.transform.dim),
+        ]
         if self.moments:
             parts.append(svec_scale(self.features, self.weight))
         return torch.cat(parts)
 
     def entry_bound(self, n: int) -> float:
         """n rows, each entry at most c₁, c times an entry of b, or α√2 c² after scaling."""
-        of_sums = self.transform.clip_norm * max(1.0, KNOWN)
+        of_sums = self.transform.clip_norm * self.gain
         return max(super().entry_bound(n), n * of_sums, n * self.count_weight)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
@@ -198,14 +209,14 @@ class FindingMoments(ClassMoments):
         constant, std = self.transform.constant, max(noised.noise_std, LEAST)
         plain = (self.count_weight / (constant * std)) ** 2  # of row, a times the counts
         even = weighted.clamp(min=0) / ratio
-        other = 1 / ((std / ratio) ** 2 + (MISFIT * even).square())
+        other = 1 / ((std / (self.gain * ratio)) ** 2 + (MISFIT * even).square())
         joint = (plain * row + other * weighted / ratio) / (plain + other)
         return self._counted(joint, noised, constant * float((plain + other).mean().sqrt()) * std)
 
     def weighted_counts(self, noised: NoisedSum) -> Tensor:
         """(K,) counts of the findings by w(y), as `class_counts` has them."""
         row = self._weighted_row(noised)
-        return self._counted(row, noised, self.transform.constant)
+        return self._counted(row, noised, self.gain * self.transform.constant)
 
     def _weighted_row(self, noised: NoisedSum) -> Tensor:
         """(K,) a times the counts by w(y), noised."""
@@ -285,7 +296,7 @@ class FindingDiscriminant(Estimator):
         known, weight = own.known_counts(noised), KNOWN if own.unknown else 1.0
         of_known = sums[:, 1 + k :] if own.unknown else sums[:, :1]
         apart = sums[:, 1 : 1 + k] / counts - of_known / known
-        noise = noised.noise_std * (counts.reciprocal().square() + (weight * known) ** -2).sqrt()
+        noise = noised.noise_std * ((own.gain * counts) ** -2 + (weight * known) ** -2).sqrt()
         chance = own.row_variance(noised) * (1 / counts - 1 / known).clamp(min=0)
         return NoisyMeans(apart, (noise.square() + chance).sqrt(), counts / counts.sum())
 

@@ -138,7 +138,7 @@ class FindingMoments(ClassMoments):
         return max(super().entry_bound(n), n * of_sums, n * self.count_weight)
 
     def record_sensitivity(self, sizes: Tensor) -> float:
-        """`heads.finding_sums_sensitivity`."""
+        """By the theorem of `heads.statistics` on findings, with A, α and κ c₁² as here."""
         c, a = self.transform.clip_norm, self.transform.constant
         alpha = self.weight if self.moments else 0.0
         return finding_sums_sensitivity(

@@ -134,7 +134,7 @@ def right_findings(scores: Tensor, findings: np.ndarray) -> tuple[float, float]:
 
 
 INTERVAL = ("estimate", "low", "high")
-RATES = np.linspace(0, 1, 101)  # false positive rates at which a curve is kept
+RATES = np.linspace(0, 1, 101)  # size: false positive rates at which a ROC curve is kept
 
 
 def roc(scores: np.ndarray, has: np.ndarray) -> list[float]:

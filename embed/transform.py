@@ -48,15 +48,16 @@ LENGTHS = "[2^-20, 2^20]"
 class PublicTransform:
     """x -> [a, y], y = clip(Pᵀ(x − m₀)/r): raw coordinates, all estimated from public embeddings.
 
-    Once `mapped`, x -> [a, clip((Aᵀy − o)/s)]: the directions in which a noised sum shows classes
-    best, about the centre of the rows. Features are at most √(c² − a²) long before and after.
+    Once `mapped`, x -> [a, clip((Aᵀy − o)/s)]: relative to the centre of the private rows, along
+    the directions in which a noised sum separates classes best. In both cases the features have a
+    norm of at most √(c² − a²).
 
     A transform keeps the hashes of the rows it was fitted on (see `embed.identity`), so that a
     release can refuse a transform that was fitted on its rows.
 
     Raises:
         ValueError: at construction, for a number that is not finite, a scale or length out of
-            range, or another precision than float32, or of what maps float64.
+            range, or a tensor of another precision than is stated below.
     """
 
     mean: Tensor  # (p,) float32 m₀

@@ -19,8 +19,8 @@ ALONE = 1 << 21  # numbers from which a user of more rows than columns is solved
 class Solution:
     """Weights whose distance to the minimiser is certified.
 
-    ‖∇J(W)‖ ≤ τ implies ‖W − W*‖ ≤ τ/Λ, as J is Λ-strongly convex. Norms per composition, and with
-    all that float64 may have lost in them (`heads.descent.gradient_rounding`, `Space.norm2`).
+    ‖∇J(W)‖ ≤ τ implies ‖W − W*‖ ≤ τ/Λ, as J is Λ-strongly convex. Norms are per composition and
+    include all that float64 may have lost (`heads.descent.gradient_rounding`, `Space.norm2`).
     """
 
     head: Head
@@ -66,8 +66,8 @@ def fit_exact(
     """Minimises J for every user to ‖∇J(W)‖ ≤ τ, certified in float64.
 
     Accelerated gradient descent (Nesterov 2004, 2.2.11) in the Gram matrix if n < d, on the
-    weights otherwise. It runs in x's precision on the correction that is still missing, and the
-    gradient at the sum is evaluated in float64 between such rounds. Their number and length are
+    weights otherwise. It runs in rounds: each refines the weights by a correction in x's precision,
+    and then evaluates the gradient at the corrected weights in float64. Their number and length are
     capped by the condition number bound (Λ + curvature)/Λ alone, never by the data. A user of very
     many rows starts with rounds on samples of them.
 

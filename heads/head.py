@@ -17,7 +17,7 @@ NARROW_SMOOTHNESS = 1e24  # of β in float32: a step of 1/β is far above the sm
 
 @dataclass(frozen=True, kw_only=True)
 class Head(ABC):
-    """An L2-regularised linear head on clipped embeddings, as a value that knows its theorem.
+    """An L2-regularised linear head on clipped embeddings: its loss, constants and sensitivity.
 
     J(W) = Λ/2 ‖W‖² + 1/n Σ loss(Wᵀx, y),  ‖x‖ ≤ c (constant column included),  W ∈ R^{d×K}.
 

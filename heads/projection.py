@@ -12,10 +12,11 @@ SAFE = 1e140  # norms of float64 within [1/SAFE, SAFE] neither overflow nor unde
 def project_ball(weights: Tensor, radius: float, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
     """argmin_V ‖V − W‖ subject to ‖V‖ ≤ R: scales only what lies outside, never expands.
 
-    The exact norm of the returned floats is at most R, without an allowance. A norm is a float64
-    sum of d + K terms at most in a row, so it is known to (d + K)/2 + 4 units u = 2⁻⁵³, quotient
-    and product add two, the result's own type one of its eps/2. So the ball that is aimed at has
-    radius R(1 − `ball_margin`), which is more than all of them.
+    The exact norm of the returned floats is at most R, without an allowance. A norm is
+    computed in float64 with at most d + K additions one after another, so its error is at most
+    (d + K)/2 + 4 units u = 2⁻⁵³; quotient and product add two, rounding to the result's type adds
+    its eps/2. `ball_margin` exceeds their sum, and the ball that is aimed at has radius
+    R(1 − `ball_margin`).
 
     Args:
         weights: (..., d, K), finite.

@@ -137,8 +137,9 @@ def fit_sgd(
     Step m of a user: W ← Π_R(W − α_m (ΛW + 1/b Σ_batch ∇loss)), α_m = min(1/β, 1/(Λm)). Every
     epoch visits every record once. A short last batch is divided by the nominal batch size b like
     any other, m counts a user's own batches from 1, and only whole epochs are run: the bound needs
-    all three. A user with n < b rows has b = n. That is `head.sensitivity(n)` in exact arithmetic,
-    and `sgd_rounding` is what floating point adds. ‖W‖ ≤ R holds of the floats, without allowance.
+    all three. A user with n < b rows has b = n. The bound is `head.sensitivity(n)` in exact
+    arithmetic, and `sgd_rounding` is what floating point adds. ‖W‖ ≤ R holds exactly, rounding
+    included.
 
     The stated sensitivity also needs β ≥ `head.smoothness`. A `smoothness` below what the given
     rows themselves need is refused here; the lower one that lies between the two (rows shorter
@@ -152,7 +153,7 @@ def fit_sgd(
         batch_size: nominal b, at least 1.
         smoothness: β of the step size; None: head.smoothness.
         generator: draws a new order for every user and epoch; None: the given order, which must
-            not follow from what the rows are, as that of rows sorted by label does.
+            not depend on what is in the rows, as an order by label does.
         counts: (users,) true rows of each user where `x` is padded at the end.
         method: "gram" keeps coefficients A (n, K) with W = XᵀA; "primal" keeps W; "auto" takes
             the smaller, unless the radius is so far below L/Λ or the steps are so many that the

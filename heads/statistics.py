@@ -61,7 +61,7 @@ class LeastSquaresStatistics(NamedTuple):
 def class_sums(x: Tensor, y: Tensor, num_classes: int, *, counts: Tensor | None = None) -> Tensor:
     """Σ x e_yᵀ over each user's rows; `class_sums_sensitivity` bounds what one record moves.
 
-    The constant row sums to a times the class counts. Floating-point rows are summed in float64
+    The sums' constant row is a times the class counts. Floating-point rows are summed in float64
     and integer rows in int64, so rows on a fixed grid give the same total, bit for bit, under
     every partition.
 

@@ -208,8 +208,8 @@ class PictureOptions(UnreadableOption):
     or csv rows for each image and finding. --class-names declares them; without it those that
     occur are counted, which serves simulations only."""
     unknown: Unknown | None = None
-    """Unknown findings (empty, or -1) become `negative` or `positive`, or stay unknown for a
-    release to `ask` (default: negative, and the output counts them)."""
+    """Unknown findings (empty, or -1) become `negative` or `positive`, or stay unknown (`ask`), at
+    more noise in a release (default: negative, and the output counts them)."""
     encoding: str | None = None
     """Encoding of a csv file, such as cp1252 (default: by its byte order mark, else UTF-8)."""
     layout: Layout = "auto"

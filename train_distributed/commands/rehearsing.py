@@ -59,11 +59,11 @@ class Rehearse:
     """Unit of protection: one record, or all records of one `user`; then clips of users' vectors
     are proposed."""
     like: Path | None = None
-    """Labelled public embedding set of pictures like the private ones, of the same encoder, which
-    tasks are made of (default: of --public)."""
+    """Labelled public embedding set of pictures like the private ones, by the same encoder, to
+    make tasks from (default: --public)."""
     names: tuple[str, ...] | None = None
-    """Names of the private classes, which tasks are made of where --public has them (default: of
-    other classes); and words for --text-encoder."""
+    """Names of the private classes: words for --text-encoder; and where --public has these classes,
+    tasks are made from them (default: from any classes)."""
     text_encoder: str | None = None
     """Guess classes from their names as `run` does: `package` (extra `names`), or a folder that
     transformers can load (default: names are not used)."""

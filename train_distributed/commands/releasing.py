@@ -69,7 +69,7 @@ EncoderFlag = tyro.constructors.PrimitiveConstructorSpec(
 
 @dataclass(frozen=True)
 class Data:
-    """Private rows; those of split 1 test the model."""
+    """Private rows; those of split `test` only test the model."""
 
     embeddings: Path
     """Embedding set of the private rows, by `embed run`."""
@@ -85,8 +85,8 @@ class Counting:
     allow_delta: bool = False
     """Accept a delta >= 1/rows, which protects no row."""
     ledger: Path | None = None
-    """Counts the epsilon spent on these rows; none: nobody
-    does (default: NAME.ledger next to the set)."""
+    """File that counts the epsilon spent on these rows, or
+    `none` (default: NAME.ledger next to the set)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Output:
     """Put the encoder in, so that `predict` needs nothing
     else; with its weights if its name is not enough."""
     seed: int | None = None
-    """Makes a simulation, which is not for release."""
+    """Seed of a simulation, which is not for release."""
     show_settings: bool = False
     """Print all settings as JSON and end; sum nothing."""
     out: Path | None = None
@@ -111,8 +111,8 @@ class MethodChoice:
     """How the model is made (docs/methods.md)."""
 
     method: MethodName | None = None
-    """Default: discriminant. The others train a layer at
-    each user, whose options `--method softmax --help` has."""
+    """Default: discriminant, or findings. The others train a
+    layer at each user; options: `--method softmax --help`."""
     config: Path | None = None
     """Method and options that `rehearse` wrote."""
 

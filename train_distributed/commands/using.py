@@ -110,14 +110,14 @@ class Predict(ModelPictures):
     """
 
     prior: Literal["equal", "private"] | Path | None = None
-    """Class frequencies where the pictures are from: equal, as in the private rows, or a JSON file
+    """Class frequencies to assume for the pictures: equal, as in the private rows, or a JSON file
     of class and share (default: those that the model was released for). Not for softmax, svm and
-    logistic, whose users' rows carry theirs inside."""
+    logistic, whose frequencies are fixed in training."""
     splits: tuple[str, ...] = ()
     """Splits to classify, of train, test, val and evaluation (default: all that the data has)."""
     threshold: float | Literal["prevalence"] | None = None
-    """Of several findings a picture: probability from which one is said to be present, or
-    prevalence: that of each finding in the private rows (default: 0.5)."""
+    """Probability from which a finding is called present, or `prevalence`: that of each finding in
+    the private rows (default: 0.5)."""
     evaluate: bool = False
     """Compare predictions with the labels of the data; writes metrics.json and confusion.png, of
     findings roc.png."""
@@ -273,7 +273,7 @@ class Evaluate(Promise, ModelPictures):
     training: tuple[Path, ...] = ()
     """Further embedding sets that the model was trained on; their rows may not be evaluated."""
     overlap: Literal["refuse", "add"] = "refuse"
-    """Rows that were trained on: `refuse` them, or `add` them, and both promises add up."""
+    """Rows that were trained on as well: `refuse` them, or take them and `add` up both promises."""
     scheme: Literal["own", "iid"] = "own"
     """Which user holds which rows: `own` as the set says, otherwise a simulated partition."""
     users: int | None = None

@@ -34,7 +34,10 @@ from train_distributed.secure_sum.opening import Opened
 
 @dataclass(frozen=True)
 class ModelTask(SumTask[Terms]):
-    """The federation's `task`, made from public numbers and the public transform alone."""
+    """What users compute in a federation that trains a model, and what becomes of their sum.
+
+    It follows from the agreed terms and the public transform alone.
+    """
 
     federation: Federation
     terms: Terms

@@ -80,7 +80,7 @@ class Ledger:
         >>> ledger.spend(ledger.reserve(entry))
         >>> f"{ledger.total().epsilon(1e-5):.3f}"
         '1.000'
-        >>> id = ledger.reserve(entry)  # whether or not anything comes of it
+        >>> id = ledger.reserve(entry)  # counts even if nothing is released
         >>> f"{ledger.total().epsilon(1e-5):.3f}"
         '1.465'
     """

@@ -157,15 +157,15 @@ class NoisyScatter:
     noised: Tensor  # (q, q) W with independent N(0, s²) in every entry, 2s² on the diagonal
     noise: float  # s
     unsure: Tensor  # (q, q) V, posterior covariance of the class means
-    knowing: bool = False  # whether names or examples say where the classes lie
+    knowing: bool = False  # whether there are guesses of the class means, by names or examples
 
     @property
     def ridge(self) -> float:
         """Variance that is added in every direction.
 
-        Where names or examples say where the classes lie, and noise hides W, it goes to 0: W is
+        With guesses of the class means, by names or examples, it goes to 0 as the noise grows: W is
         then estimated by the public one, which has no noisy directions, and a large ridge would
-        make a nearest-mean classifier of what is known.
+        reduce the model to a nearest-mean classifier.
         """
         ridge = RIDGE * noise_edge(self.noise, len(self.noised))
         most = FADING * float(self.public.diagonal().mean())
@@ -179,9 +179,9 @@ class NoisyScatter:
     def ratio(self, found: Gaussians, true: float = 1.0) -> float:
         """Variance of the scores within classes over the one that Σ claims; a posterior mean, > 0.
 
-        Its prior is N(r, `DEVIATION`²), r the ratio without the ridge. Its observation are the
-        noised moments along the scores, less those between classes: estimated means contain noise
-        along the scores that were solved with them, and what they scatter there is η² true.
+        Its prior is N(r, `DEVIATION`²), r the ratio without the ridge. It is observed in the noised
+        moments along the scores, less those between classes: the scores were solved with estimated
+        means, which contain noise along them, so only η² of the means' scatter there is true.
 
         Args:
             found: classes whose covariance is Σ.

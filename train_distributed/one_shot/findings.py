@@ -60,10 +60,11 @@ MISFIT = 0.05  # prior: of a finding's mean w about that of all, relatively
 class FindingMoments(ClassMoments):
     """Counts of findings, sums Σ [a, u] bᵀ of all rows and of those with a finding, and Σ u uᵀ.
 
-    w(y) is rounded down to whole `LEVELS`, so that sums of rows on a grid are whole steps of it.
-    The constant row counts findings by these weights; `counts` without weights are K numbers more.
-    With `unknown`, b has h for every finding that is known: what a record does not know is then
-    neither present nor absent. Without, it is absent.
+    w(y) is rounded down to a multiple of 1/`LEVELS`, so that sums of rows on a grid stay on one.
+    The constant row has the counts of findings with these weights; K more numbers, `counts`, have
+    them without. With `unknown`, b has K more entries: h for a finding that is known in the record,
+    0 for one that is not, which then counts neither as present nor as absent. Without `unknown` it
+    counts as absent.
     """
 
     most: float = MOST_FINDINGS  # m
@@ -89,21 +90,21 @@ class FindingMoments(ClassMoments):
 
     @property
     def gain(self) -> float:
-        """g, at least 1: where m/K of the rows show a finding, g² = K/m^1.5 has d least noised.
+        """g = max(1, √(K/m^1.5)), which minimises the noise in d if m/K of the rows show a finding.
 
         The noise in d = μ_k⁺ − μ has a variance of (1/(g n_k)² + 1/n²) times the squared
-        sensitivity, which grows like 1 + g² m: least at g² = n/(n_k √m).
+        sensitivity, which grows like 1 + g² m. The product is least at g² = n/(n_k √m).
         """
         return max(1.0, math.sqrt(self.num_classes / self.most**1.5))
 
     @property
     def spread(self) -> float:
-        """κ: findings differ in at most κ times ‖b − b'‖² places, g w at least that of all K."""
+        """κ: two records' findings differ in at most κ ‖b − b'‖² places, as g w is least at K."""
         return (LEVELS / (self.gain * float(self.levels[-1]))) ** 2
 
     @property
     def count_weight(self) -> float:
-        """c₁ of the counts: free by C ≤ r² (A + 1)/(2A), or κ c₁² = a²/4 where that is more."""
+        """c₁: κ c₁² = r² (A + 1)/(2A) − a², which costs no noise, or a²/4 where that is more."""
         a2 = self.transform.constant**2
         free = self.transform.reach**2 * (self.length2 + 1) / (2 * self.length2) - a2
         return math.sqrt(max(free, a2 / 4) / self.spread)

@@ -179,7 +179,7 @@ class Release:
         return replace(self, report=self.report | more)
 
     def prior_shift(self, prior: ClassPrior) -> Tensor:
-        """(K,) what scores for another prior of the classes have more; see `class_prior`.
+        """(K,) what is added to the scores for another prior of the classes; see `class_prior`.
 
         Raises:
             ValueError: no prior, or a model whose own cannot be told from its scores.

@@ -248,7 +248,7 @@ class SumOptions:
     """2: a first sum, for 10 % of the budget, finds where
     the private rows lie (default; 1 for --unit user)."""
     components: int | None = None
-    """Most directions of the rows that are summed: fewer
+    """Largest number of directions that are summed; fewer
     make messages shorter (default: by the noise)."""
     rounds: int | None = None
     """Further sums where one owner has all rows
@@ -257,7 +257,7 @@ class SumOptions:
     """Norm to which a user's vector is clipped, for --unit
     user (two: of the first sum and of the other one)."""
     prior: Literal["equal", "private"] | Path | None = None
-    """Class frequencies that answers assume: equal
+    """Class frequencies that predictions assume: equal
     (default), private ones, a JSON file of shares."""
 
 

@@ -132,8 +132,8 @@ def release(
     With a transform fitted on public rows a first sum finds where the rows lie, with a tenth of
     the promise; see `extra_sums`. `sums=1` does without.
 
-    What is wrong with the rows, the classes or the transform is refused before any work, for the
-    set as a whole; see `source` for what a refusal shows.
+    Rows, classes or a transform that do not fit are refused before any work, always the whole set;
+    `source` states what a refusal reveals.
 
     Args:
         embeddings: what users hold: the training rows of a set, or any stream of `Users`.
@@ -145,16 +145,16 @@ def release(
         num_classes: K, public; None: as many as the set's class names.
         partition: which user holds which training row; None: as the set's own users say.
         noise: "discrete" is what is deployed; "float" is for simulations and marked.
-        generator: makes a "float" run reproducible, and unsuitable for release once more.
+        generator: makes a "float" run reproducible, for simulations.
         min_survivors: m_min, the fewest users that a sum is opened for; None: all.
-        vouch_for_transform: somebody answers for it that a transform without the hashes of its
-            public rows has seen no private one; the report says so.
-        allow_delta: lets a δ of 1/rows or more pass, which the report then says.
+        vouch_for_transform: the caller asserts that a transform without hashes of the rows it was
+            fitted on was fitted on no private row; the report says so.
+        allow_delta: accepts a δ of 1/rows or more; the report says so.
         faults: users that drop out or whose noise is known, for audits; the model is marked.
-        reserve: called once, when all users' first submissions are there, so that nothing can be
-            refused any more, and before any noise is drawn, with what is known of that noise:
-            whoever counts what is spent (`ledger.reservation`), or stops it by raising. The report
-            says "ledger": "none", until who counts says otherwise.
+        reserve: called once with what is known of the noise: when all users' first submissions
+            are there, so that nothing can be refused any more, and before any noise is drawn. It
+            counts what is spent (`ledger.reservation`), or stops the release by raising. The
+            report says "ledger": "none" unless `reserve` says otherwise.
         **options: settings of the method, as in `registry.build_method`, `user_clip` among them; Λ
             of a head that is left out is that of `request`.
 

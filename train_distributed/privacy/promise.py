@@ -39,8 +39,8 @@ class Privacy:
     delta: float  # failure probability δ in (0, 1)
     honest_fraction: float | None = None  # share of honest users (default: 0.5; one user: 1)
     unit: Unit = "record"  # one record is protected, or all of one user
-    group_size: int = 1  # such units that are protected together
-    noise_by: NoiseBy = "users"  # each user adds a share, or each of two servers all
+    group_size: int = 1  # number of units that are protected together
+    noise_by: NoiseBy = "users"  # who adds noise: each user a share, or each of two servers all
 
     def validate(self) -> None:
         """Raises ValueError for a field out of range."""

@@ -38,18 +38,18 @@ LOST = ("", "nan", "NaN", "NaT", "None", "<NA>")  # what conversions make of a m
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):
-    """Differentially private classifier of many users' rows, as scikit-learn takes it.
+    """Differentially private classifier of many users' rows, with scikit-learn's interface.
 
-    `fit` is one `train_distributed.release`. The classes are public, so a model that may leave the
-    building needs them: without `classes` they are counted from the labels, and the fit is a
-    simulation in floating point, as with a `random_state`; `report_["suitable_for_release"]` says
-    so, and a warning. Every fit spends ε anew, and no ledger counts it: choosing settings by scores
-    on private rows is covered by no ε.
+    `fit` is one `train_distributed.release`. The classes are public, so a model for release needs
+    `classes`. Without them they are counted from the labels, and the fit is a simulation with
+    floating-point noise, as it is with a `random_state`; `report_["suitable_for_release"]` and a
+    warning say so. Every fit spends ε anew, and no ledger counts it. No ε covers a choice of
+    settings by scores on private rows.
 
     **Owners.** `fit` takes the rows of one group as those of one user, who adds a share of the
-    noise. Without groups all rows are one owner's, which is another model: the noise is added once,
-    so it is more accurate. scikit-learn hands the `groups` of `cross_val_score` and `GridSearchCV`
-    to the splitter alone, unless its routing of metadata is on; see the example.
+    noise. Without groups all rows are one owner's, and another model results: the noise is added
+    once, so it is more accurate. scikit-learn passes the `groups` of `cross_val_score` and
+    `GridSearchCV` to the splitter alone, unless metadata routing is enabled, as in the example.
 
     **Steps before this one.** Rows pass the transform, which must be public. What a pipeline fits
     on the private rows first (StandardScaler, PCA, SimpleImputer, feature selection) learns from
@@ -76,8 +76,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
             given; None: either, with a warning where there are none.
         random_state: seed of a simulation; None: the operating system draws the noise.
 
-    scikit-learn's `check_estimator` passes, but seeds what it checks: fitted twice, a release is
-    two models, and labels that are none of the `classes` are refused.
+    scikit-learn's `check_estimator` passes, but it checks simulations, as it sets `random_state`.
+    Two fits of a release give two models, and labels outside `classes` are refused.
 
     Attributes:
         release_: the `Release`.

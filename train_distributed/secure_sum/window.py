@@ -1,4 +1,4 @@
-"""A sum over the reports of a time, one per user of a roll, by two aggregators.
+"""A sum over the reports of a period, one per user of a roll, by two aggregators.
 
 A `Window` is what all parties agree on: the aggregators' keys, the hash of the roll of users, how
 few reports may be opened, how much noise either aggregator adds, and from when to when reports are
@@ -55,7 +55,7 @@ class SecondSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """One sum over the reports of a time; it serves as a `Session`.
+    """One sum over the reports of a period, in place of a `Session`.
 
     Raises:
         ValueError: a field out of range.

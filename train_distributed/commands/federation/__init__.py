@@ -48,8 +48,8 @@ class Join:
     server: bool = False
     """Join as the second server of protocol `shares`, without rows."""
     hosts: tuple[str, ...] = ()
-    """Server: names and addresses for its certificate, made once in FOLDER/tls. Without any, its
-    reverse proxy has TLS."""
+    """Server: names and addresses for its certificate, made once in FOLDER/tls. Without any, TLS
+    is left to a reverse proxy."""
     passphrase_file: Path | None = None
     """File with a passphrase that encrypts the keys in FOLDER (default: they are not encrypted)."""
 
@@ -171,8 +171,8 @@ class Init:
     100 users or more and method discriminant clips every user's vectors to the length of honest
     ones and leaves second moments out: then few liars cannot ruin the model."""
     behind_proxy: bool = False
-    """Services speak plain HTTP to reverse proxies, which have TLS by public authorities. Without
-    this flag each service has a certificate of its own, and users agree to these."""
+    """Services speak plain HTTP to reverse proxies, which have certificates of public authorities.
+    Without this flag each service has a certificate of its own, and users agree to these."""
     deadlines: tuple[str, ...] = ()
     """Seconds that parties of `secagg` have, as come=3600: come (300), present (10), answer (300),
     send (120), goodbye (5), again (15), explained in docs/federation.md."""

@@ -105,7 +105,7 @@ class Collect:
     out: Path
     """Directory of the model."""
     ledger: Path | None = None
-    """File that counts what is given away; in the operator's folder if left out; `none`."""
+    """Ledger that counts the epsilon spent, or `none` (default: in the operator's folder)."""
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer; after that, collect again."""
     status: bool = False

@@ -72,7 +72,7 @@ class Report:
     channel. Without it you are shown the terms and asked, once per federation."""
     limits: Limits = field(default_factory=Limits)
     ledger: Path | None = None
-    """File that counts what is given away, or `none` (default: beside the embedding set)."""
+    """Ledger that counts the epsilon spent, or `none` (default: beside the embedding set)."""
     patience: float = 600.0
     """Seconds to wait for an aggregator that does not answer, and for the centre of a second sum;
     after that, report again."""

@@ -188,7 +188,7 @@ class Knowledge:
     (default: names are not used)."""
     examples: Path | None = None
     """Public embedding set with labels named as the private
-    classes (default: --public, where it has them; none)."""
+    classes, or `none` (default: --public, if it has them)."""
 
     @property
     def guesses(self) -> bool:

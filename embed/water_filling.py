@@ -1,8 +1,8 @@
 """Directions and lengths of features of which a noised sum shows most, and the rows' centre.
 
-A user sends sums of rows z = Aᵀ(y − m), |z| <= 1, and noise is added to them. Which A shows most of
-the class means? A linear code under a bound of length and additive noise has an optimal spectrum.
-The centre m is seen in a first noised sum, of raw coordinates y and |y|².
+A user sends sums of rows z = Aᵀ(y − m), |z| <= 1, and noise is added to them. The A is taken that
+preserves most information about the class means, which can be computed for additive noise and
+bounded lengths. The centre m is estimated from a first noised sum, of raw coordinates y and |y|².
 """
 
 import math

@@ -51,7 +51,7 @@ def default_tolerance(head: Head, n: int) -> float: ...
 @overload
 def default_tolerance(head: Head, n: Tensor) -> Tensor: ...
 def default_tolerance(head: Head, n: int | Tensor) -> float | Tensor:
-    """τ = 10⁻³ L/n, for one n or (users,) of them: a certificate at 10⁻³ of the sensitivity."""
+    """τ = 10⁻³ L/n, for one n or (users,) of them: the sensitivity 2L/(Λn) grows by 10⁻³ of it."""
     return 1e-3 * head.lipschitz / n
 
 

@@ -174,7 +174,7 @@ def least_squares_sensitivity(
     With `constant` a: class sums of rows [a, u] and moments of the features u alone, ‖u‖ ≤ r,
     r² = c² − a² (the moments' constant row would repeat what the class sums say). With
     a² + α²r⁴ ≤ r² and αr ≤ 1/√2 it is 2r, that of the class sums alone, by the theorem above.
-    Without: moments of whole rows ‖x‖ ≤ c, where r = c and nothing is counted.
+    Without `constant`: moments of whole rows ‖x‖ ≤ c; then r = c, and no classes are counted.
 
     Raises:
         ValueError: alpha or clip_norm out of scale, or a constant outside (0, clip_norm).

@@ -189,7 +189,7 @@ class UnreadableOption:
 
     skip_unreadable: bool = False
     """Leave out images that cannot be read, and name them in the output, instead of stopping at the
-    first. A user or class of whom nothing is left is an error."""
+    first. It is an error if nothing is left of a user or class."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Audit:
     """Attack releases with worst-case neighbours; exit code 1 if a promise is broken."""
 
     method: Literal["all", "servers", "evaluation"] | PrivateMethodName | None = None
-    """Method to attack (ADMM and Charter: its final model); `evaluation`: a private evaluation;
+    """Method to attack (for ADMM and Charter the final model); `evaluation`: a private evaluation;
     `all`: a list of configurations of our own methods; `servers`: the same list where two servers
     add the noise and the attacker is one of them (default: as in --config, otherwise all)."""
     epsilon: float | None = None

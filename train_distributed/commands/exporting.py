@@ -41,7 +41,7 @@ class Export:
     """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
     that the model keeps). Any other encoder is refused."""
     weights: str | None = None
-    """Weights file for --encoder (default: the weights it ships with)."""
+    """Weights file for --encoder (default: the weights shipped with it)."""
     input_size: tuple[int, int] | None = None
     """Height and width of the pictures, which the file brings to the size of the training pictures
     (default: that size)."""

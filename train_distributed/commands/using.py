@@ -44,7 +44,7 @@ class ModelPictures(PictureOptions, ModelSource):
     """Encoder of the training rows, as for `embed run` (default: the one in --model, or by the name
     that the model keeps). Any other encoder is refused."""
     weights: str | None = None
-    """Weights file for --encoder (default: the weights it ships with)."""
+    """Weights file for --encoder (default: the weights shipped with it)."""
     resize: int | None = None
     """Pixels to which the shorter side of pictures is scaled, for a model of an earlier version
     (default: the size of the training pictures, which no other may replace)."""

@@ -197,8 +197,8 @@ class Release:
     def with_prior(self, prior: ClassPrior) -> Self:
         """Release for other frequencies of the classes where it will be used.
 
-        Scores move by `prior_shift`, probabilities and classes with them. What the report says of
-        test rows is left out, for it was measured of the model as it was.
+        Scores move by `prior_shift`, probabilities and classes with them. The report loses its
+        metrics on test rows, which hold for the former prior.
 
         Args:
             prior: "equal", "private" (as in the private rows) or the share of every class.
@@ -241,9 +241,9 @@ class Release:
     def predict(
         self, embeddings: np.ndarray | Tensor, *, names: bool = False
     ) -> Tensor | np.ndarray:
-        """(n,) int64 classes of raw (n, p) embeddings, of the largest score; or their `names`.
+        """(n,) int64 class with the largest score for each of raw (n, p) embeddings, or its name.
 
-        Of several findings a picture (n, K) int64: 1 where a finding is more likely than not.
+        For a model of findings (n, K) int64: 1 where a finding is more likely than not.
         """
         if self.findings:
             if names:

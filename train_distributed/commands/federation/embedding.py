@@ -22,8 +22,8 @@ class Pictures:
     """Agreed names of all classes in their order; required with --pictures. An embedding set must
     have the same."""
     transform: Path | None = None
-    """Public transform of the operator. With --pictures it names encoder and preprocessing, the
-    pictures' size too; an embedding set must be of the same."""
+    """Public transform of the operator. Pictures are embedded with the encoder, preprocessing and
+    size that it names; an embedding set must have been made with the same."""
     encoder: str | None = None
     """Encoder as for `embed run`, with --pictures (default: the one that --transform names)."""
     weights: str | None = None

@@ -23,9 +23,8 @@ from train_distributed.one_shot.release import MADE_WITH, suitability
 from train_distributed.one_shot.source import refuse_seeded_split
 from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
-from train_distributed.released.evaluate import overlap_words
+from train_distributed.released.evaluate import Sum, overlap_words
 from train_distributed.released.evaluation import Evaluation, held_out, submissions
-from train_distributed.released.evaluation_estimates import estimate
 from train_distributed.secure_sum.opening import Opened
 
 REPORT = "evaluation.json"
@@ -76,7 +75,7 @@ class EvaluationTask(SumTask[EvaluationTerms]):
         release = read_model(model)
         if release.class_names != terms.class_names:
             raise ValueError(f"class_names must be the model's {release.class_names}")
-        method = Evaluation(num_classes=terms.num_classes, bins=terms.bins)
+        method = Evaluation.of(release, terms.bins)
         if federation.dimension != method.dimension:
             raise ValueError(
                 f"dimension must be the evaluation's {method.dimension}, got {federation.dimension}"
@@ -108,21 +107,14 @@ class EvaluationTask(SumTask[EvaluationTerms]):
 
     def released(self, opened: Opened, *, facts: SessionFacts) -> Answer:
         """Estimates with their intervals, from the sum of the survivors."""
-        sizes = self.rows_of(opened.users)
-        read = estimate(
-            self.method,
-            self.mechanism.decode(opened.total),
-            sizes,
-            self.mechanism.noise_std(len(sizes)),
-            confidence=CONFIDENCE,
-            sampling="rows",
-            grid=self._grid,
-        )
+        sizes, total = self.rows_of(opened.users), self.mechanism.decode(opened.total)
         report = self.plan.report() | {"rows": int(sizes.sum())}
         report |= {"model": self.terms.model, "method": self.terms.method}
         report |= {"with_the_training": overlap_words(self.terms.privacy)}
         report |= self._sum(opened, facts) | {"sampling": "rows"}
-        report |= read.as_dict(self.terms.class_names)
+        noise_std = self.mechanism.noise_std(len(sizes))
+        found = Sum([self.model], self.method, total, sizes, noise_std, self._grid, report)
+        report |= found.read(CONFIDENCE, "rows")[1][0]
         odd = self._unreachable(opened)
         report |= suitability(self.guarantee.privacy, "discrete", seeded=False, others=odd)
         return Answer(report | {"versions": versions(*MADE_WITH)})
@@ -139,10 +131,7 @@ def read_model(path: Path) -> Release:
     Raises:
         ValueError: naming the file, whatever it holds.
     """
-    model = load_file(path, Release.load_file, "a released model")
-    if model.findings:
-        raise ValueError("model must learn one class a picture for an evaluation, got findings")
-    return model
+    return load_file(path, Release.load_file, "a released model")
 
 
 def task_of(federation: Federation, agreed: Path) -> ModelTask | EvaluationTask:

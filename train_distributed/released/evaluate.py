@@ -58,6 +58,29 @@ class Sum:
     grid: float  # of confidences
     report: dict[str, Any]  # how it was made
 
+    def read(self, confidence: float, sampling: Sampling) -> tuple[list[Estimates], list[Any]]:
+        """Estimates, and what the report says under each prior, JSON-ready."""
+        estimates = [
+            estimate(
+                method,
+                piece,
+                self.sizes,
+                self.noise_std,
+                confidence=confidence,
+                sampling=sampling,
+                grid=self.grid,
+            )
+            for method, piece in self.method.apart(self.opened)
+        ]
+        models, each = self.releases, len(estimates) // len(self.releases)
+        if models[0].findings:
+            parts = [estimates[s : s + each] for s in range(0, len(estimates), each)]
+            return estimates, [_of_findings(models[0].class_names, part) for part in parts]
+        return estimates, [
+            each.as_dict(model.class_names, model.report.learned_shares)
+            for model, each in zip(models, estimates, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Evaluated:
@@ -97,27 +120,7 @@ def evaluate(
     """
     check_reading(confidence, sampling)
     found = summed(release, embeddings, privacy, **settings)
-    estimates = [
-        estimate(
-            method,
-            piece,
-            found.sizes,
-            found.noise_std,
-            confidence=confidence,
-            sampling=sampling,
-            grid=found.grid,
-        )
-        for method, piece in found.method.apart(found.opened)
-    ]
-    if release.findings:
-        each = len(release.class_names)
-        parts = [estimates[s : s + each] for s in range(0, len(estimates), each)]
-        under = [_of_findings(release.class_names, part) for part in parts]
-    else:
-        under = [
-            each.as_dict(model.class_names, model.report.learned_shares)
-            for model, each in zip(found.releases, estimates, strict=True)
-        ]
+    estimates, under = found.read(confidence, sampling)
     priors: list[ClassPrior | None] = [each.prior for each in found.releases]
     own = priors.index(release.prior) if release.prior in priors else 0
     told = {"sampling": sampling} | check.drop_none(prior=word_of(priors[own])) | under[own]
@@ -182,12 +185,7 @@ def summed(
     if prior is not None:
         priors = get_args(Word) if prior == "both" else (prior,)
         releases = [release.with_prior(each) for each in priors]
-    classes, problems = release.weights.shape[1], 1
-    if release.findings:
-        classes, problems = 2, classes
-    predictions = len(releases) * problems
-    method = Evaluation(num_classes=classes, bins=bins, predictions=predictions)
-    method.validate()
+    method = Evaluation.of(release, bins, len(releases))
     if noise == "discrete" and privacy.private:
         refuse_seeded_split(embeddings)
     rows = held_out(embeddings, release, training=training, overlap=overlap)

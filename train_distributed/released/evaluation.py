@@ -74,6 +74,16 @@ class Evaluation(Submission):
     bins: int = 10  # B of confidence, of equal width on [0, 1]; 0: no H and no R
     predictions: int = 1  # J of every record
 
+    @classmethod
+    def of(cls, release: Release, bins: int, priors: int = 1) -> "Evaluation":
+        """Of a model under so many priors; each finding is a problem of two classes."""
+        classes, problems = len(release.class_names), 1
+        if release.findings:
+            classes, problems = 2, classes
+        made = cls(num_classes=classes, bins=bins, predictions=priors * problems)
+        made.validate()
+        return made
+
     def validate(self) -> None:
         """Raises ValueError for a number out of range."""
         check.at_least(2, num_classes=self.num_classes)

@@ -209,9 +209,8 @@ def _evaluation(
     privacy.validate()
     place = folder / MODEL
     place.write_bytes(read_file(model / MODEL, LARGE))
-    names = read_model(place).class_names
-    method = Evaluation(num_classes=len(names), bins=BINS)
-    method.validate()
+    evaluated = read_model(place)
+    names, method = evaluated.class_names, Evaluation.of(evaluated, BINS)
     terms = EvaluationTerms(
         model=file_hash(place),
         bins=BINS,

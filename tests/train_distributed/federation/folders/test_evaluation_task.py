@@ -14,10 +14,11 @@ from train_distributed.commands.federation import Init, Join, Start
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.place import with_roll
 from train_distributed.federation.documents.terms import EvaluationTerms
 from train_distributed.federation.evaluation_task import EvaluationTask, task_of
 from train_distributed.federation.sum_task import SessionFacts
-from train_distributed.released.evaluate import summed
+from train_distributed.released.evaluate import evaluate, summed
 from train_distributed.secure_sum.opening import Opened
 
 USERS, EACH = 3, 40
@@ -98,6 +99,62 @@ def test_users_send_their_counts_and_the_sum_becomes_a_report(
     assert report["accuracy"]["low"] < report["accuracy"]["high"]
     answer.write(tmp_path)
     assert json.loads((tmp_path / "evaluation.json").read_text()) == report
+
+
+@pytest.mark.parametrize("protocol", ["secagg", "shares"])
+def test_a_model_of_findings_is_evaluated_as_by_oneself(tmp_path: Path, protocol: str) -> None:
+    """Without noise, the report is that of `evaluate` on the rows of all."""
+
+    def found(user: int) -> EmbeddingSet:
+        rows = of_user(user)
+        findings = np.stack([rows.labels != 0, rows.labels == 2], 1).astype(np.int8)
+        findings[:, 0] *= user != 1  # who lacks the first
+        meta = rows.meta | {"class_names": ["p", "q"]}
+        return replace(rows, labels=np.full(EACH, -1), findings=findings, meta=meta)
+
+    model = release(found(9), "findings", Privacy(1e3, 1e-5), sums=1)
+    model.save(tmp_path / "model")
+    files, held = [], [found(user) for user in range(USERS)]
+    for user, rows in enumerate(held):
+        rows.save(tmp_path / f"rows{user}")
+        folder = tmp_path / f"user{user}"
+        Join(folder, f"user-{user}", embeddings=tmp_path / f"rows{user}", held_out=True).run()
+        files.append(folder / f"user-{user}.party.json")
+    if shares := protocol == "shares":
+        Join(tmp_path / "server", "adder", server=True, hosts=("127.0.0.1",)).run()
+        files.append(tmp_path / "server" / "adder.party.json")
+    given = {"hosts": ("127.0.0.1",), "model": tmp_path / "model", "epsilon": 1e4}
+    fraction = {} if shares else {"honest_fraction": 0.8}
+    fed = tmp_path / "fed"
+    Init(fed, tuple(files), protocol=protocol, **given | fraction, minimum=USERS).run()
+    federation = with_roll(Federation.load(fed / "federation.json"), fed)
+    task = task_of(federation, fed / "model.safetensors")
+    assert isinstance(task, EvaluationTask)
+    sent = np.stack([task.encoded(user, rows) for user, rows in enumerate(held)])
+    if shares:
+        bound = task.norm_bounds[0][EACH // 4]
+        assert (np.linalg.norm(sent.view(np.int64).astype(float), axis=1) <= bound).all()
+    answer = task.released(Opened(sent.sum(0), frozenset(range(USERS))), facts=FACTS).report
+    together = replace(
+        held[0],
+        embeddings=np.concatenate([rows.embeddings for rows in held]),
+        labels=np.full(USERS * EACH, -1),
+        findings=np.concatenate([rows.findings for rows in held if rows.findings is not None]),
+        users=np.repeat(np.arange(USERS), EACH),
+        split=np.concatenate([rows.split for rows in held]),
+    )
+    alone = evaluate(model, together, Privacy(float("inf"), 1e-5)).report
+    for name, of in alone["per_finding"].items():
+        seen = answer["per_finding"][name]
+        assert seen["confusion"] == of["confusion"]
+        for share in ("balanced_accuracy", "accuracy"):
+            assert seen[share]["estimate"] == pytest.approx(of[share]["estimate"], abs=1e-3)
+    assert answer["one_sum"] == alone["one_sum"]
+    mean = alone["balanced_accuracy"]["estimate"]
+    assert answer["balanced_accuracy"]["estimate"] == pytest.approx(mean, abs=1e-3)
+    with pytest.raises(ValueError, match="findings of evaluation rows must be known"):
+        asked = held[0].meta | {"unknown": "ask"}
+        task.encoded(0, replace(held[0], findings=np.full((EACH, 2), -1, np.int8), meta=asked))
 
 
 def test_another_model_or_other_rows_are_refused(operator: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A federation of ten users with several findings a picture makes what `run` makes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,17 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.ports import free_port
 from tests.train_distributed.federation.folders.conftest import CLASSES, ROWS, embeddings
+from tests.train_distributed.federation.folders.engine import digest_of
 from tests.train_distributed.federation.folders.tasks import FACTS
+from tests.train_distributed.federation.folders.windows import Home, running
+from train_distributed.commands.federation import Start
+from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.documents.federation import Federation
+from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.documents.place import with_roll
-from train_distributed.federation.evaluation_task import read_model, task_of
+from train_distributed.federation.evaluation_task import task_of
 from train_distributed.federation.model_task import ModelTask
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.release import release
@@ -35,6 +43,16 @@ def findings(user: int, unknown: str | None = None) -> EmbeddingSet:
         found[::2, 2] = -1
     meta = plain.meta | {"unknown": unknown or "negative"}
     return replace(plain, labels=np.full(ROWS, -1), findings=found, meta=meta)
+
+
+def pooled(users: Sequence[EmbeddingSet]) -> EmbeddingSet:
+    return EmbeddingSet(
+        embeddings=np.concatenate([each.embeddings for each in users]),
+        labels=np.full(USERS * ROWS, -1),
+        findings=np.concatenate([each.findings for each in users if each.findings is not None]),
+        users=np.repeat(np.arange(USERS), ROWS),
+        meta=users[0].meta,
+    )
 
 
 @pytest.fixture
@@ -61,13 +79,7 @@ def test_a_federation_makes_what_run_makes(agreed, protocol: dict, unknown: str 
     centre = task.publish(first)
     sent = [task.encoded_at(i, s)(centre) for i, s in enumerate(users)]
     made = task.released(first, Opened(np.sum(sent, 0), everyone), facts=FACTS)
-    together = EmbeddingSet(
-        embeddings=np.concatenate([each.embeddings for each in users]),
-        labels=np.full(USERS * ROWS, -1),
-        findings=np.concatenate([each.findings for each in users if each.findings is not None]),
-        users=np.repeat(np.arange(USERS), ROWS),
-        meta=users[0].meta,
-    )
+    together = pooled(users)
     privacy = replace(task.guarantee.privacy, epsilon=1e9)
     options = task.terms.options
     ran = release(together, "findings", privacy, transform=task.transform, **options)
@@ -104,9 +116,43 @@ def test_classes_are_no_findings(agreed) -> None:
         task.encoded(0, findings(0))
 
 
-def test_a_federation_evaluates_no_model_of_findings(tmp_path: Path) -> None:
-    transform = PublicTransform.identity(2)
-    model = Release(torch.zeros(3, 2).double(), transform, ("a", "b"), findings=True)
-    model.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="model must learn one class a picture"):
-        read_model(tmp_path / "model" / "model.safetensors")
+@pytest.mark.parametrize(("protocol", "unknown"), [(SECAGG, "ask"), (SHARES, None)])
+def test_the_commands_make_what_run_makes(
+    initiated: Callable[..., Path], monkeypatch, protocol: dict, unknown: str | None
+) -> None:
+    """Ten users and the operator, each by its own command, over real lines and with noise."""
+    options = {"sums": 2} | ({"unknown": unknown} if unknown else {})
+    home = initiated(USERS, method="findings", options=options, port=free_port(), **protocol)
+    users = [findings(user, unknown) for user in range(USERS)]
+    for user, rows in enumerate(users):
+        rows.save(home / f"user{user}" / "embeddings", overwrite=True)
+    agreed = {"accept": digest_of(home), "limits": Limits(most_epsilon=2e4), "patience": 60.0}
+    with ExitStack() as stack:
+        if "servers" in protocol:
+            window = Home(home)
+            for folder in window.aggregators:
+                stack.enter_context(running(Aggregate(folder, window.window), monkeypatch))
+            own = window.collect(wait=True, patience=60.0).run
+            each = [window.report(user, **agreed).run for user in range(USERS)]
+        else:
+            own = Start(home / "fed", out=home / "model").run
+            given = {"invitation": home / "fed" / "invitation"} | agreed
+            folders = [home / f"user{user}" for user in range(USERS)]
+            each = [Start(at, embeddings=at / "embeddings", **given).run for at in folders]
+        with ThreadPoolExecutor(USERS) as pool:
+            started = [pool.submit(run) for run in each]
+            own()
+            for user in started:
+                user.result()
+    made = Release.load(home / "model")
+    assert (made.findings, made.report["survivors"], made.report["rounds"]) == (True, USERS, 2)
+    together = pooled(users)
+    ran = release(
+        together,
+        "findings",
+        Privacy(1e9, 1e-5),
+        transform=PublicTransform.load(home / "public.safetensors"),
+        **Federation.load(home / "fed" / "federation.json").task["options"],
+    )
+    x = together.embeddings
+    torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=0.02, rtol=0)

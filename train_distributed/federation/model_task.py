@@ -109,7 +109,8 @@ class ModelTask(SumTask[Terms]):
         if self.findings != (embeddings.findings is not None):
             kinds = ("several findings", "one class")[:: 1 if self.findings else -1]
             raise ValueError("embeddings must hold {} a picture as agreed, got {}".format(*kinds))
-        if embeddings.meta.get("unknown") == ASK != self.terms.options.get("unknown"):
+        told_apart = self.terms.method != "findings" or self.terms.options.get("unknown") == ASK
+        if embeddings.meta.get("unknown") == ASK and not told_apart:
             raise ValueError("unknown must be negative or positive as agreed, got ask")
         agreed = int(self.rows_of([identity]))
         train, names = embeddings.split == TRAIN, self.terms.class_names
@@ -125,7 +126,8 @@ class ModelTask(SumTask[Terms]):
     @property
     def findings(self) -> bool:
         """Whether it learns several findings a picture."""
-        return not METHODS[self.terms.method].classes
+        terms = self.terms
+        return not METHODS[terms.method].classes or bool(terms.options.get("findings"))
 
     @property
     def encoding(self) -> Encoding | None:

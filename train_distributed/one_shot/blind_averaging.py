@@ -39,6 +39,7 @@ from train_distributed.one_shot.class_prior import (
     shares_of,
 )
 from train_distributed.one_shot.method import Estimator, Fitted, Method
+from train_distributed.one_shot.registry import for_findings
 from train_distributed.one_shot.statistic import Chunk, NoisedSum, Statistic
 from train_distributed.privacy.guarantee import ROUND_UP
 
@@ -71,6 +72,7 @@ class TrainedHeads(Statistic):
     bound: Bound = "tight"
     prior: ClassPrior = "private"  # of a plain head, as published
     constant: float | None = None  # a, the first column of all rows; needed for another prior
+    findings: bool = False  # rows must have several findings each; without, they may
 
     def validate(self) -> None:
         """Raises ValueError for a setting out of range that the head cannot know."""
@@ -242,6 +244,8 @@ class TrainedHeads(Statistic):
 
     def submit(self, chunk: Chunk) -> Tensor:
         """n_i W_i without noise: (u, d K) float64."""
+        if self.findings and chunk.y.ndim != 3:
+            raise ValueError("embeddings must hold findings, as options say, got a set of classes")
         if self.solver == "exact":
             weights = fit_exact(
                 self.without_radius, chunk.x, chunk.y, counts=chunk.counts
@@ -322,6 +326,8 @@ def build(
     **options: Any,
 ) -> Method:
     """Blind averaging of heads of kind `name`; options: `radius`, fields of `TrainedHeads`."""
+    if options.get("findings"):
+        for_findings(name)
     of_head = {key: options.pop(key) for key in ("radius", "relaxation") if key in options}
     head = HEADS[name](
         num_classes=num_classes, clip_norm=transform.clip_norm, l2_reg=l2_reg, **of_head

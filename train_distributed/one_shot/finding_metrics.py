@@ -82,7 +82,7 @@ class FindingMetrics:
             means = {part: float(np.mean([of[part] for of in known])) for part in INTERVAL}
             macro[area] = means if known else None
         whole = (self._findings >= 0).all(1)
-        right = (self._said == (self._findings == 1)).all(1) & whole
+        right = ((self._odds > self.thresholds) == (self._findings == 1)).all(1) & whole
         return {
             "rows": self.rows,
             "macro": macro,
@@ -95,16 +95,9 @@ class FindingMetrics:
             "per_finding": each,
         }
 
-    @property
-    def _said(self) -> np.ndarray:
-        return self._odds > self.thresholds
-
-    def _known(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        known = self._findings[:, k] >= 0
-        return np.asarray(self._odds[known, k]), self._findings[known, k] == 1
-
     def _one(self, k: int) -> dict[str, Any]:
-        odds, has = self._known(k)
+        known = self._findings[:, k] >= 0
+        odds, has = np.asarray(self._odds[known, k]), self._findings[known, k] == 1
         said, rows, positive = odds > self.thresholds[k], len(has), int(has.sum())
         both = 0 < positive < rows
         probability = np.exp(-np.logaddexp(0, -odds))
@@ -134,6 +127,7 @@ def right_findings(scores: Tensor, findings: np.ndarray) -> tuple[float, float]:
 
 
 INTERVAL = ("estimate", "low", "high")
+QUANTILE = NormalDist().inv_cdf(0.975)  # theorem: a normal variable, intervals of 95 %
 RATES = np.linspace(0, 1, 101)  # size: false positive rates at which a ROC curve is kept
 
 
@@ -167,7 +161,7 @@ def _logit_interval(value: float, deviation: float, least: float) -> dict[str, f
     """Interval of a share; `least` keeps one at an end of [0, 1] from an interval of no width."""
     inner = min(max(value, least), 1 - least)
     deviation = max(deviation, math.sqrt(least * inner * (1 - inner)))
-    odds, width = math.log(inner / (1 - inner)), _quantile() * deviation / (inner * (1 - inner))
+    odds, width = math.log(inner / (1 - inner)), QUANTILE * deviation / (inner * (1 - inner))
     low, high = (1 / (1 + math.exp(-max(-700.0, odds + w))) for w in (-width, width))
     return {"estimate": value, "low": min(low, value), "high": max(high, value)}
 
@@ -196,8 +190,3 @@ def _words(share: dict[str, float] | None) -> str:
     if share is None:
         return "unknown"
     return f"{share['estimate']:.4f} ({share['low']:.4f} to {share['high']:.4f})"
-
-
-def _quantile() -> float:
-    """Of a normal variable, for intervals of 95 %."""
-    return NormalDist().inv_cdf(0.975)

@@ -87,16 +87,16 @@ METHODS: dict[str, MethodEntry] = {
     "svm": MethodEntry(
         build=partial(_built, "blind_averaging", "svm"),
         words="blind averaging: the average of one-vs-rest Huber SVMs that the users trained",
-        probabilities="softmax of the scores, which are no log-probabilities: a margin has no "
-        "likelihood; not calibrated",
+        probabilities="softmax (of findings sigmoid) of the scores, which are no "
+        "log-probabilities: a margin has no likelihood; not calibrated",
         rule=Rule(l2_reg=16),
         findings=True,
     ),
     "logistic": MethodEntry(
         build=partial(_built, "blind_averaging", "logistic"),
         words="blind averaging: the average of one-vs-rest logistic regressions of the users",
-        probabilities="softmax of the scores of regressions of one class against the rest, evened "
-        "out by regularisation and clipping and disturbed by noise; not calibrated",
+        probabilities="softmax (of findings sigmoid) of the scores of regressions of one class "
+        "against the rest, regularised, clipped and disturbed by noise; not calibrated",
         rule=Rule(l2_reg=16),
         findings=True,
     ),
@@ -298,3 +298,5 @@ class SettledOptions(MethodOptions):
     """Findings of a record that count in full; more weigh less each."""
     unknown: Literal["ask"] | None = None
     """Findings that are unknown are told apart from absent ones."""
+    findings: Literal[True] | None = None
+    """The head is of several findings a picture, as federations agree on before there are rows."""

@@ -182,7 +182,8 @@ class ReleaseRequest:
     @property
     def findings(self) -> bool:
         """Whether the rows are known to have several findings each."""
-        return self.held is not None and self.held.findings is not None
+        several = self.held is not None and self.held.findings is not None
+        return several or bool(self.options.get("findings"))
 
     @property
     def public(self) -> PublicTransform:

@@ -137,14 +137,14 @@ def _of_findings(names: Sequence[str], estimates: Sequence[Estimates]) -> dict[s
     The mean's interval takes the findings as fully correlated, which is the widest.
     """
     found = [each.as_dict(("absent", "present")) for each in estimates]
-    shares = [each.balanced_accuracy for each in estimates]
-    known = [share for share in shares if share.estimate is not None]
-    mean = {end: sum(getattr(s, end) for s in shares) / len(shares) for end in ("low", "high")}
-    whole = len(known) == len(shares)
+    shares = [each.balanced_accuracy.as_dict() for each in estimates]
+    ends = {end: [share[end] for share in shares] for end in shares[0]}
     return {
         "confidence_level": estimates[0].confidence,
-        "balanced_accuracy": mean
-        | {"estimate": sum(s.estimate or 0 for s in known) / len(known) if whole else None},
+        "balanced_accuracy": {
+            end: None if None in values else sum(values) / len(values)
+            for end, values in ends.items()
+        },
         "per_finding": dict(zip(names, found, strict=True)),
         "one_sum": f"{len(names)} findings by one sum, with noise sqrt({len(names)}) times that "
         "of one",

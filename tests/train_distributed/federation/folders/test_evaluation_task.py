@@ -152,9 +152,11 @@ def test_a_model_of_findings_is_evaluated_as_by_oneself(tmp_path: Path, protocol
     assert answer["one_sum"] == alone["one_sum"]
     mean = alone["balanced_accuracy"]["estimate"]
     assert answer["balanced_accuracy"]["estimate"] == pytest.approx(mean, abs=1e-3)
-    with pytest.raises(ValueError, match="findings of evaluation rows must be known"):
-        asked = held[0].meta | {"unknown": "ask"}
-        task.encoded(0, replace(held[0], findings=np.full((EACH, 2), -1, np.int8), meta=asked))
+    asked = held[0].meta | {"unknown": "ask"}
+    unknown = replace(held[0], findings=np.full((EACH, 2), -1, np.int8), meta=asked)
+    for rows, words in ((unknown, "findings of evaluation rows must be known"), (of_user(0), "mo")):
+        with pytest.raises(ValueError, match=words):
+            task.encoded(0, rows)
 
 
 def test_another_model_or_other_rows_are_refused(operator: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from train_distributed.federation.documents.place import with_roll
 from train_distributed.federation.evaluation_task import task_of
 from train_distributed.federation.model_task import ModelTask
 from train_distributed.one_shot.model import Release
+from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import release
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.opening import Opened
@@ -57,9 +58,9 @@ def pooled(users: Sequence[EmbeddingSet]) -> EmbeddingSet:
 
 @pytest.fixture
 def agreed(initiated: Callable[..., Path], tmp_path: Path) -> Callable[..., ModelTask]:
-    def make(unknown: str | None = None, **settings) -> ModelTask:
-        options = {"sums": 2} | ({"unknown": unknown} if unknown else {})
-        folder = initiated(USERS, **{"method": "findings", "options": options} | settings) / "fed"
+    def make(**settings) -> ModelTask:
+        fixed = {"method": "findings", "options": {"sums": 2}}
+        folder = initiated(USERS, **fixed | settings) / "fed"
         federation = with_roll(Federation.load(folder / "federation.json"), folder)
         task = task_of(federation, folder / "transform.safetensors")
         assert isinstance(task, ModelTask)
@@ -69,11 +70,21 @@ def agreed(initiated: Callable[..., Path], tmp_path: Path) -> Callable[..., Mode
 
 
 @pytest.mark.parametrize("protocol", [SECAGG, SHARES])
-@pytest.mark.parametrize("unknown", [None, "ask"])
-def test_a_federation_makes_what_run_makes(agreed, protocol: dict, unknown: str | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("findings", {}),
+        ("findings", {"unknown": "ask"}),
+        ("svm", {"findings": True}),
+        ("logistic", {"findings": True, "solver": "sgd"}),
+    ],
+)
+def test_a_federation_makes_what_run_makes(
+    agreed, protocol: dict, method: str, options: dict
+) -> None:
     """Of two sums, without the noise of either: to the rounding of the numbers that are sent."""
-    task = agreed(unknown, **protocol)
-    users = [findings(user, unknown) for user in range(USERS)]
+    task = agreed(method=method, options={"sums": 2} | options, **protocol)
+    users = [findings(user, "ask" if options else None) for user in range(USERS)]
     everyone = frozenset(range(USERS))
     first = Opened(np.sum([task.encoded(i, s) for i, s in enumerate(users)], 0), everyone)
     centre = task.publish(first)
@@ -81,13 +92,20 @@ def test_a_federation_makes_what_run_makes(agreed, protocol: dict, unknown: str 
     made = task.released(first, Opened(np.sum(sent, 0), everyone), facts=FACTS)
     together = pooled(users)
     privacy = replace(task.guarantee.privacy, epsilon=1e9)
-    options = task.terms.options
-    ran = release(together, "findings", privacy, transform=task.transform, **options)
+    ran = release(together, method, privacy, transform=task.transform, **task.terms.options)
     assert (made.findings, made.class_names) == (True, CLASSES)
-    assert made.report["method"] == ran.report["method"] == "findings"
+    assert method == "findings" or task.terms.options["prior"] == "private"  # of no classes
+    assert made.report["method"] == ran.report["method"] == method
     x = together.embeddings
-    torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=0.02, rtol=0)
-    assert made.report["prevalences"] == pytest.approx(ran.report["prevalences"], abs=0.02)
+    near = 0.02 if method == "findings" else 1e-3
+    torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=near, rtol=0)
+    assert np.ptp(ran.predict_proba(x).numpy()) > 0.1
+    if method == "findings":
+        assert made.report["prevalences"] == pytest.approx(ran.report["prevalences"], abs=0.02)
+        return
+    for refused in (task.encoded, lambda i, rows: release(rows, method, privacy, **options)):
+        with pytest.raises(ValueError, match="embeddings must hold"):
+            refused(0, replace(embeddings(0), users=np.zeros(ROWS, np.int64)))
 
 
 def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
@@ -108,6 +126,15 @@ def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             task.encoded(0, rows)
+
+
+def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
+    with pytest.raises(ValueError, match="method must be one of findings, svm, logistic"):
+        agreed(method="softmax", options={"findings": True})
+    transform = PublicTransform.fit(embeddings(99).embeddings)
+    for method in ("softmax", "discriminant", "findings"):  # of terms that no init wrote
+        with pytest.raises(ValueError, match="method"):
+            build_method(method, transform, 3, {"findings": True, "l2_reg": 0.1})
 
 
 def test_classes_are_no_findings(agreed) -> None:

@@ -354,8 +354,9 @@ class Participant:
             noise = "your noise inside"
         servers = [p for p in sorted(federation.verifying) if p >= FIRST_SERVER]
         yield f"{federation.display_name(self.party)} of federation {federation.digest.hex()}"
-        classes = f"{len(names)} classes: {', '.join(shown)}"
-        yield f"  {task.kind} by method {task.terms.method}; {classes}"
+        several = (task if isinstance(task, ModelTask) else task.model).findings
+        learned = f"{len(names)} {'findings' if several else 'classes'}: {', '.join(shown)}"
+        yield f"  {task.kind} by method {task.terms.method}; {learned}"
         if task.encoding is not None:
             yield f"  rows: by {task.encoding}"
         if known is not None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,10 +124,10 @@ def test_a_model_of_findings_is_evaluated_as_by_oneself(tmp_path: Path, protocol
     if shares := protocol == "shares":
         Join(tmp_path / "server", "adder", server=True, hosts=("127.0.0.1",)).run()
         files.append(tmp_path / "server" / "adder.party.json")
-    given = {"hosts": ("127.0.0.1",), "model": tmp_path / "model", "epsilon": 1e4}
-    fraction = {} if shares else {"honest_fraction": 0.8}
+    given: dict[str, Any] = {"protocol": protocol, "model": tmp_path / "model", "epsilon": 1e4}
+    given |= {} if shares else {"honest_fraction": 0.8}
     fed = tmp_path / "fed"
-    Init(fed, tuple(files), protocol=protocol, **given | fraction, minimum=USERS).run()
+    Init(fed, tuple(files), hosts=("127.0.0.1",), minimum=USERS, **given).run()
     federation = with_roll(Federation.load(fed / "federation.json"), fed)
     task = task_of(federation, fed / "model.safetensors")
     assert isinstance(task, EvaluationTask)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_classes_are_no_findings(agreed) -> None:
 
 @pytest.mark.parametrize(("protocol", "unknown"), [(SECAGG, "ask"), (SHARES, None)])
 def test_the_commands_make_what_run_makes(
-    initiated: Callable[..., Path], monkeypatch, protocol: dict, unknown: str | None
+    initiated: Callable[..., Path], monkeypatch, capsys, protocol: dict, unknown: str | None
 ) -> None:
     """Ten users and the operator, each by its own command, over real lines and with noise."""
     options = {"sums": 2} | ({"unknown": unknown} if unknown else {})
@@ -163,7 +164,7 @@ def test_the_commands_make_what_run_makes(
             each = [window.report(user, **agreed).run for user in range(USERS)]
         else:
             own = Start(home / "fed", out=home / "model").run
-            given = {"invitation": home / "fed" / "invitation"} | agreed
+            given: dict[str, Any] = {"invitation": home / "fed" / "invitation"} | agreed
             folders = [home / f"user{user}" for user in range(USERS)]
             each = [Start(at, embeddings=at / "embeddings", **given).run for at in folders]
         with ThreadPoolExecutor(USERS) as pool:
@@ -171,6 +172,7 @@ def test_the_commands_make_what_run_makes(
             own()
             for user in started:
                 user.result()
+    assert "release by method findings; 3 findings: a, b, c" in capsys.readouterr().out
     made = Release.load(home / "model")
     assert (made.findings, made.report["survivors"], made.report["rounds"]) == (True, USERS, 2)
     together = pooled(users)

@@ -93,9 +93,8 @@ def _shares(path: Path, shares: Tensor | None, classes: int, findings: bool) -> 
         raise ValueError(f"{path}: {SHARES} must be > 0, got {float(shares.min()):g}")
     if findings and not (shares < 1).all():
         raise ValueError(f"{path}: {SHARES} of findings must be < 1, got {float(shares.max()):g}")
-    if (
-        not findings and not abs(float(shares.sum()) - 1) <= TOLERANCE
-    ):  # also true where one is infinite
+    beyond = abs(float(shares.sum()) - 1)  # infinite where one is
+    if not findings and not beyond <= TOLERANCE:
         raise ValueError(f"{path}: {SHARES} must have the sum 1, got {float(shares.sum()):.9g}")
     return shares
 

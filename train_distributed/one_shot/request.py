@@ -220,6 +220,8 @@ class ReleaseRequest:
         entry, rule = METHODS.get(method), rule_of(method)
         several = entry is not None and (not entry.classes or self.findings)
         found = with_shares(self.options, names, findings=several)
+        if several and rule.l2_reg is not None:  # whose margins have no prevalences to set anew
+            check.equal("private", prior=found.get("prior", "private"))
         mapped = not transform.is_identity
         discriminant = entry is not None and entry.sums_rows
         if method == "findings" and self.held is not None and self.held.meta.get("unknown") == ASK:

@@ -285,6 +285,7 @@ def test_neighbours_move_every_sum_by_no_more_than_is_planned() -> None:
     [
         ({"method": "softmax"}, "method must be one of findings, svm, logistic"),
         ({"embeddings": "classes"}, "must hold findings"),
+        ({"method": "logistic", "prior": "equal"}, "prior must be private, got equal"),
         ({"most_findings": 0.5}, "most_findings must be in"),
         ({"unknown": "no"}, "unknown must be one of"),
         ({"rounds": 3}, "options must fit method 'findings'"),

@@ -317,6 +317,7 @@ class FindingDiscriminant(Estimator):
         covariance, scatter = total + posterior.doubt, None
         if own.moments:
             seen = own.moment_matrix(noised) / rows - torch.outer(mean, mean)
+            seen += torch.eye(len(mean)) * (noised.noise_std / rows) ** 2  # in the mean's square
             knowing = transform.known is not None
             scatter = NoisyScatter(
                 total, seen, own.moment_std(noised) / rows, torch.zeros_like(seen), knowing
@@ -329,6 +330,7 @@ class FindingDiscriminant(Estimator):
             for k, slope in enumerate(slopes.mT):
                 squares = torch.outer(slope, slope) / said[k]
                 ratios[k] = scatter.ratio_along(squares, scatter.noised)
+            ratios *= scatter.optimism(apart, posterior.doubt)
         true = true_share(noisy, posterior, covariance)
         rates = self.rates(noised)
         # η of each finding about that of all, found as `true_share` finds it
@@ -342,8 +344,12 @@ class FindingDiscriminant(Estimator):
         distance = present - absent
         within = (ratios * said - odds * present.square()).clamp(min=0.1 * ratios * said)
         steep = distance / (within + TAILS * distance.square())
+        # noise in μ is in d as well, with the other sign: rows lie higher along w than about μ
+        own_noise = noised.noise_std / own.known_counts(noised) / (KNOWN if own.unknown else 1.0)
+        higher = taken * (own_noise / noisy.noise).square()
         slopes = slopes * steep
-        bias = log_odds_of(self.prior, rates) - steep * (present + absent) / 2 - mean @ slopes
+        middle = higher + (present + absent) / 2
+        bias = log_odds_of(self.prior, rates) - steep * middle - mean @ slopes
         weights = torch.cat([bias[None] / transform.constant, slopes])
         return Fitted(weights, class_shares=rates, prior=self.prior)
 

@@ -146,7 +146,6 @@ def linear_discriminant(means: Tensor, covariance: Tensor, shares: Tensor) -> tu
 
 RIDGE = 0.7  # prior: of the edge of the noise's spectrum
 FADING = 4.0  # prior: mean variances; where classes are known, a larger ridge shrinks again
-DRAWS = 4  # size: of a bootstrap
 DEVIATION = 0.15  # prior: standard deviation of the ratio about that without a ridge
 
 
@@ -177,20 +176,21 @@ class NoisyScatter:
         ridge = self.ridge * torch.eye(len(self.noised), dtype=torch.float64)
         return spiked_covariance(self.public, self.noised, self.noise) + ridge
 
-    def optimism(self, means: Tensor, doubt: Tensor) -> float:
+    def optimism(self, means: Tensor, doubt: Tensor, draws: int = 4) -> float:
         """Variance along Σ⁻¹ means, over what `ratio_along` finds by the moments that gave Σ.
 
         Directions that are solved by noised moments lie where noise made these small. A parametric
-        bootstrap (Efron 1979) says by how much: W as estimated, `DRAWS` times noised like ours,
+        bootstrap (Efron 1979) says by how much: W as estimated, some times noised like ours, and
         each time Σ estimated anew.
 
         Args:
             means: (q, K), as estimated.
             doubt: (q, q) that Σ has besides.
+            draws: of noise.
         """
         w, draw = spiked_covariance(self.public, self.noised, self.noise), torch.Generator()
         true, found = 0.0, 0.0
-        for seed in range(DRAWS):
+        for seed in range(draws):
             z = torch.randn(w.shape, generator=draw.manual_seed(seed), dtype=torch.float64)
             again = replace(self, noised=w + self.noise * (z + z.mT) / math.sqrt(2))
             slopes = torch.linalg.solve(again.covariance() + doubt, means)

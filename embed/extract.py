@@ -254,7 +254,7 @@ def summary(done: EmbeddingSet, images: ImageSet, out: Path) -> list[str]:
 
 
 def _prevalences(done: EmbeddingSet, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Of every finding: its share of the rows that know it, users who have it, unknown rows."""
+    """Lines (label, words) on the findings: rows and users with each, and rows where unknown."""
     assert done.findings is not None
     several = int(((done.findings == 1).sum(1) > 1).sum())
     lines = [("findings", f"{len(names)}; several in {several} of {len(done)} rows")]

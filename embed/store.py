@@ -102,7 +102,7 @@ class EmbeddingSet:
 
     @property
     def targets(self) -> np.ndarray:
-        """What is learned of the rows: (N, K) findings, or (N,) labels where there are none."""
+        """Training targets of the rows: (N, K) findings, or (N,) labels where there are none."""
         return self.labels if self.findings is None else self.findings
 
     @property

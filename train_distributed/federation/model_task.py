@@ -34,7 +34,7 @@ from train_distributed.secure_sum.opening import Opened
 
 @dataclass(frozen=True)
 class ModelTask(SumTask[Terms]):
-    """What users compute in a federation that trains a model, and what becomes of their sum.
+    """Task of a federation that trains a model: users' submissions, and the model from their sum.
 
     It follows from the agreed terms and the public transform alone.
     """
@@ -125,7 +125,7 @@ class ModelTask(SumTask[Terms]):
 
     @property
     def findings(self) -> bool:
-        """Whether it learns several findings a picture."""
+        """Whether the model learns several findings a picture."""
         terms = self.terms
         return not METHODS[terms.method].classes or bool(terms.options.get("findings"))
 

@@ -91,7 +91,7 @@ class LedgerReservation:
                 self._id = None
 
     def kept_centre(self, facts: Mapping[str, Any]) -> "Tensor | None":
-        """What the first of two sums has found, in a try whose second sum failed; None: no such.
+        """The centre found by the first of two sums, if the second one failed; None: there is none.
 
         Beside the ledger, whose entry counts both sums, the centre is kept until the release is
         written, so that the next try opens no other sum for it. Anybody may know it, and about any

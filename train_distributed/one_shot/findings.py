@@ -231,6 +231,11 @@ class FindingMoments(ClassMoments):
         known = self.sums(noised)[0, 1 + self.num_classes :] / constant
         return known.clamp(min=rows / 20, max=rows)
 
+    def mean_noise(self, noised: NoisedSum) -> Tensor:
+        """(K,) deviation of the noise in μ, the mean of the rows that know each finding."""
+        weight = KNOWN if self.unknown else 1.0
+        return noised.noise_std / (weight * self.known_counts(noised))
+
     def row_variance(self, noised: NoisedSum) -> float:
         """Mean variance of a feature among the rows; of public rows where no moments are sent."""
         if not self.moments:
@@ -294,12 +299,12 @@ class FindingDiscriminant(Estimator):
         """d, and the deviation of its noise."""
         own, k = self.statistic, self.statistic.num_classes
         sums, counts = own.sums(noised)[1:], own.weighted_counts(noised)
-        known, weight = own.known_counts(noised), KNOWN if own.unknown else 1.0
+        known = own.known_counts(noised)
         of_known = sums[:, 1 + k :] if own.unknown else sums[:, :1]
         apart = sums[:, 1 : 1 + k] / counts - of_known / known
-        noise = noised.noise_std * ((own.gain * counts) ** -2 + (weight * known) ** -2).sqrt()
+        noise = (noised.noise_std / (own.gain * counts)).square() + own.mean_noise(noised).square()
         chance = own.row_variance(noised) * (1 / counts - 1 / known).clamp(min=0)
-        return NoisyMeans(apart, (noise.square() + chance).sqrt(), counts / counts.sum())
+        return NoisyMeans(apart, (noise + chance).sqrt(), counts / counts.sum())
 
     def posterior(self, noised: NoisedSum) -> tuple[Posterior, dict[str, float]]:
         """Posterior of d, and the probability of each guess by its source."""
@@ -344,9 +349,9 @@ class FindingDiscriminant(Estimator):
         distance = present - absent
         within = (ratios * said - odds * present.square()).clamp(min=0.1 * ratios * said)
         steep = distance / (within + TAILS * distance.square())
-        # noise in μ is in d as well, with the other sign: rows lie higher along w than about μ
-        own_noise = noised.noise_std / own.known_counts(noised) / (KNOWN if own.unknown else 1.0)
-        higher = taken * (own_noise / noisy.noise).square()
+        # noise in μ of all rows is in d with the other sign, so rows lie higher along w
+        shared = 0.0 if own.unknown else own.mean_noise(noised)
+        higher = taken * (shared / noisy.noise).square()
         slopes = slopes * steep
         middle = higher + (present + absent) / 2
         bias = log_odds_of(self.prior, rates) - steep * middle - mean @ slopes

@@ -76,7 +76,7 @@ class Evaluation(Submission):
 
     @classmethod
     def of(cls, release: Release, bins: int, priors: int = 1) -> "Evaluation":
-        """Of a model under so many priors; each finding is a problem of two classes."""
+        """The statistic that evaluates a model under so many priors; a finding is two classes."""
         classes, problems = len(release.class_names), 1
         if release.findings:
             classes, problems = 2, classes

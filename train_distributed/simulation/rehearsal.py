@@ -236,12 +236,12 @@ class Rehearsal:
 
     @property
     def method(self) -> str:
-        """That of `run` for such rows."""
+        """The method that `run` takes by default: of classes, or of several findings a picture."""
         return DEFAULT if self.labels.ndim == 1 else for_findings(DEFAULT)
 
     @property
     def measures(self) -> tuple[str, str]:
-        """What `Played.accuracy` and `Played.balanced` are."""
+        """Names of the two figures that `Played` calls accuracy and balanced."""
         findings = "all findings right", "area under ROC"
         return ("accuracy", "balanced accuracy") if self.method == DEFAULT else findings
 

@@ -139,7 +139,7 @@ def fill(folder: Path, init: "Init", settings: "RunConfig") -> "SumTask":
 
 
 def _deadlines(given: tuple[str, ...]) -> Deadlines:
-    """Those that were typed, as come=600, and the rest as they are."""
+    """Deadlines of a federation from NAME=SECONDS as typed; defaults for the names left out."""
     named = {name: seconds for name, _, seconds in (each.partition("=") for each in given)}
     return converted(named, Deadlines, Path("deadlines"), strict=False)
 

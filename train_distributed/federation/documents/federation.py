@@ -52,7 +52,7 @@ class Deadlines(Document, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What parties must know of them."""
+        """The deadlines that matter to a party, as a sentence that commands print."""
         return (
             f"parties have {self.come:g} s to come, {self.answer:g} s to answer each question and "
             f"{self.send:g} s to send an answer"

@@ -30,7 +30,7 @@ def carry(message: Message, context: Context) -> Message:
 
 
 def ask(path: str, content: bytes) -> bytes:
-    """What the party that listens at a path answers.
+    """Sends content to the party that listens at a path, and returns the party's answer.
 
     Raises:
         OSError: nobody listens there, or the party broke off.

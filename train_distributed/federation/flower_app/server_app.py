@@ -151,15 +151,15 @@ class Operator:
 
     @property
     def gone(self) -> bool:
-        """Whether it has not answered for too long."""
+        """Whether the operator has given no answer for longer than `patience`."""
         return self._missed is not None and time.monotonic() - self._missed > self.patience
 
     def look(self) -> None:
-        """Finds out whether it answers."""
+        """Finds out whether the operator answers."""
         self._ask("GET", "/healthz")
 
     def answer(self, told: bytes) -> bytes:
-        """What it answers to a party's poll: status u16 | content."""
+        """The operator's answer to a party's poll: status u16 | content."""
         digest, shown, poll = told[1:33], told[33:HEAD_BYTES], told[HEAD_BYTES:]
         until = time.monotonic() + FRESH_SECONDS
         while time.monotonic() < until and not self.gone:

@@ -81,7 +81,7 @@ def explained(rows: Sequence[Result], *, brackets: bool = True) -> str:
 
 
 def _under_priors(rows: Sequence[Result]) -> list[str]:
-    """Line of the mean accuracies under either prior, of the rows that know them, if they differ.
+    """Line of the mean accuracies under either prior, of the rows that know them, unless alike.
 
     Examples:
         >>> under = {"accuracy": 0.9, "balanced_accuracy": 0.8}
@@ -89,15 +89,13 @@ def _under_priors(rows: Sequence[Result]) -> list[str]:
         >>> _under_priors([Result("d", "d", "iid", 1.0, 0, 0.9, {}, "raw", by_prior=both)])
         ['with prior equal: 90.0 (80.0), private: 95.0 (70.0) on average']
     """
-    known = [row.by_prior for row in rows if row.by_prior]
-    if all(len({tuple(each.values()) for each in under.values()}) == 1 for under in known):
+    words, known = dict[str, str](), [row.by_prior for row in rows if row.by_prior]
+    for prior in known[0] if known else ():
+        a, b = (np.mean([under[prior][name] for under in known]) for name in known[0][prior])
+        words[prior] = f"{100 * a:.1f} ({100 * b:.1f})"
+    if len({*words.values()}) < 2:
         return []
-    means = {
-        prior: [np.mean([under[prior][name] for under in known]) for name in known[0][prior]]
-        for prior in known[0]
-    }
-    words = (f"{prior}: {100 * a:.1f} ({100 * b:.1f})" for prior, (a, b) in means.items())
-    return [f"with prior {', '.join(words)} on average"]
+    return [f"with prior {', '.join(map(': '.join, words.items()))} on average"]
 
 
 def summarise(rows: Iterable[Result], by: Sequence[str] = BY) -> dict[tuple[Any, ...], Summary]:
@@ -216,7 +214,8 @@ def draw_frontier(
         axis.set_xticks(places, [f"{place:g}" for place in places])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+        if not names.keys() <= drawn.keys() or axis is axes[0]:  # one serves panels of equal lines
+            axis.legend(fontsize=7)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     summaries = [(x, s) for p in panels.values() for line in p.values() for x, s in line.items()]

@@ -5,16 +5,12 @@ state is in PostgreSQL and the proxy is nginx where they are installed; else in 
 lines stand for the proxy.
 """
 
-import contextlib
 import os
 import re
 import shlex
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,16 +19,12 @@ from pathlib import Path
 from tests.benchmarks.postgresql import BINARIES, running
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.engine import digest_of
-from tests.train_distributed.federation.folders.test_through_proxies import carry
+from tests.train_distributed.federation.folders.lines import terminating
 from tests.train_distributed.federation.folders.test_units import UNITS
 from tests.train_distributed.federation.folders.windows import SETTINGS
 from train_distributed.commands.federation.collecting import Collect, MakeWindow
 from train_distributed.commands.federation.reporting import Report
-from train_distributed.federation.documents.certificates import (
-    SERVER,
-    SERVER_KEY,
-    write_certificate,
-)
+from train_distributed.federation.documents.certificates import SERVER, write_certificate
 
 SERVICES = ("leader", "helper")
 BEFORE = {9443: "leader", 9444: "helper"}  # port of the proxy -> who is behind it
@@ -81,30 +73,9 @@ def process(words: list[str], home: Path, log: Path) -> Iterator[None]:
 @contextmanager
 def plain_proxy(home: Path, ports: dict[int, int]) -> Iterator[None]:
     """TLS at each port, and plain HTTP to the one behind it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(home / "tls" / SERVER, home / "tls" / SERVER_KEY)
-
-    def serve(listener: socket.socket, behind: int) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                line, _ = listener.accept()
-                threading.Thread(target=joined, args=(line, behind), daemon=True).start()
-
-    def joined(line: socket.socket, behind: int) -> None:
-        with (
-            contextlib.suppress(OSError),
-            context.wrap_socket(line, server_side=True) as secure,
-            socket.create_connection(("127.0.0.1", behind)) as there,
-        ):
-            back = threading.Thread(target=carry, args=(there, secure), daemon=True)
-            back.start()
-            carry(secure, there)
-            back.join()
-
     with ExitStack() as stack:
         for port, behind in ports.items():
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            threading.Thread(target=serve, args=(listener, behind), daemon=True).start()
+            stack.enter_context(terminating(home / "tls", behind, port))
         yield
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 from scipy.stats import binomtest, rankdata
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, roc_curve
 from torch import Tensor
 
 from train_distributed.one_shot.metrics import BINS, _array
@@ -133,9 +133,7 @@ RATES = np.linspace(0, 1, 101)  # size: false positive rates at which a ROC curv
 
 def roc(scores: np.ndarray, has: np.ndarray) -> list[float]:
     """True positive rates at the false positive `RATES`, of (n,) scores and (n,) bool."""
-    order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)
-    false, true = (np.append(0, np.cumsum(side[order])[last] / side.sum()) for side in (~has, has))
+    false, true, _ = roc_curve(has, scores, drop_intermediate=False)
     return np.interp(RATES, false, true).round(4).tolist()
 
 

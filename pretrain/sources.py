@@ -75,7 +75,7 @@ def open_images(
 def _opened(source: str, reading: Reading) -> ImageSet:
     kind, _, rest = source.partition(":")
     path = Path(source)
-    if reading.layout != "auto" and not path.is_dir():
+    if reading.layout != "auto" and not path.is_dir() and (path.exists() or rest):
         raise ValueError(f"layout must be left out for {source}, which is no folder")
     if reading.encoding is not None and kind != "csv":
         raise ValueError(f"encoding must be left out for {source}, which is no csv file")

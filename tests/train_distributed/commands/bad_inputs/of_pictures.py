@@ -44,6 +44,7 @@ LABELS = np.arange(4) % 3
 
 CASES = table(
     (f"{RUN} nowhere", r"images must be an npz file, .* got nowhere"),
+    (f"{RUN} nowhere --layout flat", r"images must be an npz file, .* got nowhere"),
     (f"{RUN} ''", r"images must be .* got nothing"),
     (f"{RUN} 'a\0b'", r"images must be .* got|null"),
     (f"{RUN} csv:", r"images must be .* got csv:"),

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from train_distributed.federation.aggregator_limits import Credit, RateLimits
 from train_distributed.federation.aggregator_server import serve
 from train_distributed.federation.aggregator_watch import Watch
 from train_distributed.federation.documents.certificates import trust
+from train_distributed.federation.limited_http import Line
 from train_distributed.secure_sum.aggregator import Send, request_bytes
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, acknowledge
 from train_distributed.secure_sum.window import HELPER, LEADER
@@ -267,6 +270,26 @@ def test_connections_that_do_nothing_make_room(
             client.report(0, hall.service.report(0, vector(0)))
         count = hall.watches[LEADER].registry.get_sample_value
         assert count("aggregator_closed_connections_total", {"why": "crowded"})
+
+
+def test_a_connection_that_was_reset_leaves_nothing_behind(hall: Hall) -> None:
+    """Its buffers, with TLS 60 KiB, are not held until it would have been idle for too long."""
+
+    def lines() -> int:
+        gc.collect()
+        return sum(type(each) is Line for each in gc.get_objects())
+
+    most = lines() + 1  # the one that was accepted last
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", hall.ports[LEADER])) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert b"404" in stranger.recv(4096)
+            reset = struct.pack("ii", 1, 0)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    until = time.monotonic() + 10
+    while lines() > most and time.monotonic() < until:
+        time.sleep(0.05)
+    assert lines() <= most
 
 
 def test_an_impostor_cannot_acknowledge(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811

@@ -103,7 +103,7 @@ def proofs(found: Any) -> Iterator[Line]:
 Lines = Callable[[Any], Iterator[Line]]
 BENCHES: dict[str, tuple[Lines, str]] = {  # with their settings
     "heads": (heads, ""),
-    "embed": (embed, "--reference-data DIR --rows 2000"),
+    "embed": (embed, "--reference-data DIR --rows 1000"),
     "simclr": (simclr, "--reference-data DIR --steps 5"),
     "noise": (noise, ""),
     "intake": (intake, "--rows 5000"),

@@ -3,100 +3,85 @@
 import re
 import socket
 import sqlite3
-import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.train_distributed.federation.folders.engine import digest_of
-from tests.train_distributed.federation.folders.windows import SETTINGS, Home, running
+from tests.train_distributed.federation.folders.homes import Engine, digest_of, federation_of
+from tests.train_distributed.federation.folders.windows import Home, web_server
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed.commands.federation import Start, collecting
 from train_distributed.commands.federation.aggregating import Aggregate
 from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import write_certificate
-from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.sessions import remember
-from train_distributed.federation.documents.window_file import WINDOW, WindowFile
+from train_distributed.federation.documents.window_file import WindowFile
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.journal import DurableJournal
 
 NO_ONE = (
-    r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(1 s of at most 3 s\): .*Connection refused$"
+    r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(0 s of at most 1 s\): .*Connection refused$"
 )
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @pytest.fixture
-def home(initiated) -> Home:
-    return Home(initiated(**SETTINGS))
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is said after a tenth of a second."""
+    monkeypatch.setattr("pretrain.cli.waiting.FIRST", 0.1)
 
 
 def at(home: Home, host: str, port: int) -> Path:
     """The window, whose aggregators are elsewhere."""
-    file = WindowFile.load(home.window / WINDOW)
-    made = WindowFile.of(file.window, dict.fromkeys(file.addresses, (host, port)))
+    made = WindowFile.of(home.file.window, dict.fromkeys(home.file.addresses, (host, port)))
     made.save(home.home / "elsewhere.json")
     return home.home / "elsewhere.json"
 
 
-@contextmanager
-def serving(tls: Path | None) -> Iterator[int]:
-    """Another web server, with the certificate in this folder."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    server.handle_error = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
-    if tls is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls / "server.pem", tls / "server.key")
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def test_an_aggregator_that_is_gone_is_waited_for_aloud(windowed: Home, capsys) -> None:
+    for command in (
+        windowed.report(0, patience=0.9),
+        windowed.collect(patience=0.9),
+        windowed.collect(patience=0.9, status=True),
+    ):
+        with pytest.raises(ConnectionError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
+            command.run()
+        assert re.search(NO_ONE, capsys.readouterr().err, re.MULTILINE)
+    assert windowed.used(0) == 0
+    assert not windowed.model.exists()
 
 
-@pytest.mark.parametrize("command", ["report", "collect", "status"])
-def test_an_aggregator_that_is_gone_is_waited_for_aloud(home, capsys, command: str) -> None:
-    made = home.report(0) if command == "report" else home.collect(status=command == "status")
-    object.__setattr__(made, "patience", 3.0)
-    with pytest.raises(ConnectionError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer: "):
-        made.run()
-    assert re.search(NO_ONE, capsys.readouterr().err, re.M)
-    assert home.used(0) == 0
-    assert not (home.home / "model").exists()
-
-
-def test_a_server_that_says_nothing_is_waited_for_aloud(home, monkeypatch, capsys) -> None:
+def test_a_server_that_says_nothing_is_waited_for_aloud(
+    windowed: Home, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     """While a single question is under way, and also where an invitation is fetched."""
-    monkeypatch.setattr("train_distributed.federation.aggregator_client.SECONDS", 1.7)
-    monkeypatch.setattr("train_distributed.federation.links.SECONDS", 1.7)
+    for module in ("aggregator_client", "links"):
+        monkeypatch.setattr(f"train_distributed.federation.{module}.SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
-            home.report(0, window=at(home, "127.0.0.1", port), patience=0.0).run()
-        link = f"https://127.0.0.1:{port}/invitations/{digest_of(home.home)}"
+            windowed.report(0, window=at(windowed, "127.0.0.1", port), patience=0.0).run()
+        link = f"https://127.0.0.1:{port}/invitations/{digest_of(windowed.home)}"
         with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
-            home.report(0, window=None, invitation=link).run()
+            windowed.report(0, window=None, invitation=link).run()
     said = capsys.readouterr().err
     assert "waiting for aggregator 0 at 127.0.0.1:" in said
-    assert f"waiting for https://127.0.0.1:{port} (1 s): it has the invitation" in said
+    assert f"waiting for https://127.0.0.1:{port} (0 s): it has the invitation" in said
 
 
-def test_what_no_patience_mends_ends_at_once(home, capsys) -> None:
-    start, fed, other = time.monotonic(), home.home / "fed", home.home / "other"
+def test_what_no_patience_mends_ends_at_once(windowed: Home) -> None:
+    start, other = time.monotonic(), windowed.home / "other"
     other.mkdir()
     write_certificate(other, ["127.0.0.1"])
-    with serving(None) as plain, serving(fed / "tls") as secure, serving(other) as foreign:
+    agreed = windowed.home / "fed" / "tls"
+    with (
+        web_server() as plain,
+        web_server(tls=agreed) as secure,
+        web_server(tls=other) as foreign,
+    ):
         for host, port, words in (
             ("no.such.host.invalid", 1, r"at no\.such\..* no host has this name"),
             ("127.0.0.1", plain, "it does not speak TLS, which was agreed on"),
@@ -104,38 +89,44 @@ def test_what_no_patience_mends_ends_at_once(home, capsys) -> None:
             ("127.0.0.1", foreign, "must be valid, for this address, and agreed on"),
             ("127.0.0.1", secure, "aggregator 0 at 127.* refuses: status 501"),
         ):
-            report = home.report(0, window=at(home, host, port), patience=600.0)
+            report = windowed.report(0, window=at(windowed, host, port), patience=600.0)
             with pytest.raises((ConnectionError, ValueError), match=words) as refused:
                 report.run()
             assert "\n" not in str(refused.value)
     assert time.monotonic() - start < 20
-    assert home.used(0) == 0
+    assert windowed.used(0) == 0
 
 
-def test_nobody_waits_beyond_the_end_of_the_window(home, monkeypatch) -> None:
-    closes, start = WindowFile.load(home.window / WINDOW).window.closes, time.monotonic()
-    monkeypatch.setattr(time, "time", lambda: closes - 1.0)
+def test_nobody_waits_beyond_the_end_of_the_window(
+    windowed: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes, start = windowed.file.window.closes, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: closes - 0.5)
     with pytest.raises(ConnectionError, match="must answer"):
-        home.report(0, patience=600.0).run()
+        windowed.report(0, patience=600.0).run()
     assert time.monotonic() - start < 20
 
 
-def test_collect_says_how_many_reports_it_waits_for(home, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(collecting, "LOOK_SECONDS", 1.2)
+def test_collect_says_how_many_reports_it_waits_for(
+    windowed: Home, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(collecting, "LOOK_SECONDS", 0.3)
     counts = [0, 0, 1, 3]
     monkeypatch.setattr(Aggregators, "decided", lambda self, keys: counts.pop(0))
     with pytest.raises(ConnectionError):
-        home.collect(wait=True, patience=0.0).run()
+        windowed.collect(wait=True, patience=0.0).run()
     said = capsys.readouterr().err
-    assert re.search(r"waiting for users' reports \(1 s of .*\): 0 of 3 are decided\n", said)
-    assert re.search(r"waiting for users' reports \(2 s of .*\): 1 of 3 are decided\n", said)
+    assert re.search(r"waiting for users' reports \(0 s of .*\): 0 of 3 are decided\n", said)
+    assert re.search(r"waiting for users' reports \(1 s of .*\): 1 of 3 are decided\n", said)
 
 
-def test_a_used_up_federation_is_an_error_at_once(initiated, engine, capsys) -> None:
+def test_a_used_up_federation_is_an_error_at_once(
+    initiated: Callable[..., Path], engine: Engine
+) -> None:
     home = initiated()
     start = Start(home / "user0", home / "fed" / "invitation", accept=digest_of(home))
     assert start.run() == 0  # nobody has asked it for anything
-    federation = Federation.load(home / "fed" / "federation.json")
+    federation = federation_of(home)
     journal = DurableJournal(remember(home / "user0", federation, 0))
     journal.claim(federation.digest, "session0", b"n" * 32)
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more: all that were agr"):
@@ -143,30 +134,18 @@ def test_a_used_up_federation_is_an_error_at_once(initiated, engine, capsys) -> 
     assert len(engine.parties) == 1
 
 
-def test_a_user_of_another_window_that_has_no_session_left_waits_for_nobody(
-    home, monkeypatch
-) -> None:
-    with running(Aggregate(home.home / "fed", home.window), monkeypatch):
-        home.report(0).run()
-    window = home.changed_window(nonce=bytes(32))
-    with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
-        home.report(0, window=window, patience=600.0).run()
-    home.report(0, patience=0.0)  # its own is kept, and can be sent again
-    assert home.used(0) == 1
-
-
-def test_a_ledger_that_another_program_has_is_waited_for_aloud(tmp_path, capsys) -> None:
+def test_a_ledger_that_another_program_has_is_waited_for_aloud(tmp_path: Path, capsys) -> None:
     ledger = Ledger(tmp_path / "rows.ledger")
     ledger.reserve(GAUSSIAN)
     other = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
     for hold in ("EXCLUSIVE", "IMMEDIATE"):
         other.execute(f"BEGIN {hold}")
-        release = threading.Timer(1.5, other.execute, ("COMMIT",))
+        release = threading.Timer(0.6, other.execute, ("COMMIT",))
         release.start()
         ledger.reserve(GAUSSIAN)
         release.join()
         said = capsys.readouterr().err
-        assert f"waiting for another command, which has {ledger.path} in use (1 s of" in said
+        assert f"waiting for another command, which has {ledger.path} in use (0 s of" in said
         assert "no longer waiting for another command" in said
     other.close()
 
@@ -179,8 +158,11 @@ def test_a_ledger_that_another_program_has_is_waited_for_aloud(tmp_path, capsys)
         ("no.such.host.invalid:1", r"listen must be an address of this machine, got no\.such"),
     ],
 )
-def test_an_address_that_cannot_be_listened_at_is_named(home, listen: str, words: str) -> None:
-    with serving(None) as taken:
-        command = Aggregate(home.home / "fed", home.window, listen=listen.format(taken=taken))
+def test_an_address_that_cannot_be_listened_at_is_named(
+    windowed: Home, listen: str, words: str
+) -> None:
+    with web_server() as taken:
+        fed = windowed.home / "fed"
+        command = Aggregate(fed, windowed.window, listen=listen.format(taken=taken))
         with pytest.raises((OSError, ValueError), match=words):
             command.run()

@@ -22,6 +22,7 @@ from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.documents.window_file import WINDOW
 from train_distributed.privacy.promise import Privacy
 
+KNOWN = "known of the classes before, from public sources"
 WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
 
 
@@ -107,9 +108,9 @@ def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, lis
     _check_nothing_given(home, listening)
 
 
-def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
-    promise = Privacy(2.0, 1e-5, 0.7)
-    home = federated(Start, sessions=2, options={"sums": 2}, privacy=promise)
+def test_all_that_a_user_gives_away_is_shown(federated, knowing, engine, capsys) -> None:
+    given = {"privacy": Privacy(2.0, 1e-5, 0.7), "transform": knowing, "options": {"sums": 2}}
+    home = federated(Start, sessions=2, **given)
     capsys.readouterr()
     numbers = federation_of(home).second_dimension
     assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
@@ -127,22 +128,11 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
         "sent to the operator at 127.0.0.1:",
         "secret from the server, colluding with at most 0.1 of the users",
         "transform.safetensors: SHA-256 ",
+        f"{KNOWN}: names of 200 public classes",
     ):
         assert words in said
     (alone,) = re.findall(r"if all others collude: epsilon ([\d.]+)", said)
     assert float(alone) > 2.96
-
-
-@pytest.mark.parametrize("knows", [True, False])
-def test_public_guesses_of_the_classes_are_shown(
-    federated, knowing: Path, engine: Engine, capsys, knows: bool
-) -> None:
-    given = {"transform": knowing} if knows else {}
-    home = federated(Start, **given)
-    capsys.readouterr()
-    assert _options(Start, home, accept=digest_of(home)).run() == 0
-    words = "known of the classes before, from public sources: names of 200 public classes"
-    assert (words in capsys.readouterr().out) == knows
 
 
 def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monkeypatch) -> None:
@@ -162,11 +152,10 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monk
         "sent to aggregator 0 at 127.0.0.1:",
     ):
         assert words in said
+    assert KNOWN not in said
 
 
-def test_what_was_accepted_in_this_folder_is_not_asked_again(
-    initiated, engine: Engine, capsys
-) -> None:
+def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine, capsys) -> None:
     home = initiated()
     asked = _options(Start, home)
     assert replace(asked, accept=digest_of(home)).run() == 0
@@ -194,9 +183,7 @@ def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_user_at_a_terminal_is_asked(
-    command, federated, listening, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_user_at_a_terminal_is_asked(command, federated, listening, monkeypatch, capsys) -> None:
     home = federated(command)
     refusal = f"answer must be yes to take part in federation {digest_of(home)}, got 'no'"
     capsys.readouterr()

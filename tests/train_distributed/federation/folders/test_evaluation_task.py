@@ -81,9 +81,7 @@ def test_an_evaluation_is_agreed_to_as_well(task: EvaluationTask, tmp_path: Path
     assert not (tmp_path / "user0" / "state").exists()
 
 
-def test_users_send_their_counts_and_the_sum_becomes_a_report(
-    task: EvaluationTask, tmp_path: Path
-) -> None:
+def test_users_send_their_counts_and_the_sum_becomes_a_report(task, tmp_path) -> None:
     invitation = Invitation.read(tmp_path / "fed" / "invitation")
     assert invitation.agreed.read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
     assert task.terms.sizes == dict.fromkeys(range(USERS), EACH // 4)
@@ -117,7 +115,7 @@ def with_findings(user: int) -> EmbeddingSet:
     "given", [{"protocol": "secagg", "honest_fraction": 0.8}, {"protocol": "shares"}]
 )
 def test_a_model_of_findings_is_evaluated_as_by_oneself(
-    evaluated: Callable[..., EvaluationTask], tmp_path: Path, given: dict[str, Any]
+    evaluated, tmp_path, given: dict[str, Any]
 ) -> None:
     """Without noise, the report is that of `evaluate` on the rows of all."""
     task = evaluated(with_findings, "findings", epsilon=1e4, **given)

@@ -21,7 +21,6 @@ from tests.train_distributed.federation.folders.homes import (
     embeddings,
     federation_of,
 )
-from tests.train_distributed.federation.folders.windows import Home
 from train_distributed.commands.federation import Start
 from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.evaluation_task import task_of
@@ -126,6 +125,12 @@ def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
             task.encoded(0, rows)
 
 
+def test_classes_are_no_findings(agreed) -> None:
+    task = agreed(method="discriminant", **SECAGG)
+    with pytest.raises(ValueError, match="must hold one class a picture as agreed, got several"):
+        task.encoded(0, findings(0))
+
+
 def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
     with pytest.raises(ValueError, match="method must be one of findings, svm, logistic"):
         agreed(method="softmax", options={"findings": True})
@@ -135,19 +140,9 @@ def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
             build_method(method, transform, 3, {"findings": True, "l2_reg": 0.1})
 
 
-def test_classes_are_no_findings(agreed) -> None:
-    task = agreed(method="discriminant", **SECAGG)
-    with pytest.raises(ValueError, match="must hold one class a picture as agreed, got several"):
-        task.encoded(0, findings(0))
-
-
 @pytest.mark.parametrize(("protocol", "unknown"), [(SECAGG, "ask"), (SHARES, None)])
 def test_the_commands_make_what_run_makes(
-    initiated: Callable[..., Path],
-    opened: Callable[..., Home],
-    capsys: pytest.CaptureFixture[str],
-    protocol: dict[str, Any],
-    unknown: str | None,
+    initiated, opened, capsys, protocol: dict[str, Any], unknown: str | None
 ) -> None:
     """Ten users and the operator, each by its own command, over real lines and with noise."""
     options = {"sums": 2} | ({"unknown": unknown} if unknown else {})

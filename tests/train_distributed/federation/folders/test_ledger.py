@@ -101,9 +101,7 @@ def test_what_other_commands_spent_on_the_rows_counts(two: Two) -> None:
     assert journal.detail(first.digest, "session1") is None
 
 
-def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(two, monkeypatch) -> None:
     folder, (first, _) = two
     claim = DurableJournal.claim
 
@@ -187,9 +185,7 @@ def test_promises_for_users_are_added_up_for_users(two: Two) -> None:
     replace(records, limits=most).check()  # one record is in one part
 
 
-def test_a_federation_whose_digest_begins_like_another_s_is_refused(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_federation_whose_digest_begins_like_another_s_is_refused(two, monkeypatch) -> None:
     """64 bits name a folder's state, and an operator can find two federations that share them."""
     folder, federations = two
     state = remember(folder, federations[0], 0)

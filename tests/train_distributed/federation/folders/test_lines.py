@@ -1,12 +1,14 @@
-"""Links, proxies and TLS: whoever is on the line can change nothing, and gets nothing."""
+"""Lines to services: whoever is on one changes nothing; nobody waits in silence, or in vain."""
 
 import asyncio
 import json
+import re
 import socket
+import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -15,12 +17,7 @@ import pytest
 from starlette.applications import Starlette
 
 from tests.ports import free_port
-from tests.train_distributed.federation.folders.homes import (
-    Engine,
-    digest_of,
-    federation_of,
-    init_of,
-)
+from tests.train_distributed.federation.folders.homes import digest_of, federation_of, init_of
 from tests.train_distributed.federation.folders.windows import (
     SETTINGS,
     Home,
@@ -29,20 +26,28 @@ from tests.train_distributed.federation.folders.windows import (
     terminating,
     web_server,
 )
-from train_distributed.commands.federation import Join, Start, Status
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
+from train_distributed.commands.federation import Join, Start, collecting
 from train_distributed.commands.federation.aggregating import Aggregate, Invite
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import invited
 from train_distributed.federation import links
+from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.private_keys import read_private
-from train_distributed.federation.documents.window_file import WINDOW
+from train_distributed.federation.documents.sessions import remember
+from train_distributed.federation.documents.window_file import WINDOW, WindowFile
 from train_distributed.federation.links import invitation_routes
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll
 
 HOST = "sum.example"  # which only the proxy knows
+NO_ONE = (
+    r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(0 s of at most 1 s\): .*Connection refused$"
+)
 
 
 @pytest.fixture
@@ -104,17 +109,18 @@ def served(home: Path, window: Path | None = None) -> tuple[str, dict[str, bytes
     return base, {path: got.content for path, got in answers.items() if got.status_code == 200}
 
 
-def test_an_invitation_is_served_without_an_aggregator(
-    initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_party_of_secagg_starts_by_its_link(initiated, engine, monkeypatch) -> None:
+    """Its invitation is served without an aggregator."""
     home, at = initiated(), f"127.0.0.1:{free_port()}"
-    folder, link = home / "user0", f"https://{at}/invitations/{digest_of(home)}"
+    user, digest = home / "user0", digest_of(home)
+    link = f"https://{at}/invitations/{digest}"
     with running(Invite(home / "fed", at), monkeypatch):
-        found = invited(link, folder, read_private(folder), "")
-    assert found.federation == federation_of(home)
+        assert invited(link, user, read_private(user), "").federation == federation_of(home)
+        assert Start(user, link, embeddings=user / "embeddings", accept=digest).run() == 0
+    assert engine.parties[0].address == "127.0.0.1:9092"
 
 
-def test_nothing_that_was_changed_on_the_line_is_believed(windowed: Home, line: Line) -> None:
+def test_nothing_that_was_changed_on_the_line_is_believed(windowed, line, monkeypatch) -> None:
     home = windowed.home
     base, files = served(home, windowed.window / WINDOW)
     link, folder = line.at + base, home / "user1"
@@ -153,35 +159,20 @@ def test_nothing_that_was_changed_on_the_line_is_believed(windowed: Home, line: 
     }
     with pytest.raises(ValueError, match="must have the digest that you were told, x"):
         invited(link, folder, keys, 16 * "x")
-
-
-def test_a_server_that_sends_without_end_is_left(
-    initiated: Callable[..., Path], line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = initiated(**SETTINGS)
-    base, line.files = served(home)
     monkeypatch.setattr(links, "LARGE", 100)
     with pytest.raises(ValueError, match="must be at most 100 bytes, got more"):
-        invited(line.at + base, home / "user0", read_private(home / "user0"), "")
+        invited(link, folder, keys, "")
 
 
-def test_a_party_of_secagg_starts_by_its_link(
-    initiated: Callable[..., Path], line: Line, engine: Engine
-) -> None:
-    home = initiated()
-    base, line.files = served(home)
-    user = home / "user0"
-    Start(user, line.at + base, embeddings=user / "embeddings", accept=digest_of(home)).run()
-    assert engine.parties[0].address == "127.0.0.1:9092"
-
-
-def test_a_link_is_all_that_a_user_needs(opened: Callable[..., Home]) -> None:
+def test_a_link_is_all_that_a_user_needs(opened, monkeypatch) -> None:
     """Federation, transform, its place and the window come from the operator's aggregator."""
-    home = opened()
+    monkeypatch.setattr("train_distributed.commands.federation.setup.MOST_PLACES", 2)
+    home = opened()  # of so many users that no file is written for each
+    assert not (home.home / "fed" / "invitation" / "places").exists()
+    with pytest.raises(ValueError, match="must be registered in"):
+        home.report(0).run()
     digest = digest_of(home.home)
     at = "https://{}:{}/invitations/".format(*home.file.addresses[FIRST_SERVER])
-    for path in (home.home / "fed" / "invitation" / "places").iterdir():
-        path.unlink()  # as where there are very many
     for user in (0, 2, 0):
         home.report(user, invitation=at + digest, window=None).run()
     home.collect().run()
@@ -230,7 +221,7 @@ def far(initiated: Callable[..., Path]) -> Home:
 
 
 def test_a_proxy_is_named_in_the_question_and_carries_the_report(
-    far: Home, proxy: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, capsys
+    far, proxy, monkeypatch, capsys
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"me:hush@{proxy[0]}")  # without a scheme
     port = far.file.addresses[FIRST_SERVER][1]
@@ -252,7 +243,7 @@ def test_a_proxy_is_named_in_the_question_and_carries_the_report(
 
 @pytest.mark.parametrize("given", ["nonsense://p:1", "http://", "socks5://127.0.0.1:9"])
 def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_made(
-    far: Home, monkeypatch: pytest.MonkeyPatch, given: str
+    far, monkeypatch, given: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", given)
@@ -279,9 +270,7 @@ def test_a_proxy_that_does_not_answer_is_named(far: Home, monkeypatch: pytest.Mo
     assert far.used(0) == 0
 
 
-def test_secagg_goes_through_the_proxy_too(
-    initiated: Callable[..., Path], engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_secagg_goes_through_the_proxy_too(initiated, engine, monkeypatch, capsys) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://p:1")
     home = initiated()
     user, given = home / "user0", {"accept": digest_of(home), "operator": "h:9"}
@@ -290,40 +279,8 @@ def test_secagg_goes_through_the_proxy_too(
     assert words in capsys.readouterr().out
 
 
-def test_a_window_behind_proxies_of_an_authority_that_the_system_trusts(
-    initiated: Callable[..., Path], other: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    own = [free_port(), free_port()]
-    monkeypatch.setenv("SSL_CERT_FILE", str(other / "server.pem"))
-    with ExitStack() as stack:
-        ports = [stack.enter_context(terminating(other, port)) for port in own]
-        addresses = tuple(f"127.0.0.1:{port}" for port in ports)
-        home = Home(initiated(**SETTINGS, behind_proxy=True), addresses=addresses)
-        assert not (home.home / "fed" / "tls").exists()
-        assert not (home.window / "ca.pem").exists()
-        for folder, port in zip(home.aggregators, own, strict=True):
-            aggregator = Aggregate(folder, home.window, listen=f"127.0.0.1:{port}")
-            stack.enter_context(running(aggregator, monkeypatch))
-        with monkeypatch.context() as patched:
-            patched.delenv("SSL_CERT_FILE")
-            with pytest.raises(ConnectionError, match="certificate must be valid, for this addre"):
-                home.report(0).run()
-        assert home.used(0) == 0
-        capsys.readouterr()
-        for user in range(3):
-            home.report(user).run()
-        said = capsys.readouterr().out
-        assert said.count(", whose proxy has TLS by a public authority\n") == 3
-        home.collect().run()
-    Status(home.home / "fed").run()
-    said = capsys.readouterr().out
-    assert "plain HTTP behind a proxy that has TLS" in said
-    report = json.loads((home.model / "report.json").read_text())
-    assert report["survivors"] == 3
-
-
 def test_nobody_between_with_another_certificate_gets_anything(
-    windowed: Home, other: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    windowed, other, monkeypatch, tmp_path
 ) -> None:
     """Where TLS was agreed on, the system's authorities do not count, and no plain HTTP does."""
     monkeypatch.setenv("SSL_CERT_FILE", str(other / "server.pem"))
@@ -335,3 +292,129 @@ def test_nobody_between_with_another_certificate_gets_anything(
             with pytest.raises(ConnectionError, match="for this address, and agreed on"):
                 windowed.report(0, window=tmp_path / "w", patience=60.0).run()
     assert windowed.used(0) == 0
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait is said after a tenth of a second."""
+    monkeypatch.setattr("pretrain.cli.waiting.FIRST", 0.1)
+
+
+def at(home: Home, host: str, port: int) -> Path:
+    """The window, whose aggregators are elsewhere."""
+    made = WindowFile.of(home.file.window, dict.fromkeys(home.file.addresses, (host, port)))
+    made.save(home.home / "elsewhere.json")
+    return home.home / "elsewhere.json"
+
+
+def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: Home, capsys) -> None:
+    for command in (
+        windowed.report(0, patience=0.9),
+        windowed.collect(patience=0.9),
+        windowed.collect(patience=0.9, status=True),
+    ):
+        with pytest.raises(ConnectionError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
+            command.run()
+        assert re.search(NO_ONE, capsys.readouterr().err, re.MULTILINE)
+    assert windowed.used(0) == 0
+    assert not windowed.model.exists()
+
+
+def test_a_server_that_says_nothing_is_waited_for_aloud(
+    soon, windowed, monkeypatch, capsys
+) -> None:
+    """While a single question is under way, and also where an invitation is fetched."""
+    for module in ("aggregator_client", "links"):
+        monkeypatch.setattr(f"train_distributed.federation.{module}.SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
+            windowed.report(0, window=at(windowed, "127.0.0.1", port), patience=0.0).run()
+        link = f"https://127.0.0.1:{port}/invitations/{digest_of(windowed.home)}"
+        with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
+            windowed.report(0, window=None, invitation=link).run()
+    said = capsys.readouterr().err
+    assert "waiting for aggregator 0 at 127.0.0.1:" in said
+    assert f"waiting for https://127.0.0.1:{port} (0 s): it has the invitation" in said
+
+
+def test_what_no_patience_mends_ends_at_once(windowed: Home) -> None:
+    start, other = time.monotonic(), windowed.home / "other"
+    other.mkdir()
+    write_certificate(other, ["127.0.0.1"])
+    agreed = windowed.home / "fed" / "tls"
+    with web_server() as plain, web_server(tls=agreed) as secure, web_server(tls=other) as foreign:
+        for host, port, words in (
+            ("no.such.host.invalid", 1, r"at no\.such\..* no host has this name"),
+            ("127.0.0.1", plain, "it does not speak TLS, which was agreed on"),
+            ("localhost", secure, "must be valid, for this address, and agreed on"),
+            ("127.0.0.1", foreign, "must be valid, for this address, and agreed on"),
+            ("127.0.0.1", secure, "aggregator 0 at 127.* refuses: status 501"),
+        ):
+            report = windowed.report(0, window=at(windowed, host, port), patience=600.0)
+            with pytest.raises((ConnectionError, ValueError), match=words) as refused:
+                report.run()
+            assert "\n" not in str(refused.value)
+    assert time.monotonic() - start < 20
+    assert windowed.used(0) == 0
+
+
+def test_nobody_waits_beyond_the_end_of_the_window(windowed, monkeypatch) -> None:
+    closes, start = windowed.file.window.closes, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: closes - 0.5)
+    with pytest.raises(ConnectionError, match="must answer"):
+        windowed.report(0, patience=600.0).run()
+    assert time.monotonic() - start < 20
+
+
+def test_collect_says_how_many_reports_it_waits_for(soon, windowed, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(collecting, "LOOK_SECONDS", 0.3)
+    counts = [0, 0, 1, 3]
+    monkeypatch.setattr(Aggregators, "decided", lambda self, keys: counts.pop(0))
+    with pytest.raises(ConnectionError):
+        windowed.collect(wait=True, patience=0.0).run()
+    said = capsys.readouterr().err
+    assert re.search(r"waiting for users' reports \(0 s of .*\): 0 of 3 are decided\n", said)
+    assert re.search(r"waiting for users' reports \(1 s of .*\): 1 of 3 are decided\n", said)
+
+
+def test_a_used_up_federation_is_an_error_at_once(initiated, engine) -> None:
+    home = initiated()
+    start = Start(home / "user0", home / "fed" / "invitation", accept=digest_of(home))
+    assert start.run() == 0  # nobody has asked it for anything
+    federation = federation_of(home)
+    journal = DurableJournal(remember(home / "user0", federation, 0))
+    journal.claim(federation.digest, "session0", b"n" * 32)
+    with pytest.raises(ValueError, match="sessions must be <= 1, got one more: all that were agr"):
+        start.run()
+    assert len(engine.parties) == 1
+
+
+def test_a_ledger_that_another_program_has_is_waited_for_aloud(
+    soon, tmp_path: Path, capsys
+) -> None:
+    ledger = Ledger(tmp_path / "rows.ledger")
+    ledger.reserve(GAUSSIAN)
+    other = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
+    for hold in ("EXCLUSIVE", "IMMEDIATE"):
+        other.execute(f"BEGIN {hold}")
+        release = threading.Timer(0.6, other.execute, ("COMMIT",))
+        release.start()
+        ledger.reserve(GAUSSIAN)
+        release.join()
+        said = capsys.readouterr().err
+        assert f"waiting for another command, which has {ledger.path} in use (0 s of" in said
+        assert "no longer waiting for another command" in said
+    other.close()
+
+
+def test_an_address_that_cannot_be_listened_at_is_named(windowed) -> None:
+    with web_server() as taken:
+        for listen, words in (
+            (f"127.0.0.1:{taken}", r"listen must be a free port .*\d+: Address already"),
+            ("192.0.2.7:9100", r"listen must be a free port .*192\.0\.2\.7:9100: Cannot assign"),
+            ("no.such.host.invalid:1", r"listen must be an address of this machine, got no\.such"),
+        ):
+            command = Aggregate(windowed.home / "fed", windowed.window, listen=listen)
+            with pytest.raises((OSError, ValueError), match=words):
+                command.run()

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,42 +15,29 @@ from embed.hold_out import with_held_out
 from embed.run import Run as Embed
 from pretrain.datasets import EVALUATION
 from pretrain.sources import open_images
-from tests.train_distributed.federation.folders.homes import (
-    Engine,
-    digest_of,
-    embeddings,
-    init_of,
-    join,
-)
-from tests.train_distributed.federation.folders.windows import Home
-from tests.train_distributed.sized_pictures import COLOURS, OTHER, SAME, draw, embedded
+from tests.train_distributed.federation.folders.homes import digest_of, embeddings, init_of, join
+from tests.train_distributed.sized_pictures import COLOURS, SAME, draw, embedded
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.exporting import Export
-from train_distributed.commands.federation import Join, Start, hosting
+from train_distributed.commands.federation import Join, Start
 from train_distributed.commands.federation.embedding import Pictures, own_set
 from train_distributed.commands.using import Evaluate, Predict
-from train_distributed.federation import operation
 from train_distributed.federation.documents.party import Party
-from train_distributed.federation.evaluation_task import task_of
-from train_distributed.federation.model_task import ModelTask
-from train_distributed.federation.operation import Operation
-from train_distributed.federation.progress import Log
 from train_distributed.ledger.ledger import NONE
 from train_distributed.released.export import run_torch
-from train_distributed.secure_sum.opening import Opened
 
 CLASSES, ROWS, USERS = tuple(COLOURS), 24, 3
+OWN = ("resize", "image-size", "as stored")  # spellings of one size, of a user each
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private sets under every spelling, and public transforms of a network and of the default."""
+    """Private sets of one size and of another, public transforms of a network and the default."""
     root = tmp_path_factory.mktemp("sizes")
-    for number, (name, spelling) in enumerate(SAME.items()):
-        embedded(root, f"same {name}", number, **spelling)
-    for number, (name, spelling) in enumerate(OTHER.items()):
-        embedded(root, f"other {name}", 20 + number, **spelling)
-    public = EmbeddingSet.open(embedded(root, "public", 40, **SAME["resize"]))
+    for number, name in enumerate(OWN):
+        embedded(root, name, number, **SAME[name])
+    embedded(root, "other", 20, resize=24)
+    public = EmbeddingSet.open(embedded(root, "public", 40, resize=32))
     ours = PublicTransform.fit(public, components=4)
     ours.save(root / "ours.safetensors")
     assert ours.encoding is not None
@@ -78,47 +64,35 @@ def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
     return home
 
 
-def start(home: Path, own: Path) -> int:
-    invitation = home / "fed" / "invitation"
-    return Start(home / "user0", invitation, own, accept=digest_of(home)).run()
-
-
-def check_refused(run: Callable[[], object], own: Path) -> None:
-    """A set of pictures of another size is refused, and both sizes named."""
+def check_size(home: Path, own: Path, other: Path) -> None:
+    """A set of pictures of another size is refused, and both sizes named; its own is taken."""
+    invitation, accept = home / "fed" / "invitation", digest_of(home)
     with pytest.raises(ValueError, match="federation and embeddings must be emb") as caught:
-        run()
-    encoding = EmbeddingSet.open(own).encoding
-    assert encoding is not None
+        Start(home / "user0", invitation, other, accept=accept).run()
     assert "; 32 x 32 px)" in str(caught.value)
-    assert f"; {encoding.preprocess})" in str(caught.value)
+    assert "; 24 x 24 px)" in str(caught.value)
+    assert Start(home / "user0", invitation, own, accept=accept).run() == 0
 
 
-@pytest.mark.parametrize("kind", ["release", "evaluation"])
-def test_a_federation_takes_sets_of_one_size(
-    engine: Engine, place: Path, tmp_path: Path, kind: str
-) -> None:
-    names = [*(f"other {name}" for name in OTHER), *(f"same {name}" for name in SAME)]
-    sets = {name: place / name for name in names}
-    if kind == "release":
-        home = federation(tmp_path, transform=place / "ours.safetensors")
-    else:
-        own = EmbeddingSet.open(place / "same resize")
-        own = replace(own, users=np.arange(len(own)) % 4)
-        public = PublicTransform.load(place / "ours.safetensors")
-        model = release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, sums=1)
-        model.save(tmp_path / "model")
-        for name, path in sets.items():
-            sets[name] = tmp_path / "held" / name
-            with_held_out(EmbeddingSet.open(path), 0.5).save(sets[name])
-        given = {"transform": None, "class_names": (), "model": tmp_path / "model"}
-        home = federation(tmp_path, rows=ROWS // 2, **given)
-    for name, own in sets.items():
-        if name.startswith("other"):
-            check_refused(lambda own=own: start(home, own), own)
-            assert not engine.parties
-        else:
-            assert start(home, own) == 0
-    assert len(engine.parties) == len(SAME)
+def test_a_session_takes_sets_of_one_size(engine, place, tmp_path) -> None:
+    home = federation(tmp_path, transform=place / "ours.safetensors")
+    for name in OWN:
+        check_size(home, place / name, place / "other")
+    assert len(engine.parties) == len(OWN)
+
+
+def test_an_evaluation_takes_sets_of_one_size(engine, place, tmp_path) -> None:
+    own = EmbeddingSet.open(place / OWN[0])
+    own = replace(own, users=np.arange(len(own)) % 4)
+    public = PublicTransform.load(place / "ours.safetensors")
+    model = release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, sums=1)
+    model.save(tmp_path / "model")
+    for name in (OWN[1], "other"):
+        with_held_out(EmbeddingSet.open(place / name), 0.5).save(tmp_path / "held" / name)
+    given = {"transform": None, "class_names": (), "model": tmp_path / "model"}
+    home = federation(tmp_path, rows=ROWS // 2, **given)
+    check_size(home, tmp_path / "held" / OWN[1], tmp_path / "held" / "other")
+    assert len(engine.parties) == 1
 
 
 def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_path: Path) -> None:
@@ -183,9 +157,7 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
             Join(tmp_path / "me", "again", images=Pictures(**given | images)).run()
 
 
-def test_another_order_of_the_classes_is_found_when_one_joins(
-    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
     """Of a set, of one that was embedded before, and against the guesses of the transform."""
     good, kept = (tmp_path / name / "embeddings" for name in ("a", "b"))
     for place, names in ((good, ("a", "b", "c")), (kept, ("b", "a", "c"))):
@@ -206,44 +178,6 @@ def test_another_order_of_the_classes_is_found_when_one_joins(
         assert not (kept.parent / "again.party.json").exists()
     known = Pictures(class_names=("a", "b", "c"), transform=knowing)
     Join(good.parent, "again", embeddings=good, images=known).run()
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[Path]], Path]:
-    """Runs a session whose carrier is a plain sum of what the users send; returns the model."""
-
-    def run(home: Path, own: list[Path]) -> Path:
-        def operate(operation: Operation) -> tuple[list[Opened], Log]:
-            task = task_of(operation.federation, home / "fed" / "transform.safetensors")
-            assert isinstance(task, ModelTask)
-            everybody, sets = frozenset(range(USERS)), [EmbeddingSet.open(at) for at in own]
-            sent = [task.noised(task.encoded(user, rows)) for user, rows in enumerate(sets)]
-            first = Opened(np.asarray(np.sum(sent, 0, np.uint64)), everybody)
-            centre = task.publish(first)
-            sent = [task.at_centre(user, rows)(centre)() for user, rows in enumerate(sets)]
-            second = Opened(np.asarray(np.sum(sent, 0, np.uint64)), everybody)
-            log = Log()
-            log.session, log.bytes_of = "ab" * 32, dict.fromkeys(range(USERS), 1)
-            return [first, second], log
-
-        monkeypatch.setattr(operation, "operate", operate)
-        monkeypatch.setattr(hosting, "settle", lambda state: None)
-        assert Start(home / "fed", out=home / "model").run() == 0
-        return home / "model"
-
-    return run
-
-
-def by_window(made: Home, own: list[Path]) -> Path:
-    """Runs a window over real lines, after it has refused sets of another size; the model."""
-    for other in (own[0].with_name(f"other {name}") for name in OTHER):
-        check_refused(made.report(0, embeddings=other).run, other)
-    for _ in range(2):  # sums
-        for user, at in enumerate(own):
-            given = {"embeddings": at, "ledger": Path(NONE), "patience": 0.2}
-            made.report(user, **given).run()
-        made.collect(ledger=Path(NONE)).run()
-    return made.model
 
 
 def predicted(model: Path, out: Path, **source: Any) -> tuple[list[list[str]], dict[str, Any]]:
@@ -281,30 +215,24 @@ def check_new_pictures(model: Path, network: Path, folder: Path, size: Any) -> N
     assert np.mean(classes == expected.argmax(1)) > 0.97
 
 
-@pytest.mark.parametrize("servers", [0, 1])
-def test_a_model_takes_pictures_of_any_size(
-    place: Path,
-    tmp_path: Path,
-    servers: int,
-    session: Callable[..., Path],
-    opened: Callable[..., Home],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", lambda *_: None)
-    own = [place / f"same {name}" for name in ("resize", "image-size", "as stored")]
-    home = federation(tmp_path, servers, transform=place / "ours.safetensors")
-    model = by_window(opened(home), own) if servers else session(home, own)
-    released = Release.load(model)
+def test_a_model_takes_pictures_of_any_size(place, tmp_path, opened) -> None:
+    own, given = [place / name for name in OWN], {"ledger": Path(NONE), "patience": 0.2}
+    made = opened(federation(tmp_path, 1, transform=place / "ours.safetensors"))
+    with pytest.raises(ValueError, match="federation and embeddings must be embedded"):
+        made.report(0, embeddings=place / "other").run()
+    for _ in range(2):  # sums
+        for user, at in enumerate(own):
+            made.report(user, embeddings=at, **given).run()
+        made.collect(ledger=Path(NONE)).run()
+    released = Release.load(made.model)
     assert released.encoding is not None
     refuse_other(released.encoding, EmbeddingSet.open(own[0]).encoding)
     assert released.encoding.preprocess.pictures == 32
     assert released.class_names == CLASSES
-    if servers:
-        return  # what follows reads the encoding alone
     network = place / "network.safetensors"
     for size in (32, 64, (90, 77)):
-        check_new_pictures(model, network, tmp_path / str(size), size)
-    given = {"data": str(place / "photos"), "encoder": str(network)}
+        check_new_pictures(made.model, network, tmp_path / str(size), size)
+    source = {"data": str(place / "photos"), "encoder": str(network)}
     with pytest.raises(ValueError, match=r"the model's pictures \(32 x 32 px\), got 64"):
-        predicted(model, tmp_path / "no", **given, resize=64)
+        predicted(made.model, tmp_path / "no", **source, resize=64)
     assert not (tmp_path / "no").exists()

@@ -28,7 +28,7 @@ from tests.benchmarks.postgresql import BINARIES, running
 from tests.ports import free_port
 from tests.train_distributed.federation.folders.homes import ROOT, digest_of
 from tests.train_distributed.federation.folders.windows import SETTINGS, Home, terminating
-from train_distributed.commands.federation import Start
+from train_distributed.commands.federation import Start, Status
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.federation.documents.certificates import SERVER, trust, write_certificate
 from train_distributed.ledger.ledger import Ledger
@@ -158,7 +158,7 @@ def test_a_unit_is_started_again_only_where_that_helps_and_has_few_rights(name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("behind_proxy", [False, True])
 def test_two_sums_of_an_operator_that_is_killed_between_them(
-    initiated, command: Starting, behind_proxy: bool, monkeypatch: pytest.MonkeyPatch
+    initiated, command, behind_proxy: bool, monkeypatch
 ) -> None:
     """Started again it ends with a model, behind a proxy that has TLS, too; one entry counts."""
     port, own = free_port(), free_port()
@@ -232,9 +232,7 @@ def nginx(home: Path, ports: dict[int, int]) -> Iterator[None]:
         running.wait()
 
 
-def test_the_containers_commands_make_a_model(
-    initiated, command: Starting, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_the_containers_commands_make_a_model(initiated, command, monkeypatch, capsys) -> None:
     home = initiated(**SETTINGS, behind_proxy=True)
     write_certificate(home / "tls", ["localhost"])
     monkeypatch.setenv("SSL_CERT_FILE", str(home / "tls" / SERVER))  # the system's authorities
@@ -253,6 +251,12 @@ def test_the_containers_commands_make_a_model(
             until(lambda each=each: each.says("listening"))
             words = "plain HTTP on 127.0.0.1: your reverse proxy has TLS"
             assert words in each.log.read_text()
+        with monkeypatch.context() as patched:
+            patched.delenv("SSL_CERT_FILE")
+            with pytest.raises(ConnectionError, match="certificate must be valid, for this addre"):
+                window.report(0).run()
+        assert window.used(0) == 0
+        capsys.readouterr()
         link = f"https://localhost:{outside[SERVICES[0]]}/invitations/{digest_of(home)}"
         for user in range(3):
             Report(home / f"user{user}", link, accept=digest_of(home)).run()
@@ -260,4 +264,10 @@ def test_the_containers_commands_make_a_model(
         for each in aggregators:
             each.kill()
     assert (home / "model" / "model.safetensors").exists()
-    assert "3 of 3 users in" in capsys.readouterr().out
+    Status(home / "fed").run()
+    said = capsys.readouterr().out
+    assert said.count(", whose proxy has TLS by a public authority\n") == 3
+    assert "3 of 3 users in" in said
+    assert "plain HTTP behind a proxy that has TLS" in said
+    assert not (home / "fed" / "tls").exists()
+    assert not (home / "window" / "ca.pem").exists()

@@ -1,19 +1,13 @@
 """`start`, `status` and the ledger, with the network cut off: checks come first, logs stay."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train_distributed.federation.folders.homes import (
-    Engine,
-    digest_of,
-    federation_of,
-    init_of,
-)
+from tests.train_distributed.federation.folders.homes import digest_of, federation_of, init_of
 from train_distributed.commands.federation import Start, Status, hosting
 from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
@@ -36,9 +30,7 @@ def party(home: Path, name: str, operator: str = "fed") -> Start:
     return Start(home / name, invitation, home / name / "embeddings", accept=accept)
 
 
-def test_the_operator_writes_model_report_and_log(
-    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_operator_writes_model_report_and_log(engine, initiated, monkeypatch) -> None:
     home = initiated(minimum=2)
     monkeypatch.chdir(home)
     assert Start(Path("fed")).run() == 0
@@ -58,9 +50,7 @@ def test_the_operator_writes_model_report_and_log(
     assert "user 1 (hospital-1) was lost at: masked input" in log
 
 
-def test_the_operator_s_ledger_counts_sums_that_became_models(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
+def test_the_operator_s_ledger_counts_sums_that_became_models(engine, initiated) -> None:
     """A session that failed leaves its log and no model."""
     fed = initiated(minimum=2) / "fed"
     beside = Ledger.open(fed / "operator.ledger")
@@ -85,45 +75,29 @@ def test_the_operator_s_ledger_counts_sums_that_became_models(
     assert Start(fed, ledger=Path("none")).run() == 0
 
 
-def other_keys(home: Path) -> None:
-    (home / "user0" / "private.json").replace(home / "fed" / "private.json")
-
-
-def other_certificate(home: Path) -> None:
-    for name in ("server.pem", "server.key"):
-        (home / "fed" / "tls" / name).unlink()
-    write_certificate(home / "fed" / "tls", ["127.0.0.1"])
-
-
-@pytest.mark.parametrize(
-    ("spoil", "out"),
-    [(Path.touch, "private.json/model"), (other_keys, None), (other_certificate, None)],
-)
-def test_nobody_is_asked_before_everything_is_good(
-    spoil: Callable[[Path], object],
-    out: str | None,
-    engine: Engine,
-    initiated: Callable[..., Path],
-) -> None:
-    home = initiated()
-    spoil(home)
-    with pytest.raises((ValueError, OSError)):
-        Start(home / "fed", out=out and home / "fed" / out).run()
-    assert not engine.operations
-
-
-def test_the_disk_must_hold_the_model(
-    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosting, "SPARE", 1 << 60)
+def test_nobody_is_asked_before_everything_is_good(engine, initiated, monkeypatch) -> None:
+    fed = initiated() / "fed"
+    start, tls, keys = Start(fed), fed / "tls", fed / "private.json"
     with pytest.raises(OSError):  # noqa: PT011
-        Start(initiated() / "fed").run()
+        replace(start, out=keys / "model").run()
+    with monkeypatch.context() as patched:
+        patched.setattr(hosting, "SPARE", 1 << 60)  # the disk must hold the model
+        with pytest.raises(OSError):  # noqa: PT011
+            start.run()
+    for name in ("server.pem", "server.key"):
+        (tls / name).rename(fed / name)
+    write_certificate(tls, ["127.0.0.1"])
+    with pytest.raises(ValueError, match="must be agreed on in"):
+        start.run()
+    for name in ("server.pem", "server.key"):
+        (fed / name).replace(tls / name)
+    (fed.parent / "user0" / "private.json").replace(keys)
+    with pytest.raises(ValueError, match=r"keys in .*fed must be the operator's in"):
+        start.run()
     assert not engine.operations
 
 
-def test_a_party_finds_its_number_and_keeps_its_log(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_party_finds_its_number_and_keeps_its_log(engine, initiated, capsys) -> None:
     home = initiated()
     user = home / "user2"
     assert party(home, "user2").run() == 0
@@ -143,9 +117,7 @@ def test_a_party_finds_its_number_and_keeps_its_log(
     assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
 
 
-def test_a_party_may_be_asked_by_a_flower_node(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_party_may_be_asked_by_a_flower_node(engine, initiated, capsys) -> None:
     home = initiated()
     address = f"unix:{home}/node.sock"
     assert replace(party(home, "user2"), operator=address).run() == 0
@@ -165,7 +137,7 @@ def test_a_party_may_be_asked_by_a_flower_node(
     ],
 )
 def test_a_party_is_told_what_does_not_fit(
-    change: dict[str, Any], message: str, engine: Engine, initiated: Callable[..., Path]
+    change: dict[str, Any], message: str, engine, initiated
 ) -> None:
     home = initiated()
     start = party(home, "user0")
@@ -176,9 +148,7 @@ def test_a_party_is_told_what_does_not_fit(
     assert not engine.parties
 
 
-def test_epsilon_adds_up_over_federations(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_epsilon_adds_up_over_federations(engine, initiated, capsys) -> None:
     home = initiated()
     user, first = home / "user0", federation_of(home)
     party(home, "user0").run()
@@ -202,9 +172,7 @@ def test_epsilon_adds_up_over_federations(
     assert "epsilon of all federations of this folder: 5" in shown
 
 
-def test_status_escapes_what_others_wrote(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_escapes_what_others_wrote(engine, initiated, capsys) -> None:
     fed = initiated(minimum=2) / "fed"
     Status(fed).run()
     assert "never started" in capsys.readouterr().out

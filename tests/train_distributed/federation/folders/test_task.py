@@ -63,9 +63,7 @@ def chunk_of(task: ModelTask, rows: EmbeddingSet) -> Chunk:
 
 
 @pytest.mark.parametrize("method", ["discriminant", "softmax", "svm"])
-def test_without_noise_the_model_is_that_of_the_plain_sum(
-    method: str, agreed: Agreeing, tmp_path: Path
-) -> None:
+def test_without_noise_the_model_is_that_of_the_plain_sum(method: str, agreed, tmp_path) -> None:
     options = {"prior": "equal"} if method in ("softmax", "svm") else {}
     task, path = agreed(method, options=options), tmp_path / "public.safetensors"
     sent = np.stack([task.encoded(i, rows_of(tmp_path, i)) for i in range(W)])
@@ -92,7 +90,7 @@ def test_without_noise_the_model_is_that_of_the_plain_sum(
 
 
 def test_what_was_known_of_the_classes_is_agreed_on_by_hash_and_reported(
-    agreed: Agreeing, knowing: Path, tmp_path: Path
+    agreed, knowing, tmp_path
 ) -> None:
     task = agreed("discriminant", transform=knowing)
     sent = np.stack([task.encoded(i, rows_of(tmp_path, i)) for i in range(W)])
@@ -132,9 +130,7 @@ def test_the_report_says_how_it_was_summed(servers: int, agreed: Agreeing) -> No
 
 
 @pytest.mark.parametrize("round_of_liar", [0, 1])
-def test_a_sum_out_of_reach_is_not_suitable_and_says_why(
-    round_of_liar: int, agreed: Agreeing
-) -> None:
+def test_a_sum_out_of_reach_is_not_suitable_and_says_why(round_of_liar: int, agreed) -> None:
     task = agreed("discriminant", options={"sums": 2})
     silent = [np.zeros(each.dimension, np.uint64) for each in task.plan.integers]
     honest = [Opened(words, EVERYBODY) for words in silent]
@@ -159,9 +155,7 @@ def test_what_all_others_could_learn_stands_beside_epsilon(agreed: Agreeing) -> 
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_about_a_centre_the_model_is_that_of_one_process(
-    agreed: Agreeing, tmp_path: Path, far: bool
-) -> None:
+def test_about_a_centre_the_model_is_that_of_one_process(agreed, tmp_path, far) -> None:
     """Both sums as the users make them, the second one at the bytes that the operator publishes."""
     plain = PublicTransform.fit(embeddings(99, 50))
     path = tmp_path / "elsewhere.safetensors"
@@ -257,9 +251,7 @@ def test_a_user_s_own_rows_are_looked_at_before_its_noise(agreed: Agreeing, tmp_
     task.encoded(0, replace(good, embeddings=broken))
 
 
-def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(
-    agreed: Agreeing, tmp_path: Path
-) -> None:
+def test_a_transform_that_knows_a_user_s_rows_is_refused_by_that_user(agreed, tmp_path) -> None:
     """And by all users one that does not say which rows it has seen."""
     task, path = agreed(), tmp_path / "public.safetensors"
     seen, others = rows_of(tmp_path, 2), embeddings(99, 50)
@@ -296,7 +288,7 @@ def test_options_reach_the_method(agreed: Agreeing) -> None:
     ],
 )
 def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
-    unit: Any, group: int, times: int, words: str, agreed: Agreeing, tmp_path: Path
+    unit: Any, group: int, times: int, words: str, agreed, tmp_path
 ) -> None:
     """`--unit user --group-size 2` must add the noise of two users, not of one record."""
     promise = Privacy(1.0, 1e-5, 0.75, unit=unit, group_size=group)
@@ -306,9 +298,7 @@ def test_the_promise_for_users_and_groups_is_the_one_that_is_kept(
     assert words in task.guarantee.report()["neighbouring"]
 
 
-def test_the_noise_is_planned_for_the_users_that_a_sum_is_sure_to_hold(
-    agreed: Agreeing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_noise_is_planned_for_the_users_that_a_sum_is_sure_to_hold(agreed, monkeypatch) -> None:
     """That is the minimum but for strays."""
     keys = {i: PrivateKeys.generate().public.verifying.hex() for i in range(100)}
     server = Keys.of(PrivateKeys.generate().public)

@@ -111,7 +111,7 @@ def test_from_reports_to_the_model(opened: Opening, capsys) -> None:
 
 @pytest.mark.parametrize("sums", [1, 2])
 def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch, sums: int
+    opened, monkeypatch, sums: int
 ) -> None:
     drawn = list[float]()
 
@@ -145,9 +145,7 @@ def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
     assert drawn == [std for std in planned for _ in range(2)]
 
 
-def test_either_aggregator_adds_all_the_noise_that_was_promised(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypatch) -> None:
     drawn: list[tuple[float, np.ndarray]] = []
 
     def recorded(std: float, size: int) -> np.ndarray:
@@ -213,7 +211,7 @@ def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened: Opening) 
 
 
 def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
+    opened, monkeypatch
 ) -> None:
     """One that cannot be made uses up none."""
     home, spend = opened(), reporting.spend_session
@@ -233,9 +231,7 @@ def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session
 
 
 @pytest.mark.parametrize("sums", [1, 2])
-def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(
-    opened: Opening, sums: int
-) -> None:
+def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, sums: int) -> None:
     """Without a session left it waits for nobody."""
     home = opened(options={"sums": sums})
     home.report(0, patience=0.2).run()
@@ -272,9 +268,7 @@ def test_a_window_that_was_changed_gets_no_report(windowed: Home) -> None:
         assert windowed.used(0) == 0
 
 
-def test_killed_between_both_aggregators_the_centre_stays_the_same(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_between_both_aggregators_the_centre_stays_the_same(opened, monkeypatch) -> None:
     home = opened(**TWO)
     for user in range(3):
         home.report(user, patience=0.2).run()
@@ -304,9 +298,7 @@ def order_of(home: Home, centre: bytes, keys: PrivateKeys | None = None) -> byte
     return write_order(home.file.window, CENTRE, [centre], keys or keys_of(home))
 
 
-def test_a_second_centre_is_refused_by_aggregators_and_users(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_centre_is_refused_by_aggregators_and_users(opened, monkeypatch) -> None:
     home = opened(**TWO)
     first_sum(home, 0, 1, 2)
     home.report(0).run()
@@ -323,9 +315,7 @@ def test_a_second_centre_is_refused_by_aggregators_and_users(
     assert home.used(0) == home.used(1) == 1
 
 
-def test_a_hostile_centre_is_refused_before_anything_is_made(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_centre_is_refused_before_anything_is_made(opened, monkeypatch) -> None:
     home = opened(**TWO)
     for user in range(2):
         home.report(user, patience=0.2).run()

@@ -29,6 +29,20 @@ SERVE = "federation aggregator --folder a/fed --window a/window"
 COLLECT = "federation collect --folder a/fed --window a/window --out new --patience 0"
 START = "federation start --folder s/user0 --invitation s/fed/invitation --accept S"
 NONE = "must be a file, got nothing there; "
+TLS = "a/fed/tls"
+
+
+def other_key(folder: Path) -> None:
+    shutil.copyfile(folder / "b/fed/tls/server.key", folder / TLS / "server.key")
+
+
+def other_authority(folder: Path) -> None:
+    shutil.copyfile(folder / "b/fed/tls/server.pem", folder / "a/window/ca.pem")
+
+
+def without_tls(folder: Path) -> None:
+    shutil.rmtree(folder / TLS)
+
 
 CASES = table(
     # report
@@ -78,6 +92,7 @@ CASES = table(
     (f"{WINDOW} h:1 h:2 --folder s/fed", "must be of protocol shares, got secagg"),
     (f"{WINDOW} h:1 h:2 --folder a/user0", f"federation.json {NONE}the operator's `federation in"),
     (f"{WINDOW} h:1 h:2 --out a/window", "directory must not exist, got a/window"),
+    (f"{WINDOW} h:1 h:2", "roll must have the hash", put("a/fed/roll", bytes(240))),
     # aggregator
     (f"{SERVE} --window nowhere", f"nowhere/window.json {NONE}the operator's `federation window`"),
     (f"{SERVE} --folder a/user0", "keys in .*user0 must be those of an aggregator of the window"),
@@ -88,26 +103,12 @@ CASES = table(
     (f"{SERVE} --store mysql://me:hush@h/x", "store must begin with postgresql://, got 'mysql'$"),
     (SERVE, "roll must have the hash", put("a/window/roll", bytes(240))),
     (SERVE, "must hold lines of 80 bytes", put("a/window/roll", bytes(239))),
-    (SERVE, "server.key must be the key of server.pem: ", put("a/fed/tls/server.key", "x")),
-    (
-        SERVE,
-        "a/fed/tls/server.key must be the key of server.pem",
-        lambda folder: shutil.copyfile(
-            folder / "b/fed/tls/server.key", folder / "a/fed/tls/server.key"
-        ),
-    ),
-    (SERVE, "a/fed/tls/server.pem must be certificates, got", put("a/fed/tls/server.pem", "x")),
-    (
-        SERVE,
-        "a/fed/tls/server.pem must be agreed on in a/window/ca.pem, is not: the operator makes",
-        lambda folder: shutil.copyfile(folder / "b/fed/tls/server.pem", folder / "a/window/ca.pem"),
-    ),
+    (SERVE, "server.key must be the key of server.pem: ", put(f"{TLS}/server.key", "x")),
+    (SERVE, "server.key must be the key of server.pem", other_key),
+    (SERVE, "tls/server.pem must be certificates, got", put(f"{TLS}/server.pem", "x")),
+    (SERVE, "tls/server.pem must be agreed on in a/window/ca.pem, is not: the o", other_authority),
     (SERVE, f"a/window/ca.pem {NONE}".removesuffix("; "), gone("a/window/ca.pem")),
-    (
-        SERVE,
-        "a/fed/tls must hold an agreed certificate, is not there",
-        lambda folder: shutil.rmtree(folder / "a/fed/tls"),
-    ),
+    (SERVE, "a/fed/tls must hold an agreed certificate, is not there", without_tls),
     # collect
     (f"{COLLECT} --folder a/user0", f"federation.json {NONE}the operator's `federation init`"),
     (f"{COLLECT} --folder s/fed", "must be of protocol shares, got secagg"),
@@ -170,7 +171,7 @@ def kept(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.typed for case in CASES])
 def test_a_wrong_command_is_one_line_and_changes_nothing(
-    say, world: Path, before: dict[str, tuple[int, bytes]], tmp_path: Path, monkeypatch, case: Case
+    say, world, before, tmp_path, monkeypatch, case: Case
 ) -> None:
     folder = world
     if case.spoil is not None:

@@ -75,9 +75,6 @@ def line(other: Path) -> Iterator[Line]:
             self.end_headers()
             self.wfile.write(content or b"")
 
-        def log_message(self, format: str, *given: object) -> None:
-            pass
-
     with web_server(Handler, other) as port:
         made = Line(port)
         yield made
@@ -204,9 +201,6 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
                 back.join()
             self.close_connection = True
 
-        def log_message(self, format: str, *given: object) -> None:
-            pass
-
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     with web_server(Handler) as port:
@@ -241,33 +235,34 @@ def test_a_proxy_is_named_in_the_question_and_carries_the_report(
     assert far.used(0) == 1
 
 
-@pytest.mark.parametrize("given", ["nonsense://p:1", "http://", "socks5://127.0.0.1:9"])
-def test_a_proxy_that_cannot_be_used_is_refused_before_anything_is_made(
-    far, monkeypatch, given: str
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("nonsense://p:1", ValueError, "^ALL_PROXY"),
+        ("http://", ValueError, "^ALL_PROXY"),
+        ("socks5://127.0.0.1:9", ValueError, "^ALL_PROXY"),
+        ("127.0.0.1:9", OSError, rf"{HOST}.* through the proxy .* of ALL_PROXY must answer"),
+    ],
+)
+def test_a_proxy_that_is_of_no_use_is_named_and_gets_nothing(
+    far, monkeypatch, given: str, error: type[Exception], words: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", given)
-    link = f"https://{HOST}:1/invitations/{digest_of(far.home)}"
-    for command in (far.report(0), far.report(0, invitation=link, window=None), far.collect()):
-        with pytest.raises(ValueError, match=r"^ALL_PROXY") as refused:
-            command.run()
-        assert "\n" not in str(refused.value)
-    assert not far.model.exists()
-    for made in ("state", "invitations"):
-        assert not (far.home / "user0" / made).exists()
-
-
-def test_a_proxy_that_does_not_answer_is_named(far: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{free_port()}")
     link = f"https://{HOST}:1/invitations/{digest_of(far.home)}"
     for command in (
         far.report(0, patience=0.0),
         far.report(0, invitation=link, window=None),
         far.collect(patience=0.0),
     ):
-        with pytest.raises(OSError, match=rf"{HOST}.* through the proxy .* of ALL_PROXY must ans"):
+        with pytest.raises(error, match=words) as refused:
             command.run()
+        assert "\n" not in str(refused.value)
     assert far.used(0) == 0
+    assert not far.model.exists()
+    if error is ValueError:  # refused before anything is made
+        for made in ("state", "invitations"):
+            assert not (far.home / "user0" / made).exists()
 
 
 def test_secagg_goes_through_the_proxy_too(initiated, engine, monkeypatch, capsys) -> None:
@@ -390,9 +385,7 @@ def test_a_used_up_federation_is_an_error_at_once(initiated, engine) -> None:
     assert len(engine.parties) == 1
 
 
-def test_a_ledger_that_another_program_has_is_waited_for_aloud(
-    soon, tmp_path: Path, capsys
-) -> None:
+def test_a_ledger_that_another_program_has_is_waited_for_aloud(soon, tmp_path, capsys) -> None:
     ledger = Ledger(tmp_path / "rows.ledger")
     ledger.reserve(GAUSSIAN)
     other = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import ssl
 import subprocess
 import sys
 import time
@@ -117,6 +116,7 @@ def test_units_of_operator_and_party(initiated, command: Starting, tmp_path: Pat
     (place / "invitation").symlink_to(home / "fed" / "invitation")
     operator = command(words_of("operator", home))
     own = command(words_of("party", place, DIGEST=digest_of(home)[:16]), place)
+    until(lambda: operator.says("parties may connect"))
     with ThreadPoolExecutor(2) as pool:
         codes = pool.map(lambda user: party(home, user).run(), (1, 2))
     assert list(codes) == [0, 0]
@@ -137,12 +137,8 @@ def test_unit_of_an_aggregator(initiated, command: Starting) -> None:
     Home(home, addresses=(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"))
     tls, started = trust(home / "window" / "ca.pem"), command(words_of("aggregator", home))
     until(lambda: started.says("listening"))
-    assert healthy(port, tls)
-
-
-def healthy(port: int, tls: ssl.SSLContext) -> bool:
     with urllib.request.urlopen(f"https://127.0.0.1:{port}/healthz", context=tls) as answer:
-        return answer.status == 204
+        assert answer.status == 204
 
 
 @pytest.mark.parametrize("name", ["operator", "party", "aggregator"])
@@ -171,9 +167,10 @@ def test_two_sums_of_an_operator_that_is_killed_between_them(
             monkeypatch.setenv("SSL_CERT_FILE", str(home / "tls" / SERVER))
             stack.enter_context(terminating(home / "tls", own, port))
             start += ["--port", str(own)]
+        operator = command(start)
+        until(lambda: operator.says("parties may connect"))
         pool = stack.enter_context(ThreadPoolExecutor(3))
         codes = pool.map(lambda user: party(home, user).run(), range(3))
-        operator = command(start)
         until(lambda: operator.says("the second sum"))
         operator.kill()
         said = command(start).ended()

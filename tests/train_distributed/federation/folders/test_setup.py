@@ -183,7 +183,9 @@ def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
     assert "are clipped" not in capsys.readouterr().out
 
 
-USERS, SHARES = ("hospital-0", "hospital-1", "hospital-2"), {"protocol": "shares"}
+SHARES, PROMISE = {"protocol": "shares"}, Privacy(5.0, 1e-5)
+USERS = ("hospital-0", "hospital-1", "hospital-2")
+ALL = (*USERS, "adder-1")
 BOTH = r"user 0 \(hospital-0\) and user 3 \(again\)"
 REFUSED = [  # parties, changes of the settings, words
     (USERS, {"class_names": ()}, "exactly one of class_names and num_classes"),
@@ -197,39 +199,27 @@ REFUSED = [  # parties, changes of the settings, words
     (USERS, {"deadlines": ("answer=-1",)}, "deadlines: answer must be a number >= 0"),
     ((*USERS, "again"), {}, r"verifying key of its own, .*hospital-0.* and .*again.* share one"),
     ((*USERS, "hospital-0"), {}, "a file twice"),
-    (
-        USERS,
-        {"options": {"rounds": 2}, "privacy": Privacy(5.0, 1e-5)},
-        "rounds must be left out in a federation, got 2",
-    ),
-    (USERS, {"privacy": Privacy(5.0, 1e-5, noise_by="servers")}, "noise_by must be 'users' with"),
-    ((*USERS, "again", "adder-1"), SHARES, f"a key of its own, {BOTH}"),
-    ((*USERS, "hospital-0", "adder-1"), SHARES, "a key of its own"),
-    ((*USERS, "namesake", "adder-1"), SHARES, "a name of its own"),
-    ((*USERS, "as-user", "adder-1"), SHARES, "server adder-1 must have a key and a name of its ow"),
+    (USERS, {"privacy": PROMISE, "options": {"rounds": 2}}, "rounds must be left out in a federat"),
+    (USERS, {"privacy": replace(PROMISE, noise_by="servers")}, "noise_by must be 'users' with"),
+    ((*ALL, "again"), SHARES, f"a key of its own, {BOTH}"),
+    ((*ALL, "hospital-0"), SHARES, "a key of its own"),
+    ((*ALL, "namesake"), SHARES, "a name of its own"),
+    ((*ALL, "as-user"), SHARES, "server adder-1 must have a key and a name of its own"),
     (USERS, SHARES, "of shares, must be 1, got 0"),
-    ((*USERS, "adder-1", "adder-1"), SHARES, "of shares, must be 1, got 2"),
+    ((*ALL, "adder-1"), SHARES, "of shares, must be 1, got 2"),
     (("adder-1",), SHARES, "must hold users, got none"),
+    (ALL, SHARES | {"behind_proxy": True}, "server adder-1 must join --server without --hosts"),
+    (ALL, SHARES | {"privacy": Privacy(5.0, 1e-5, 0.8)}, "honest_fraction must be left out where"),
+    (ALL, SHARES | {"deadlines": ("come=1",)}, "deadlines must be left out with protocol shares"),
     (
-        (*USERS, "adder-1"),
-        SHARES | {"behind_proxy": True},
-        "server adder-1 must join --server without --hosts",
-    ),
-    (
-        (*USERS, "adder-1"),
-        SHARES | {"privacy": Privacy(5.0, 1e-5, 0.8)},
-        "honest_fraction must be left out where",
-    ),
-    ((*USERS, "adder-1"), SHARES | {"deadlines": ("come=1",)}, "deadlines must be left out with"),
-    (
-        (*USERS, "adder-1"),
+        ALL,
         SHARES | {"corrupt_fraction": 0.2},
-        "corrupt_fraction must be left out w",
+        "corrupt_fraction must be left out with proto",
     ),
     (
-        (*USERS, "adder-1"),
+        ALL,
         SHARES | {"dropout_fraction": 0.2},
-        "dropout_fraction must be left out w",
+        "dropout_fraction must be left out with proto",
     ),
 ]
 

@@ -59,12 +59,6 @@ def model_report(home: Home) -> dict[str, Any]:
     return json.loads((home.model / "report.json").read_text())
 
 
-def plain_sum(home: Home, *users: int) -> np.ndarray:
-    """(d,) uint64 sum of what these users submit, without noise."""
-    task = home.task()
-    return np.sum([task.encoded(user, rows_of(home.home, user)) for user in users], 0, np.uint64)
-
-
 def first_sum(home: Home, *users: int) -> None:
     """These users report to the first of two sums, and its centre is published."""
     for user in users:
@@ -113,39 +107,7 @@ def test_from_reports_to_the_model(opened: Opening, capsys) -> None:
 def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
     opened, monkeypatch, sums: int
 ) -> None:
-    drawn = list[float]()
-
-    def recorded(std: float, size: int) -> np.ndarray:
-        drawn.append(std)
-        return np.zeros(size, np.int64)
-
-    monkeypatch.setattr(aggregating, "discrete_gaussian", recorded)
-    home = opened(options={"sums": sums})
-    task, window = home.task(), home.file.window
-    both, opened_sums = frozenset({0, 2}), []
-    if sums == 2:
-        first_sum(home, 0, 1, 2)
-        opened_sums.append(Opened(plain_sum(home, 0, 1, 2), both | {1}))
-        assert task.publish(opened_sums[0]) == centre_of(home)
-    for user in both:
-        home.report(user).run()
-    home.collect().run()
-    if sums == 1:
-        opened_sums.append(Opened(plain_sum(home, *both), both))
-    else:
-        centre = centre_of(home)
-        second = [task.encoded_at(user, rows_of(home.home, user))(centre) for user in both]
-        opened_sums.append(Opened(np.sum(second, 0, np.uint64), both))
-        assert window.second is not None
-        assert dict(window.second.steps) == task.norm_bounds[1] != task.norm_bounds[0]
-    expected = task.released(*opened_sums, facts=FACTS)
-    np.testing.assert_array_equal(Release.load(home.model).weights, expected.weights)
-    planned = [float(each.stds_in_steps) for each in task.plan.integers]
-    assert len(planned) == sums
-    assert drawn == [std for std in planned for _ in range(2)]
-
-
-def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypatch) -> None:
+    """Either aggregator adds all of the noise."""
     drawn: list[tuple[float, np.ndarray]] = []
 
     def recorded(std: float, size: int) -> np.ndarray:
@@ -153,16 +115,37 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypa
         return drawn[-1][1]
 
     monkeypatch.setattr(aggregating, "discrete_gaussian", recorded)
-    home = opened()
-    for user in range(2):
+    home = opened(options={"sums": sums})
+    task, window = home.task(), home.file.window
+    opened_sums = list[Opened]()
+
+    def add(sent: list[np.ndarray], users: frozenset[int]) -> None:
+        noise = drawn[-2][1] + drawn[-1][1]
+        opened_sums.append(Opened(np.sum(sent, 0, np.uint64) + noise.view(np.uint64), users))
+
+    def first(users: frozenset[int]) -> None:
+        add([task.encoded(user, rows_of(home.home, user)) for user in users], users)
+
+    if sums == 2:
+        first_sum(home, 0, 1, 2)
+        first(frozenset({0, 1, 2}))
+        assert task.publish(opened_sums[0]) == centre_of(home)
+    both = frozenset({0, 2})
+    for user in both:
         home.report(user).run()
-    with lines(home) as aggregators:
-        opened_sum = aggregators.open(keys_of(home))
-    noise = (opened_sum.total - plain_sum(home, 0, 1)).view(np.int64)
-    std = home.task().mechanism.stds_in_steps
-    assert [each for each, _ in drawn] == [std, std]
-    assert home.file.window.noise_std == std
-    assert np.array_equal(noise, drawn[0][1] + drawn[1][1])
+    home.collect().run()
+    if sums == 1:
+        first(both)
+    else:
+        centre = centre_of(home)
+        add([task.encoded_at(user, rows_of(home.home, user))(centre) for user in both], both)
+        assert window.second is not None
+        assert dict(window.second.steps) == task.norm_bounds[1] != task.norm_bounds[0]
+    expected = task.released(*opened_sums, facts=FACTS)
+    np.testing.assert_array_equal(Release.load(home.model).weights, expected.weights)
+    planned = [float(each.stds_in_steps) for each in task.plan.integers]
+    assert [std for std, _ in drawn] == [std for std in planned for _ in range(2)]
+    assert (len(planned), window.noise_std) == (sums, planned[0])
 
 
 def test_two_sums_of_one_window(opened: Opening, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -178,7 +178,8 @@ def web_server(
     handler: type[BaseHTTPRequestHandler] = BaseHTTPRequestHandler, tls: Path | None = None
 ) -> Iterator[int]:
     """Port of a web server on loopback, with the certificate in a folder if one is given."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    quiet = type("Quiet", (handler,), {"log_message": lambda *given: None})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), quiet)
     server.handle_error = lambda *given: None  # pyright: ignore[reportAttributeAccessIssue]
     if tls is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

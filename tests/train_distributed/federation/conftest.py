@@ -14,6 +14,17 @@ import numpy as np
 import pytest
 
 from tests.ports import free_port
+from tests.train_distributed.federation.folders.homes import (  # noqa: F401 (fixtures)
+    agreed,
+    engine,
+    initiated,
+    joined,
+    knowing,
+)
+from tests.train_distributed.federation.folders.windows import (  # noqa: F401 (fixtures)
+    opened,
+    windowed,
+)
 from tests.train_distributed.federation.plain_node import plain_vector
 from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.federation.documents.federation import Deadlines, Federation

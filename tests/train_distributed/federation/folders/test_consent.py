@@ -4,38 +4,34 @@ import os
 import pty
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train_distributed.federation.folders.engine import Engine, digest_of
+from tests.train_distributed.federation.folders.homes import Engine, digest_of, federation_of
+from tests.train_distributed.federation.folders.windows import Home
 from train_distributed.commands.federation import Start
-from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import Report
-from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import Limits
 from train_distributed.federation.documents.window_file import WINDOW
 from train_distributed.privacy.promise import Privacy
 
-ROOT = Path(__file__).parents[4]
+KNOWN = "known of the classes before, from public sources"
 WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
 
 
-def _nothing_given(user: Path) -> bool:
-    """Neither a journal nor a run nor a ledger."""
-    left = {path.name for path in user.iterdir()}
-    return left == {"embeddings", "private.json", *_party_files(user)}
-
-
-def _party_files(user: Path) -> set[str]:
-    return {path.name for path in user.glob("*.party.json")}
+def _check_nothing_given(home: Path, listening: socket.socket) -> None:
+    """Neither a journal nor a run nor a ledger, and nobody called a server."""
+    left = {path.name for path in (home / "user0").iterdir()}
+    assert left == {"embeddings", "private.json", "hospital-0.party.json"}
+    with pytest.raises(BlockingIOError):
+        listening.accept()
 
 
 def _options(command: type, home: Path, **changes: Any) -> Start | Report:
@@ -65,13 +61,11 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
 
     def make(command: type, **settings: Any) -> Path:
         port, shares = listening.getsockname()[1], command is Report
-        fixed = {"users": 3, "servers": int(shares), "minimum": 2, "port": port}
         if shares and "privacy" in settings:
             settings["privacy"] = replace(settings["privacy"], honest_fraction=None)
-        home = initiated(**(fixed | settings))
+        home = initiated(**{"servers": int(shares), "minimum": 2, "port": port} | settings)
         if shares:
-            aggregators = (f"127.0.0.1:{port}",) * 2
-            MakeWindow(home / "fed", aggregators, home / "window").run()
+            Home(home, addresses=(f"127.0.0.1:{port}",) * 2)
         return home
 
     return make
@@ -87,17 +81,9 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         ({}, {"limits": Limits(most_delta=9e-6)}, "most_delta must be >= 1e-05, got 9e-06"),
         ({}, {"limits": Limits(least_users=3)}, r"least_users must be <= 2, .* got 3"),
         ({}, {"limits": Limits(most_epsilon_alone=4.9)}, r"most_epsilon_alone must be >= .*4\.9"),
-        (
-            {},
-            {"accept": 16 * "x"},
-            "must have the digest that you were told, x{16}, has another: ask",
-        ),
+        ({}, {"accept": 16 * "x"}, "must have the digest that you were told, x{16}, has another:"),
         ({}, {"accept": "x"}, "accept must be 16 characters of the digest or more, got 1"),
-        (
-            {},
-            {"accept": ""},
-            "accept must be given where nobody can be asked, got none: --accept and",
-        ),
+        ({}, {"accept": ""}, "accept must be given where nobody can be asked, got none: --accept"),
     ],
 )
 def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
@@ -110,9 +96,7 @@ def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
     if "accept" in changes:
         assert digest_of(home)[:16] not in str(refused.value)  # or it would be copied from here
-    assert _nothing_given(home / "user0")
-    with pytest.raises(BlockingIOError):
-        listening.accept()
+    _check_nothing_given(home, listening)
 
 
 def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, listening) -> None:
@@ -121,18 +105,14 @@ def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, lis
     limits = Limits(most_epsilon_alone=5.1)
     with pytest.raises(ValueError, match=r"most_epsilon_alone must be >= .*5\.1"):
         _options(Start, home, accept=digest_of(home), limits=limits).run()
-    assert _nothing_given(home / "user0")
-    with pytest.raises(BlockingIOError):
-        listening.accept()
+    _check_nothing_given(home, listening)
 
 
-def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) -> None:
-    options = {"sums": 2}
-    home = federated(
-        Start, sessions=2, method="discriminant", options=options, privacy=Privacy(2.0, 1e-5, 0.7)
-    )
+def test_all_that_a_user_gives_away_is_shown(federated, knowing, engine, capsys) -> None:
+    given = {"privacy": Privacy(2.0, 1e-5, 0.7), "transform": knowing, "options": {"sums": 2}}
+    home = federated(Start, sessions=2, **given)
     capsys.readouterr()
-    numbers = Federation.load(home / "fed" / "federation.json").second_dimension
+    numbers = federation_of(home).second_dimension
     assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
     said = capsys.readouterr().out
     for words in (
@@ -148,22 +128,11 @@ def test_all_that_a_user_gives_away_is_shown(federated, engine: Engine, capsys) 
         "sent to the operator at 127.0.0.1:",
         "secret from the server, colluding with at most 0.1 of the users",
         "transform.safetensors: SHA-256 ",
+        f"{KNOWN}: names of 200 public classes",
     ):
         assert words in said
     (alone,) = re.findall(r"if all others collude: epsilon ([\d.]+)", said)
     assert float(alone) > 2.96
-
-
-@pytest.mark.parametrize("knows", [True, False])
-def test_public_guesses_of_the_classes_are_shown(
-    federated, knowing: Path, engine: Engine, capsys, knows: bool
-) -> None:
-    given = {"transform": knowing} if knows else {}
-    home = federated(Start, method="discriminant", privacy=Privacy(2.0, 1e-5, 0.7), **given)
-    capsys.readouterr()
-    assert _options(Start, home, accept=digest_of(home)).run() == 0
-    words = "known of the classes before, from public sources: names of 200 public classes"
-    assert (words in capsys.readouterr().out) == knows
 
 
 def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monkeypatch) -> None:
@@ -183,15 +152,12 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monk
         "sent to aggregator 0 at 127.0.0.1:",
     ):
         assert words in said
+    assert KNOWN not in said
 
 
-def test_what_was_accepted_in_this_folder_is_not_asked_again(
-    initiated, engine: Engine, capsys
-) -> None:
+def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine, capsys) -> None:
     home = initiated()
-    asked = Start(
-        home / "user0", invitation=home / "fed" / "invitation", embeddings=home / "user0/embeddings"
-    )
+    asked = _options(Start, home)
     assert replace(asked, accept=digest_of(home)).run() == 0
     assert asked.run() == 0
     with pytest.raises(ValueError, match="most_epsilon must be"):
@@ -202,76 +168,35 @@ def test_what_was_accepted_in_this_folder_is_not_asked_again(
     assert len(engine.parties) == 2
 
 
-class Terminal:
-    """A command in a process of its own, at a terminal."""
-
-    def __init__(self, options: Start | Report, name: str) -> None:
-        self._leader, follower = pty.openpty()
-        self._process = subprocess.Popen(
-            _command_line(options, name),
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            start_new_session=True,
-        )
-        os.close(follower)
-        self.said = ""
-
-    def until(self, words: str) -> None:
-        """Reads on until the command has said this, or has ended."""
-        while words not in self.said:
-            try:
-                self.said += os.read(self._leader, 4096).decode()
-            except OSError:  # all have closed the other end
-                return
-
-    def answer(self, line: str) -> None:
-        os.write(self._leader, line.encode() + b"\n")
-
-    def end(self) -> int:
-        self.until("\0")
-        self._process.wait(240)
-        return self.kill()
-
-    def kill(self) -> int:
-        """Ends it if it has not ended; its exit code."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        os.close(self._leader)
-        return self._process.wait(240)
+@contextmanager
+def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A terminal at which somebody types this line."""
+    leader, follower = pty.openpty()
+    with (
+        os.fdopen(leader, "wb", buffering=0) as keyboard,
+        os.fdopen(follower) as stdin,
+        monkeypatch.context() as patched,
+    ):
+        keyboard.write(line.encode() + b"\n")
+        patched.setattr(sys, "stdin", stdin)
+        patched.setattr(sys.stdout, "isatty", lambda: True)
+        yield
 
 
-def _command_line(options: Start | Report, name: str) -> list[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "train_distributed", "federation", name]
-    command += ["--folder", str(options.folder), "--invitation", str(options.invitation)]
-    command += ["--embeddings", str(options.embeddings), "--patience", str(options.patience)]
-    return command + (["--window", str(options.window)] if isinstance(options, Report) else [])
-
-
-def test_a_user_at_a_terminal_is_asked(federated, listening) -> None:
-    home = federated(Start)
-    no = Terminal(_options(Start, home), "start")
-    no.until("yes or no: ")
-    assert re.search(r"take part by the operator at 127\.0\.0\.1:\d+\? yes or no: $", no.said)
-    assert digest_of(home) in no.said
-    assert "epsilon 5 at delta 1e-05" in no.said
-    no.answer("no")
-    assert no.end() == 2
-    assert f"answer must be yes to take part in federation {digest_of(home)}, got 'no'" in no.said
-    assert _nothing_given(home / "user0")
-    with pytest.raises(BlockingIOError):
-        listening.accept()
-
-
-@pytest.mark.slow
-def test_with_its_yes_a_user_takes_part(command, federated, listening) -> None:
-    home, name = federated(command), command.__name__.lower()
-    yes = Terminal(_options(command, home, patience=60.0), name)
-    yes.until("yes or no: ")
-    yes.answer("yes")
-    listening.settimeout(120)
-    line, _ = listening.accept()
-    line.close()
-    yes.kill()
-    assert (home / "user0" / "state").exists()
+def test_a_user_at_a_terminal_is_asked(command, federated, listening, monkeypatch, capsys) -> None:
+    home = federated(command)
+    refusal = f"answer must be yes to take part in federation {digest_of(home)}, got 'no'"
+    capsys.readouterr()
+    with typed("no", monkeypatch), pytest.raises(ValueError, match=refusal):
+        _options(command, home).run()
+    said = capsys.readouterr().out
+    assert re.search(r"do you take part by .* at 127\.0\.0\.1:\d+\? yes or no: $", said)
+    assert digest_of(home) in said
+    assert "epsilon 5 at delta 1e-05" in said
+    _check_nothing_given(home, listening)
+    if command is Start:
+        engine = Engine(monkeypatch)
+        with typed("yes", monkeypatch):
+            assert _options(command, home).run() == 0
+        assert len(engine.parties) == 1
+        assert (home / "user0" / "state").exists()

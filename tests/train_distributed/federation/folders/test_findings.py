@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,19 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from tests.ports import free_port
-from tests.train_distributed.federation.folders.conftest import CLASSES, ROWS, embeddings
-from tests.train_distributed.federation.folders.engine import digest_of
-from tests.train_distributed.federation.folders.tasks import FACTS
-from tests.train_distributed.federation.folders.windows import Home, running
+from tests.train_distributed.federation.folders.homes import (
+    CLASSES,
+    FACTS,
+    ROWS,
+    digest_of,
+    embeddings,
+    federation_of,
+)
 from train_distributed.commands.federation import Start
-from train_distributed.commands.federation.aggregating import Aggregate
-from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import Limits
-from train_distributed.federation.documents.place import with_roll
 from train_distributed.federation.evaluation_task import task_of
 from train_distributed.federation.model_task import ModelTask
+from train_distributed.ledger.ledger import Ledger
 from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import release
@@ -58,12 +59,11 @@ def pooled(users: Sequence[EmbeddingSet]) -> EmbeddingSet:
 
 
 @pytest.fixture
-def agreed(initiated: Callable[..., Path], tmp_path: Path) -> Callable[..., ModelTask]:
-    def make(**settings) -> ModelTask:
+def agreed(initiated: Callable[..., Path]) -> Callable[..., ModelTask]:
+    def make(**settings: Any) -> ModelTask:
         fixed = {"method": "findings", "options": {"sums": 2}}
-        folder = initiated(USERS, **fixed | settings) / "fed"
-        federation = with_roll(Federation.load(folder / "federation.json"), folder)
-        task = task_of(federation, folder / "transform.safetensors")
+        home = initiated(USERS, **fixed | settings)
+        task = task_of(federation_of(home), home / "fed" / "transform.safetensors")
         assert isinstance(task, ModelTask)
         return task
 
@@ -113,20 +113,22 @@ def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
     task, held = agreed(), findings(0)
     assert task.federation.dimension == len(task.encoded(0, held))
     mixed = held.meta | {"class_names": ["c", "b", "a"], "classes": "inferred"}
+    asked = replace(held, meta=held.meta | {"unknown": "ask"})
+    two = replace(held, findings=np.zeros((ROWS, 2), np.int8), meta={})
     for rows, words in (
         (embeddings(0), "embeddings must hold several findings a picture as agreed, got one"),
-        (
-            replace(held, meta=held.meta | {"unknown": "ask"}),
-            "unknown must be negative or positive",
-        ),
+        (asked, "unknown must be negative or positive"),
         (replace(held, meta=mixed), "class_names must be ('a', 'b', 'c') as agreed"),
-        (
-            replace(held, findings=np.zeros((ROWS, 2), np.int8), meta={}),
-            "num_classes must be 2, got 3",
-        ),
+        (two, "num_classes must be 2, got 3"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             task.encoded(0, rows)
+
+
+def test_classes_are_no_findings(agreed) -> None:
+    task = agreed(method="discriminant", **SECAGG)
+    with pytest.raises(ValueError, match="must hold one class a picture as agreed, got several"):
+        task.encoded(0, findings(0))
 
 
 def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
@@ -138,15 +140,9 @@ def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
             build_method(method, transform, 3, {"findings": True, "l2_reg": 0.1})
 
 
-def test_classes_are_no_findings(agreed) -> None:
-    task = agreed(method="discriminant", **SECAGG)
-    with pytest.raises(ValueError, match="must hold one class a picture as agreed, got several"):
-        task.encoded(0, findings(0))
-
-
 @pytest.mark.parametrize(("protocol", "unknown"), [(SECAGG, "ask"), (SHARES, None)])
 def test_the_commands_make_what_run_makes(
-    initiated: Callable[..., Path], monkeypatch, capsys, protocol: dict, unknown: str | None
+    initiated, opened, capsys, protocol: dict[str, Any], unknown: str | None
 ) -> None:
     """Ten users and the operator, each by its own command, over real lines and with noise."""
     options = {"sums": 2} | ({"unknown": unknown} if unknown else {})
@@ -154,34 +150,28 @@ def test_the_commands_make_what_run_makes(
     users = [findings(user, unknown) for user in range(USERS)]
     for user, rows in enumerate(users):
         rows.save(home / f"user{user}" / "embeddings", overwrite=True)
-    agreed = {"accept": digest_of(home), "limits": Limits(most_epsilon=2e4), "patience": 60.0}
-    with ExitStack() as stack:
-        if "servers" in protocol:
-            window = Home(home)
-            for folder in window.aggregators:
-                stack.enter_context(running(Aggregate(folder, window.window), monkeypatch))
-            own = window.collect(wait=True, patience=60.0).run
-            each = [window.report(user, **agreed).run for user in range(USERS)]
-        else:
-            own = Start(home / "fed", out=home / "model").run
-            given: dict[str, Any] = {"invitation": home / "fed" / "invitation"} | agreed
-            folders = [home / f"user{user}" for user in range(USERS)]
-            each = [Start(at, embeddings=at / "embeddings", **given).run for at in folders]
-        with ThreadPoolExecutor(USERS) as pool:
-            started = [pool.submit(run) for run in each]
-            own()
-            for user in started:
-                user.result()
+    given = {"accept": digest_of(home), "limits": Limits(most_epsilon=2e4), "patience": 60.0}
+    if "servers" in protocol:
+        window = opened(home)
+        own = window.collect(wait=True, patience=60.0).run
+        each = [window.report(user, **given).run for user in range(USERS)]
+    else:
+        own = Start(home / "fed", out=home / "model").run
+        invitation, folders = home / "fed" / "invitation", [home / f"user{u}" for u in range(USERS)]
+        each = [Start(at, invitation, at / "embeddings", **given).run for at in folders]
+    with ThreadPoolExecutor(USERS) as pool:
+        started = [pool.submit(run) for run in each]
+        own()
+        for user in started:
+            user.result()
     assert "release by method findings; 3 findings: a, b, c" in capsys.readouterr().out
     made = Release.load(home / "model")
     assert (made.findings, made.report["survivors"], made.report["rounds"]) == (True, USERS, 2)
+    for owner in ("fed/operator", "user0/embeddings"):  # one entry counts both sums
+        (record,) = Ledger.open((home / owner).with_suffix(".ledger")).state().records
+        assert record.entry.cost.at(1e-5) == pytest.approx(1e4, rel=1e-5)
     together = pooled(users)
-    ran = release(
-        together,
-        "findings",
-        Privacy(1e9, 1e-5),
-        transform=PublicTransform.load(home / "public.safetensors"),
-        **Federation.load(home / "fed" / "federation.json").task["options"],
-    )
+    public, terms = PublicTransform.load(home / "public.safetensors"), federation_of(home).task
+    ran = release(together, "findings", Privacy(1e9, 1e-5), transform=public, **terms["options"])
     x = together.embeddings
     torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=0.02, rtol=0)

@@ -1,41 +1,28 @@
 """What a user's folder gives away: counted when it is given, whatever the operators agree on."""
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
-from tests.train_distributed.federation.folders.engine import Engine, digest_of
+from tests.train_distributed.federation.folders.homes import federation_of
 from train_distributed import accounting
-from train_distributed.commands.federation import Start
 from train_distributed.federation.documents import sessions
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
 from train_distributed.federation.documents.sessions import read_ledger, remember
 from train_distributed.ledger.entry import Entry, Limit
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.ledger.state import Total
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
-SESSION = Entry(
-    kind="release",
-    data="d" * 64,
-    method="discriminant",
-    noise="discrete",
-    unit="record",
-    epsilon=5.0,
-    delta=1e-5,
-    sigma=SIGMA,
-    sensitivity=1.0,
-)
+FIXED = {"kind": "release", "data": "d" * 64, "method": "discriminant", "noise": "discrete"}
+SESSION = Entry(**FIXED, unit="record", epsilon=5.0, delta=1e-5, sigma=SIGMA, sensitivity=1.0)
 
 
 def epsilon(sessions: int) -> float:
@@ -43,15 +30,18 @@ def epsilon(sessions: int) -> float:
     return accounting.epsilon(1e-5, SIGMA, sessions)
 
 
+Two = tuple[Path, list[Federation]]
+
+
 @pytest.fixture
-def two(initiated: Callable[..., Path]) -> tuple[Path, list[Federation]]:
+def two(initiated: Callable[..., Path]) -> Two:
     """User 0's folder, and two federations that it is in, of two sessions of epsilon 5 each."""
     home = initiated(sessions=2)
-    first = Federation.load(home / "fed" / "federation.json")
+    first = federation_of(home)
     return home / "user0", [first, structs.replace(first, corrupt_fraction=0.05)]
 
 
-def _journal(
+def journal_of(
     folder: Path, federation: Federation, most_epsilon: float = 10.0, *, counted: bool = True
 ) -> BudgetedJournal:
     beside = Ledger.open(folder / "embeddings.ledger") if counted else None
@@ -62,13 +52,11 @@ def _journal(
     return BudgetedJournal(account, DurableJournal(remember(folder, federation, 0)))
 
 
-def test_federations_under_way_at_once_share_one_limit(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_federations_under_way_at_once_share_one_limit(two: Two) -> None:
     """Both were admitted when nothing was spent: the second waits until the first has spent."""
     folder, federations = two
     most = epsilon(3) * (1 + 1e-8)
-    one, other = (_journal(folder, federation, most) for federation in federations)
+    one, other = (journal_of(folder, federation, most) for federation in federations)
     for place in range(2):
         one.claim(federations[0].digest, f"session{place}", b"n" * 32)
     other.claim(federations[1].digest, "session0", b"n" * 32)
@@ -80,47 +68,40 @@ def test_federations_under_way_at_once_share_one_limit(
     assert sum(entry.used for entry in read_ledger(folder)) == 3
     counted = Ledger.open(folder / "embeddings.ledger")
     assert counted.total().epsilon(1e-5) == pytest.approx(epsilon(3), rel=1e-9)
-    assert [r.entry.kind for r in counted.state().records] == [
-        "release",
-        "re-release",
-        "re-release",
-    ]
+    kinds = [record.entry.kind for record in counted.state().records]
+    assert kinds == ["release", "re-release", "re-release"]
     assert other.detail(federations[1].digest, "session1") is None
 
 
-def test_what_no_ledger_holds_is_added_up_from_the_journals(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_what_no_ledger_holds_is_added_up_from_the_journals(two: Two) -> None:
     """Sessions of a user who kept no ledger, or one of other rows."""
     folder, federations = two
-    one = _journal(folder, federations[0], counted=False)
+    one = journal_of(folder, federations[0], counted=False)
     one.claim(federations[0].digest, "session0", b"n" * 32)
     assert not (folder / "embeddings.ledger").exists()
     with pytest.raises(ValueError, match=r"of which 5 was given away by 1 other sum\(s\)"):
-        _journal(folder, federations[1], epsilon(2) + 4.99)
-    other = _journal(folder, federations[1], epsilon(2) + 5.01)
+        journal_of(folder, federations[1], epsilon(2) + 4.99)
+    other = journal_of(folder, federations[1], epsilon(2) + 5.01)
     other.claim(federations[1].digest, "session0", b"n" * 32)
     assert Ledger.open(folder / "embeddings.ledger").state().length == 1
 
 
-def test_what_other_commands_spent_on_the_rows_counts(two: tuple[Path, list[Federation]]) -> None:
+def test_what_other_commands_spent_on_the_rows_counts(two: Two) -> None:
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
-    beside.reserve(replace(SESSION, method="discriminant"))
+    beside.reserve(SESSION)
     with pytest.raises(ValueError, match=f"most_epsilon must be >= {epsilon(3):g}, got 8"):
-        _journal(folder, first, 8.0)
-    _journal(folder, first, epsilon(3) * (1 + 1e-8))
+        journal_of(folder, first, 8.0)
+    journal_of(folder, first, epsilon(3) * (1 + 1e-8))
     beside.limit(Limit(epsilon=epsilon(2) * (1 + 1e-8), delta=1e-5))
-    journal = _journal(folder, first, 100.0)
+    journal = journal_of(folder, first, 100.0)
     journal.claim(first.digest, "session0", b"n" * 32)
     with pytest.raises(ValueError, match=r"limit of ledger embeddings\.ledger must be >="):
         journal.claim(first.digest, "session1", b"n" * 32)
     assert journal.detail(first.digest, "session1") is None
 
 
-def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(
-    two: tuple[Path, list[Federation]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(two, monkeypatch) -> None:
     folder, (first, _) = two
     claim = DurableJournal.claim
 
@@ -132,22 +113,20 @@ def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(
     with monkeypatch.context() as patched:
         patched.setattr(DurableJournal, "claim", crash)
         with pytest.raises(OSError, match="crash"):
-            _journal(folder, first).claim(first.digest, "session0", b"n" * 32)
+            journal_of(folder, first).claim(first.digest, "session0", b"n" * 32)
     counted = Ledger.open(folder / "embeddings.ledger")
     assert counted.state().length == 1
-    _journal(folder, first).claim(first.digest, "session0", b"n" * 32)
+    journal_of(folder, first).claim(first.digest, "session0", b"n" * 32)
     assert counted.state().length == 1
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
-def test_sessions_that_a_lost_journal_knew_are_still_used_up(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_sessions_that_a_lost_journal_knew_are_still_used_up(two: Two) -> None:
     """Two were agreed on: whatever is lost between, two are spent, and no third."""
     folder, (first, _) = two
     counted = Ledger.open(folder / "embeddings.ledger")
     for used in (1, 2):
-        journal = _journal(folder, first)
+        journal = journal_of(folder, first)
         journal.check()
         with suppress(AlreadyOpened):  # the place that the lost session takes
             journal.claim(first.digest, "session0", b"n" * 32)  # an operator may repeat a nonce
@@ -158,15 +137,13 @@ def test_sessions_that_a_lost_journal_knew_are_still_used_up(
         assert counted.total().epsilon(1e-5) == pytest.approx(epsilon(used), rel=1e-9)
         shutil.rmtree(folder / "state")
     with pytest.raises(ValueError, match=r"sessions must be <= 2, got one more: .* counts 2 of"):
-        _journal(folder, first).check()
+        journal_of(folder, first).check()
     with pytest.raises(ValueError, match="sessions must be <= 2"):
-        _journal(folder, first).claim(first.digest, "session0", b"m" * 32)
+        journal_of(folder, first).claim(first.digest, "session0", b"m" * 32)
     assert counted.state().length == 2
 
 
-def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(two: Two) -> None:
     """Neither sees the other's entry before it writes its own, of the same step and session."""
     folder, (first, _) = two
     counted = Ledger.open(folder / "embeddings.ledger")
@@ -176,29 +153,25 @@ def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(
     assert counted.state().length == 2
 
 
-def test_second_sums_whose_journal_is_lost_are_not_answered_again(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_second_sums_whose_journal_is_lost_are_not_answered_again(two: Two) -> None:
     """Whether the lost session has answered one nobody knows, so no session is left."""
     folder, (first, _) = two
     two_sums = structs.replace(first, second_dimension=5)
-    _journal(folder, two_sums).claim(two_sums.digest, "session0", b"")
+    journal_of(folder, two_sums).claim(two_sums.digest, "session0", b"")
     shutil.rmtree(folder / "state")
     with pytest.raises(ValueError, match="sessions must be <= 2, got one more"):
-        _journal(folder, two_sums).check()
+        journal_of(folder, two_sums).check()
 
 
-def test_a_federation_of_very_many_sessions_is_counted_at_once(
-    two: tuple[Path, list[Federation]],
-) -> None:
+def test_a_federation_of_very_many_sessions_is_counted_at_once(two: Two) -> None:
     folder, (first, _) = two
     many = structs.replace(first, sessions=2**31 - 1)
-    journal = _journal(folder, many, 1e12)
+    journal = journal_of(folder, many, 1e12)
     journal.claim(many.digest, "session0", b"n" * 32)
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
-def test_promises_for_users_are_added_up_for_users(two: tuple[Path, list[Federation]]) -> None:
+def test_promises_for_users_are_added_up_for_users(two: Two) -> None:
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
     user = replace(SESSION, unit="user")
@@ -212,9 +185,7 @@ def test_promises_for_users_are_added_up_for_users(two: tuple[Path, list[Federat
     replace(records, limits=most).check()  # one record is in one part
 
 
-def test_a_federation_whose_digest_begins_like_another_s_is_refused(
-    two: tuple[Path, list[Federation]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_federation_whose_digest_begins_like_another_s_is_refused(two, monkeypatch) -> None:
     """64 bits name a folder's state, and an operator can find two federations that share them."""
     folder, federations = two
     state = remember(folder, federations[0], 0)
@@ -222,45 +193,3 @@ def test_a_federation_whose_digest_begins_like_another_s_is_refused(
     assert remember(folder, federations[0], 0) == state
     with pytest.raises(ValueError, match="must be of federation"):
         remember(folder, federations[1], 0)
-
-
-def test_the_operator_s_ledger_counts_sums_that_became_models(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
-    fed = initiated(minimum=2) / "fed"
-    beside = Ledger.open(fed / "operator.ledger")
-    engine.failure = ValueError("TooFewUsers")
-    with pytest.raises(ValueError, match="TooFewUsers"):
-        Start(fed).run()
-    assert [r.spent for r in beside.state().records] == [False]
-    engine.failure = None
-    for sums in (1, 2):
-        assert Start(fed).run() == 0
-        records = beside.state().records
-        assert [r.spent for r in records] == [True] * sums
-        latest = max((fed / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        model = latest / "model" / "report.json"
-        assert json.loads(model.read_text())["ledger"]["entry"] == records[-1].id
-    beside.limit(Limit(epsilon=1.0, delta=1e-5))
-    asked = len(engine.operations)
-    with pytest.raises(ValueError, match=r"limit of ledger operator\.ledger must be >="):
-        Start(fed).run()
-    assert len(engine.operations) == asked
-    assert Start(fed, ledger=Path("none")).run() == 0
-
-
-def test_a_user_s_sessions_are_counted_beside_its_rows(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
-    home = initiated(users=3)
-    user = home / "user0"
-    invitation, accept = home / "fed" / "invitation", digest_of(home)
-    start = Start(user, invitation=invitation, embeddings=user / "embeddings", accept=accept)
-    assert start.run() == 0
-    federation = Federation.load(home / "fed" / "federation.json")
-    told: Any = engine.parties[-1].endpoint
-    told._journal.claim(federation.digest, "session0", b"n" * 32)
-    (record,) = Ledger.open(user / "embeddings.ledger").state().records
-    entry = record.entry
-    assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")
-    assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)

@@ -1,117 +1,238 @@
-"""`join` with pictures: they become the rows of `start` and `report`, by the agreed encoder."""
+"""Pictures of a federation's users, and new ones for its model: encoder and size are agreed on."""
 
+import csv
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
-from embed.run import Run
-from train_distributed.commands.federation import Join
+from embed.encoding import refuse_other
+from embed.hold_out import with_held_out
+from embed.run import Run as Embed
+from pretrain.datasets import EVALUATION
+from pretrain.sources import open_images
+from tests.train_distributed.federation.folders.homes import digest_of, embeddings, init_of, join
+from tests.train_distributed.sized_pictures import COLOURS, SAME, draw, embedded
+from train_distributed import Privacy, Release, release
+from train_distributed.commands.exporting import Export
+from train_distributed.commands.federation import Join, Start
 from train_distributed.commands.federation.embedding import Pictures, own_set
+from train_distributed.commands.using import Evaluate, Predict
 from train_distributed.federation.documents.party import Party
+from train_distributed.ledger.ledger import NONE
+from train_distributed.released.export import run_torch
 
-CLASSES = ("cat", "dog", "owl")
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Seven pictures of two of three classes, of several sizes."""
-    draw = np.random.default_rng(0)
-    for number in range(7):
-        folder = tmp_path / "photos" / CLASSES[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = draw.integers(0, 256, (40 + number, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return tmp_path / "photos"
+CLASSES, ROWS, USERS = tuple(COLOURS), 24, 3
+OWN = ("resize", "image-size", "as stored")  # spellings of one size, of a user each
 
 
-@pytest.fixture
-def transform(photos: Path, tmp_path: Path) -> Path:
-    """Public transform of the shipped encoder."""
-    draw = np.random.default_rng(1)
-    (tmp_path / "flat").mkdir()
-    for number in range(20):
-        pixels = draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
-    Run(data=str(tmp_path / "flat"), layout="flat", resize=32, out=tmp_path / "public").run()
-    fitted = PublicTransform.fit(EmbeddingSet.open(tmp_path / "public"), components=5)
-    fitted.save(tmp_path / "transform.safetensors")
-    return tmp_path / "transform.safetensors"
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Private sets of one size and of another, public transforms of a network and the default."""
+    root = tmp_path_factory.mktemp("sizes")
+    for number, name in enumerate(OWN):
+        embedded(root, name, number, **SAME[name])
+    embedded(root, "other", 20, resize=24)
+    public = EmbeddingSet.open(embedded(root, "public", 40, resize=32))
+    ours = PublicTransform.fit(public, components=4)
+    ours.save(root / "ours.safetensors")
+    assert ours.encoding is not None
+    unsized = replace(ours.encoding, preprocess=replace(ours.encoding.preprocess, pictures=None))
+    replace(ours, encoding=unsized).save(root / "earlier.safetensors")
+    Embed(data=str(root / "public pictures"), resize=32, out=root / "shipped").run()
+    shipped = PublicTransform.fit(EmbeddingSet.open(root / "shipped"), components=4)
+    shipped.save(root / "shipped.safetensors")
+    draw(root / "photos", 3, 7, (70, 51))
+    return root
 
 
-def test_pictures_become_the_rows_that_are_counted_and_sent(
-    photos: Path, transform: Path, tmp_path: Path
-) -> None:
-    given = {"pictures": photos, "class_names": CLASSES, "resize": 32}
-    Run(
-        data=str(photos), layout="class", class_names=CLASSES, resize=32, out=tmp_path / "by-hand"
-    ).run()
-    expected = EmbeddingSet.open(tmp_path / "by-hand")
-    for name, more in (("a", {"transform": transform}), ("b", {"encoder": "simclr-small"})):
+def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
+    """Folders of three users and an operator below `home`; the sets are chosen later."""
+    files = join(home, USERS, servers, rows=settings.pop("rows", ROWS))
+    fixed: dict[str, Any] = {
+        "class_names": CLASSES,
+        "protocol": ("secagg", "shares")[servers],
+        "epsilon": 8.0,
+        "honest_fraction": None if servers else 0.8,
+        "minimum": USERS,
+    }
+    init_of(home, files, **fixed | settings).run()
+    return home
+
+
+def check_size(home: Path, own: Path, other: Path) -> None:
+    """A set of pictures of another size is refused, and both sizes named; its own is taken."""
+    invitation, accept = home / "fed" / "invitation", digest_of(home)
+    with pytest.raises(ValueError, match="federation and embeddings must be emb") as caught:
+        Start(home / "user0", invitation, other, accept=accept).run()
+    assert "; 32 x 32 px)" in str(caught.value)
+    assert "; 24 x 24 px)" in str(caught.value)
+    assert Start(home / "user0", invitation, own, accept=accept).run() == 0
+
+
+def test_a_session_takes_sets_of_one_size(engine, place, tmp_path) -> None:
+    home = federation(tmp_path, transform=place / "ours.safetensors")
+    for name in OWN:
+        check_size(home, place / name, place / "other")
+    assert len(engine.parties) == len(OWN)
+
+
+def test_an_evaluation_takes_sets_of_one_size(engine, place, tmp_path) -> None:
+    own = EmbeddingSet.open(place / OWN[0])
+    own = replace(own, users=np.arange(len(own)) % 4)
+    public = PublicTransform.load(place / "ours.safetensors")
+    model = release(own, "discriminant", Privacy(9.0, 1e-5), transform=public, sums=1)
+    model.save(tmp_path / "model")
+    for name in (OWN[1], "other"):
+        with_held_out(EmbeddingSet.open(place / name), 0.5).save(tmp_path / "held" / name)
+    given = {"transform": None, "class_names": (), "model": tmp_path / "model"}
+    home = federation(tmp_path, rows=ROWS // 2, **given)
+    check_size(home, tmp_path / "held" / OWN[1], tmp_path / "held" / "other")
+    assert len(engine.parties) == 1
+
+
+def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_path: Path) -> None:
+    """Of any shape, by the transform's encoder and size, or by the encoder that is named."""
+    network, photos = str(place / "network.safetensors"), place / "photos"
+    for name, encoder, more in (
+        ("default", {}, {"transform": place / "shipped.safetensors"}),
+        ("size", {"encoder": network}, {"transform": place / "ours.safetensors", "resize": 32}),
+        ("network", {"encoder": network}, {"transform": place / "ours.safetensors"}),
+        ("named", {"encoder": "simclr-small"}, {"resize": 32}),
+    ):
         folder = tmp_path / name
-        Join(folder, name, images=Pictures(**given, **more)).run()  # pyright: ignore[reportArgumentType]
-        assert Party.load(folder / f"{name}.party.json").rows == 7
+        by_hand = {"data": str(photos), "class_names": CLASSES, "resize": 32, **encoder}
+        Embed(**by_hand, out=tmp_path / f"{name} by hand").run()
+        expected = EmbeddingSet.open(tmp_path / f"{name} by hand")
+        given = Pictures(pictures=photos, class_names=CLASSES, **encoder, **more)
+        for _ in range(2):  # a set that is there is taken
+            Join(folder, name, images=given).run()
+        assert Party.load(folder / f"{name}.party.json").rows == 9
         own = own_set(folder, None)
-        assert own is not None
         assert own == folder / "embeddings"
         found = EmbeddingSet.open(own)
         np.testing.assert_array_equal(found.embeddings, expected.embeddings)
         np.testing.assert_array_equal(found.labels, expected.labels)
+        assert found.encoding == expected.encoding
         assert found.meta["class_names"] == list(CLASSES)
         for field in ("encoder", "encoder_hash", "weights", "preprocess"):
             assert found.meta[field] == expected.meta[field]
-        Join(folder, name, images=Pictures(**given, **more)).run()  # pyright: ignore[reportArgumentType]
         assert own_set(folder, tmp_path / "other") == tmp_path / "other"
     assert own_set(tmp_path, None) is None
 
 
-def test_pictures_without_classes_or_encoder_are_refused(
-    photos: Path, transform: Path, tmp_path: Path
-) -> None:
-    given = {"pictures": photos, "class_names": CLASSES}
+def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
+    photos, network = place / "photos", str(place / "network.safetensors")
+    given: dict[str, Any] = {"pictures": photos, "class_names": CLASSES}
+    ours = {"transform": place / "ours.safetensors", "encoder": network}
+    earlier = ours | {"transform": place / "earlier.safetensors", "resize": 32}
+    shipped = {"transform": place / "shipped.safetensors"}
     for images, more, words in (
-        ({"pictures": photos, "transform": transform}, {}, "class_names must be given"),
+        ({"pictures": photos, **ours}, {}, "class_names must be given"),
         (given, {}, "encoder or transform must be given"),
-        (given | {"transform": transform, "encoder": "timm:resnet18"}, {}, "weights must be"),
+        (given | shipped | {"encoder": "timm:resnet18"}, {}, "weights must be"),
         (given, {"rows": 7}, "rows must be left out with pictures"),
         (given, {"embeddings": tmp_path}, "embeddings must be left out with pictures"),
         (given, {"server": True}, "pictures must be left out for a server"),
+        (
+            given | ours | {"resize": 64},
+            {},
+            r"resize must be left out, or that of the transform's pictures \(32 x 32 px\), got 64",
+        ),
+        (given | earlier, {}, "say of what size its pictures were, .* earlier version"),
+        ({"resize": 32}, {"embeddings": place / "public"}, "resize must be left out without pict"),
     ):
         with pytest.raises(ValueError, match=words):
-            Join(tmp_path / "me", "me", images=Pictures(**images), **more).run()  # pyright: ignore[reportArgumentType]
+            Join(tmp_path / "me", "me", images=Pictures(**images), **more).run()
         assert not (tmp_path / "me" / "me.party.json").exists()
+        assert not (tmp_path / "me" / "embeddings").exists()
+    larger = {"encoder": network, "resize": 64}
+    Join(tmp_path / "me", "me", images=Pictures(**given, **larger)).run()
+    for images, words in ((ours, r"32 x 32 px.* and .*64 x 64 px"), ({"resize": 32}, "got 32")):
+        with pytest.raises(ValueError, match=words):  # of the set that is there
+            Join(tmp_path / "me", "again", images=Pictures(**given | images)).run()
 
 
-def test_another_order_of_the_classes_is_found_when_one_joins(
-    knowing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
     """Of a set, of one that was embedded before, and against the guesses of the transform."""
-    draw = np.random.default_rng(0)
-    rows, labels = draw.normal(size=(12, 6)).astype(np.float32), np.arange(12) % 3
-    for names in (("a", "b", "c"), ("b", "a", "c")):
-        meta = {"class_names": list(names)}
-        place = tmp_path / names[0] / "embeddings"
-        EmbeddingSet(embeddings=rows, labels=labels, meta=meta).save(place)
-        Join(tmp_path / names[0], "me", embeddings=place).run()
+    good, kept = (tmp_path / name / "embeddings" for name in ("a", "b"))
+    for place, names in ((good, ("a", "b", "c")), (kept, ("b", "a", "c"))):
+        replace(embeddings(0), meta={"class_names": list(names)}).save(place)
+        Join(place.parent, "me", embeddings=place).run()
         assert f"classes in this order: {', '.join(names)}\n" in capsys.readouterr().out
-    good, other = tmp_path / "a" / "embeddings", tmp_path / "b"
-    kept = other / "embeddings"
-    for images, more, words in (
-        ({"class_names": ("a", "b", "c")}, {"embeddings": kept}, r"class_names must be .*'b', 'a'"),
-        ({"class_names": ("b", "a")}, {"embeddings": kept}, r"class_names must be .*'b', 'a', 'c'"),
-        ({"class_names": ("A", "B", "C")}, {"embeddings": good}, r"class_names must be .*'a', 'b'"),
-        ({"transform": knowing}, {"embeddings": kept}, r"names must be those .* guesses of"),
-        (
-            {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"},
-            {},
-            r"class_names must be .*'b', 'a'",
-        ),
+    pictures = {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"}
+    for images, own, words in (
+        ({"class_names": ("a", "b", "c")}, kept, r"class_names must be .*'b', 'a'"),
+        ({"class_names": ("b", "a")}, kept, r"class_names must be .*'b', 'a', 'c'"),
+        ({"class_names": ("A", "B", "C")}, good, r"class_names must be .*'a', 'b'"),
+        ({"transform": knowing}, kept, r"names must be those .* guesses of"),
+        (pictures, None, r"class_names must be .*'b', 'a'"),
     ):
         with pytest.raises(ValueError, match=words) as refused:
-            Join(other, "again", images=Pictures(**images), **more).run()  # pyright: ignore[reportArgumentType]
+            Join(kept.parent, "again", embeddings=own, images=Pictures(**images)).run()
         assert "\n" not in str(refused.value)
-        assert not (other / "again.party.json").exists()
+        assert not (kept.parent / "again.party.json").exists()
     known = Pictures(class_names=("a", "b", "c"), transform=knowing)
-    Join(tmp_path / "a", "again", embeddings=good, images=known).run()
+    Join(good.parent, "again", embeddings=good, images=known).run()
+
+
+def predicted(model: Path, out: Path, **source: Any) -> tuple[list[list[str]], dict[str, Any]]:
+    Predict(model=model, out=out, evaluate=True, **source).run()
+    with (out / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row[1:] for row in csv.reader(file)]
+    return rows, json.loads((out / "metrics.json").read_text())
+
+
+def check_new_pictures(model: Path, network: Path, folder: Path, size: Any) -> None:
+    """`predict`, `evaluate` and `export` give the numbers of rows that `embed run` makes."""
+    data, rows = str(draw(folder / "pictures", 12, 8, size)), folder / "rows"
+    given: dict[str, Any] = {"data": data, "encoder": str(network)}
+    Embed(**given, class_names=CLASSES, resize=32, out=rows).run()
+    found, held = EmbeddingSet.open(rows), folder / "held"
+    replace(found, split=np.full(len(found), EVALUATION, np.uint8)).save(held)
+    shown = predicted(model, folder / "shown", **given)
+    assert shown == predicted(model, folder / "expected", embeddings=rows)
+    assert predicted(model, folder / "asked", **given, resize=32) == shown
+    reports = []
+    sources: list[dict[str, Any]] = [given, {"embeddings": held}]
+    for source in sources:
+        at = folder / f"evaluated {len(reports)}"
+        fixed: dict[str, Any] = {"users": 1, "seed": 3, "ledger": Path(NONE), "out": at}
+        Evaluate(model=model, **fixed, **source).run()
+        reports.append(json.loads((at / "evaluation.json").read_text())["accuracy"])
+    assert reports[0] == reports[1]
+    asked = None if size == 32 else (size, size) if isinstance(size, int) else size
+    exported = {"format": "torch-export", "encoder": str(network), "input_size": asked}
+    Export(model=model, **exported, out=folder / "exported").run()
+    pixels = open_images(data, size=32 if asked is None else None).images(slice(None))
+    classes, shares = run_torch(folder / "exported" / "model.pt2")(pixels)
+    expected = Release.load(model).predict_proba(found.embeddings).numpy()
+    assert np.abs(shares - expected).max() < 1e-5
+    assert np.mean(classes == expected.argmax(1)) > 0.97
+
+
+def test_a_model_takes_pictures_of_any_size(place, tmp_path, opened) -> None:
+    own, given = [place / name for name in OWN], {"ledger": Path(NONE), "patience": 0.2}
+    made = opened(federation(tmp_path, 1, transform=place / "ours.safetensors"))
+    with pytest.raises(ValueError, match="federation and embeddings must be embedded"):
+        made.report(0, embeddings=place / "other").run()
+    for _ in range(2):  # sums
+        for user, at in enumerate(own):
+            made.report(user, embeddings=at, **given).run()
+        made.collect(ledger=Path(NONE)).run()
+    released = Release.load(made.model)
+    assert released.encoding is not None
+    refuse_other(released.encoding, EmbeddingSet.open(own[0]).encoding)
+    assert released.encoding.preprocess.pictures == 32
+    assert released.class_names == CLASSES
+    network = place / "network.safetensors"
+    for size in (32, 64, (90, 77)):
+        check_new_pictures(made.model, network, tmp_path / str(size), size)
+    source = {"data": str(place / "photos"), "encoder": str(network)}
+    with pytest.raises(ValueError, match=r"the model's pictures \(32 x 32 px\), got 64"):
+        predicted(made.model, tmp_path / "no", **source, resize=64)
+    assert not (tmp_path / "no").exists()

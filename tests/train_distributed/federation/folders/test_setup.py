@@ -1,10 +1,12 @@
 """From keys to invitation: what the commands write, what they refuse, and what they load."""
 
+import csv
 import datetime
+import io
 import json
 import re
-import shutil
 import stat
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +14,27 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from msgspec import structs
 
 from embed import PublicTransform
-from tests.train_distributed.federation.folders.conftest import ROWS
-from train_distributed.commands.federation import Init, Join, Start, Status
+from tests.train_distributed.federation.folders.homes import (
+    OWN,
+    ROOT,
+    ROWS,
+    federation_of,
+    init_of,
+    with_config,
+)
+from tests.train_distributed.federation.folders.windows import SETTINGS
+from train_distributed.commands.federation import Join, Start, Status
+from train_distributed.commands.federation.enrolling import COLUMNS, parties_of
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import certificates
-from train_distributed.federation.documents.certificates import (
-    serving,
-    trust,
-    write_certificate,
-)
-from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.certificates import serving, trust, write_certificate
+from train_distributed.federation.documents.federation import Deadlines
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.party import Party
+from train_distributed.federation.documents.place import PLACES, place_path
 from train_distributed.federation.documents.private_keys import (
     PRIVATE,
     read_private,
@@ -34,13 +43,16 @@ from train_distributed.federation.documents.private_keys import (
 )
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
+from train_distributed.secure_sum.roll import Roll
 
-ROOT = Path(__file__).parents[4]
 FILLED_IN = {"sums", "rounds", "class_noise", "components"}  # by a public rule
-FEW_SECONDS = 3.0  # of the processor; torch and timm alone take more
 
 
-def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_join_makes_one_file_to_give_out(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
     Join(tmp_path / "me", "hospital-a", rows=50).run()
     party = Party.load(tmp_path / "me" / "hospital-a.party.json")
     keys = read_private(tmp_path / "me")
@@ -53,32 +65,22 @@ def test_join_makes_one_file_to_give_out(tmp_path: Path) -> None:
     Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
     again = Party.load(tmp_path / "me" / "hospital-a.party.json")
     assert (again.rows, again.verifying) == (60, party.verifying)
-
-
-def test_join_counts_the_training_rows(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
     joined(1)
     Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
-    assert Party.load(tmp_path / "user0" / "other.party.json").rows == 12
+    assert Party.load(tmp_path / "user0" / "other.party.json").rows == ROWS
 
 
-@pytest.mark.parametrize("field", ["name", "rows", "verifying", "sealing"])
-def test_nobody_changes_or_borrows_a_party_file(field: str, tmp_path: Path) -> None:
-    Join(tmp_path / "me", "me", rows=5).run()
-    Join(tmp_path / "you", "you", rows=6).run()
-    mine, path = tmp_path / "me" / "me.party.json", tmp_path / "you" / "you.party.json"
-    changed = json.loads(path.read_text()) | {field: json.loads(mine.read_text())[field]}
-    path.write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match="signature must be the party's own"):
-        Party.load(path)
-
-
-def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> None:
-    home = initiated()
-    fed = home / "fed"
-    federation = Federation.load(fed / "federation.json")
+def test_init_writes_what_everybody_needs(initiated, capsys) -> None:
+    home = initiated(deadlines=("come=3600", "answer=0.5"))
+    words = "parties have 3600 s to come, 0.5 s to answer each question and 120 s to send an answer"
+    assert words in capsys.readouterr().out
+    Status(home / "fed").run()
+    assert words in capsys.readouterr().out
+    fed, federation = home / "fed", federation_of(home)
     invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:16])
     assert invitation.federation == federation
     assert invitation.address == "127.0.0.1:9092"
+    assert federation.deadlines == Deadlines(come=3600.0, answer=0.5)
     assert invitation.agreed.read_bytes() == (home / "public.safetensors").read_bytes()
     assert federation.display_name(1) == "user 1 (hospital-1)"
     assert federation.display_name(FIRST_SERVER) == "operator"
@@ -87,20 +89,22 @@ def test_init_writes_what_everybody_needs(initiated: Callable[..., Path]) -> Non
     for secret in ("private.json", "tls/server.key"):
         assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
-    told = sorted(path.name for path in (fed / "invitation").iterdir())
-    assert told == ["ca.pem", "federation.json", "operator.json", "transform.safetensors"]
+    files = {"ca.pem", "federation.json", "operator.json", "transform.safetensors"}
+    assert names_in(fed / "invitation") == files
+    with pytest.raises(FileExistsError):
+        write_certificate(fed / "tls", list(OWN))
 
 
 def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]) -> None:
     """No user is named in what all get."""
-    home = initiated(users=3, servers=1)
+    home = initiated(**SETTINGS)
     fed = home / "fed"
-    federation = Federation.load(fed / "federation.json")
+    invitation = Invitation.read(fed / "invitation")
+    federation = invitation.federation
     assert (federation.enrolled, federation.users) == (3, {})
     assert federation.display_name(FIRST_SERVER + 1) == "computation server 1 (adder-1)"
     text = (fed / "invitation" / "federation.json").read_text()
     assert "hospital" not in text
-    invitation = Invitation.read(fed / "invitation")
     for number in range(3):
         folder = home / f"user{number}"
         keys = read_private(folder)
@@ -110,168 +114,208 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
         assert own.federation.digest == federation.digest
         assert own.federation.display_name(number) == f"user {number} (hospital-{number})"
     server = home / "server1"
-    assert invitation.placed(read_private(server)).identify(read_private(server), server) == (
-        FIRST_SERVER + 1
-    )
-    told = sorted(path.name for path in (fed / "invitation").iterdir())
-    assert told == [
-        *("ca.pem", "federation.json", "operator.json", "places", "transform.safetensors")
-    ]
+    keys = read_private(server)
+    assert invitation.placed(keys).identify(keys, server) == FIRST_SERVER + 1
+    files = {"ca.pem", "federation.json", "operator.json", "places", "transform.safetensors"}
+    assert names_in(fed / "invitation") == files
+    agreed = (fed / "invitation" / "ca.pem").read_text()
+    own = [(home / name / "tls" / "server.pem").read_text() for name in ("fed", "server1")]
+    assert agreed == "".join(own)
 
 
 def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
     options = {"prior": {"b": 0.2, "a": 0.7, "c": 0.1}}
-    fed = initiated(options=options, method="softmax")
-    terms = Federation.load(fed / "fed" / "federation.json").task
+    terms = federation_of(initiated(options=options, method="softmax")).task
     assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
     assert terms["options"]["l2_reg"] > 0  # of the public rule, so that all users train alike
 
 
 @pytest.mark.parametrize("unit", ["record", "user"])
 def test_a_rehearsal_says_what_is_agreed_on(
-    joined: Callable[..., list[Path]], tmp_path: Path, unit: Literal["record", "user"]
+    joined, tmp_path, unit: Literal["record", "user"]
 ) -> None:
     """Its promise needs no typing; two clips are of the two sums that it has played."""
-    parties, transform = tuple(joined(3)), tmp_path / "public.safetensors"
-    fitted = PublicTransform.load(transform)
+    config = tmp_path / "configuration.json"
+    init = init_of(tmp_path, joined(3), config=config)
+    fitted = PublicTransform.load(tmp_path / "public.safetensors")
     options = {} if unit == "record" else {"user_clip": (1.5, 2.5)}
     promise = Privacy(3.0, 1e-6, unit=unit)
     chosen = RunConfig("discriminant", options, promise, fitted.fitted_on, fitted.encoding)
-    (tmp_path / "configuration.json").write_text(chosen.text())
-    init = Init(
-        tmp_path / "fed",
-        parties,
-        transform,
-        ("localhost",),
-        num_classes=3,
-        config=tmp_path / "configuration.json",
-    )
+    config.write_text(chosen.text())
     for typed in ({"epsilon": 2.0}, {"unit": "user" if unit == "record" else "record"}):
         with pytest.raises(ValueError, match="as config says, or be left out, got"):
             replace(init, **typed).run()
     replace(init, epsilon=3.0, honest_fraction=0.75).run()
-    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    task = federation_of(tmp_path).task
     assert (task["epsilon"], task["delta"], task["unit"]) == (3.0, 1e-6, unit)
     assert task["honest_fraction"] == 0.75
     assert task["options"]["sums"] == 2
     assert task["options"].get("user_clip") == (None if unit == "record" else [1.5, 2.5])
 
 
-def test_the_file_of_the_documentation_is_taken(
-    joined: Callable[..., list[Path]], tmp_path: Path
-) -> None:
+def test_the_file_of_the_documentation_is_taken(joined, tmp_path) -> None:
     page = (ROOT / "docs" / "methods.md").read_text("utf-8")
     (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "c.json").write_text(block)
-    Init(
-        tmp_path / "fed",
-        tuple(joined(3)),
-        tmp_path / "public.safetensors",
-        ("localhost",),
-        class_names=("dog", "cat"),
-        config=tmp_path / "c.json",
-    ).run()
-    task = Federation.load(tmp_path / "fed" / "federation.json").task
+    names = ("dog", "cat")
+    init_of(tmp_path, joined(3), class_names=names, config=tmp_path / "c.json").run()
+    task = federation_of(tmp_path).task
     assert (task["method"], task["options"]["l2_reg"]) == ("softmax", 0.1)
     assert task["options"]["prior"] == [0.3, 0.7]
 
 
-def test_init_writes_all_or_nothing(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
-    files = tuple(joined(2))
-    init = Init(tmp_path / "fed", files, tmp_path / "public.safetensors", ("sum.example.org",))
-    with pytest.raises(ValueError, match="exactly one of class_names and num_classes"):
-        init.run()
-    with pytest.raises(ValueError, match="hosts must be names or addresses"):
-        Init(init.folder, files, init.transform, ("Müller",), num_classes=3).run()
-    with pytest.raises(ValueError, match=r"missing.safetensors must be a file"):
-        Init(init.folder, files, tmp_path / "missing.safetensors", ("a",), num_classes=3).run()
-    assert not init.folder.exists()
-
-
-def test_a_transform_that_every_user_would_refuse_is_refused_at_once(
-    joined: Callable[..., list[Path]], tmp_path: Path
-) -> None:
-    parties = joined(3)
-    fitted = PublicTransform.load(tmp_path / "public.safetensors")
-    replace(fitted, seen=None).save(tmp_path / "old.safetensors")
-    init = Init(
-        tmp_path / "fed",
-        tuple(parties),
-        tmp_path / "old.safetensors",
-        hosts=("127.0.0.1",),
-        num_classes=3,
-    )
-    with pytest.raises(ValueError, match="transform must say which rows it has seen"):
-        init.run()
-    assert not (tmp_path / "fed").exists()
-
-
 def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
-    joined: Callable[..., list[Path]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    joined, tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr("train_distributed.one_shot.request.MANY_USERS", 3)
-    parties, transform = tuple(joined(3, 1)), tmp_path / "public.safetensors"
+    parties = joined(3, 1)
 
-    def options_of(folder: str, parties: tuple[Path, ...], **settings: Any) -> dict[str, Any]:
-        given: dict[str, Any] = {"num_classes": 3, "epsilon": 5.0} | settings
-        Init(tmp_path / folder, parties, transform, ("localhost",), **given).run()
-        return Federation.load(tmp_path / folder / "federation.json").task["options"]
+    def options_of(folder: str, parties: list[Path], **settings: Any) -> dict[str, Any]:
+        init_of(tmp_path, parties, folder=tmp_path / folder, epsilon=5.0, **settings).run()
+        return federation_of(tmp_path, folder).task["options"]
 
-    norm = PublicTransform.load(transform).clip_norm
+    norm = PublicTransform.load(tmp_path / "public.safetensors").clip_norm
     clips = [round(norm * ROWS, 1), round(norm * ROWS**0.5, 1)]
     assert options_of("many", parties, protocol="shares")["user_clip"] == clips
     assert f"vectors are clipped to {clips[0]} and {clips[1]}," in capsys.readouterr().out
     assert options_of("trusted", parties, protocol="shares", trust_users=True).keys() == FILLED_IN
     assert options_of("one-server", parties[:3]).keys() == FILLED_IN
     assert "are clipped" not in capsys.readouterr().out
-    with pytest.raises(ValueError, match="trust_users must be left out with protocol secagg"):
-        options_of("flag", parties[:3], trust_users=True)
 
 
-def test_duplicates_are_named_by_their_files(
-    joined: Callable[..., list[Path]], tmp_path: Path
-) -> None:
-    first, second = joined(2)
-    Join(tmp_path / "user0", "again", rows=5).run()
-    again = tmp_path / "user0" / "again.party.json"
-    transform = tmp_path / "public.safetensors"
-    for files, words in {
-        (first, second, again): f"verifying key of its own, {first} and {again} share one",
-        (first, first): "a file twice",
-    }.items():
+SHARES, PROMISE = {"protocol": "shares"}, Privacy(5.0, 1e-5)
+USERS = ("hospital-0", "hospital-1", "hospital-2")
+ALL = (*USERS, "adder-1")
+BOTH = r"user 0 \(hospital-0\) and user 3 \(again\)"
+REFUSED = [  # parties, changes of the settings, words
+    (USERS, {"class_names": ()}, "exactly one of class_names and num_classes"),
+    (USERS, {"hosts": ("Müller",)}, "hosts must be names or addresses"),
+    (USERS, {"transform": Path("old")}, "transform must say which rows it has seen"),
+    (USERS, {"trust_users": True}, "trust_users must be left out with protocol secagg"),
+    (USERS, {"deadlines": ("come=soon",)}, "deadlines: come must be a number, got soon"),
+    (USERS, {"deadlines": ("comes=1",)}, "deadlines: comes must be left out, got a value"),
+    (USERS, {"deadlines": ("come=nan",)}, "deadlines: come must be a number >= 0"),
+    (USERS, {"deadlines": ("come",)}, "deadlines: come must be a number, got "),
+    (USERS, {"deadlines": ("answer=-1",)}, "deadlines: answer must be a number >= 0"),
+    ((*USERS, "again"), {}, r"verifying key of its own, .*hospital-0.* and .*again.* share one"),
+    ((*USERS, "hospital-0"), {}, "a file twice"),
+    (USERS, {"privacy": PROMISE, "options": {"rounds": 2}}, "rounds must be left out in a federat"),
+    (USERS, {"privacy": replace(PROMISE, noise_by="servers")}, "noise_by must be 'users' with"),
+    ((*ALL, "again"), SHARES, f"a key of its own, {BOTH}"),
+    ((*ALL, "hospital-0"), SHARES, "a key of its own"),
+    ((*ALL, "namesake"), SHARES, "a name of its own"),
+    ((*ALL, "as-user"), SHARES, "server adder-1 must have a key and a name of its own"),
+    (USERS, SHARES, "of shares, must be 1, got 0"),
+    ((*ALL, "adder-1"), SHARES, "of shares, must be 1, got 2"),
+    (("adder-1",), SHARES, "must hold users, got none"),
+    (ALL, SHARES | {"behind_proxy": True}, "server adder-1 must join --server without --hosts"),
+    (ALL, SHARES | {"privacy": Privacy(5.0, 1e-5, 0.8)}, "honest_fraction must be left out where"),
+    (ALL, SHARES | {"deadlines": ("come=1",)}, "deadlines must be left out with protocol shares"),
+    (
+        ALL,
+        SHARES | {"corrupt_fraction": 0.2},
+        "corrupt_fraction must be left out with proto",
+    ),
+    (
+        ALL,
+        SHARES | {"dropout_fraction": 0.2},
+        "dropout_fraction must be left out with proto",
+    ),
+]
+
+
+def test_what_init_refuses_leaves_no_folder(joined, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {path.name.partition(".")[0]: path for path in joined(3, 1)}
+    more = {"again": ("user0", "again"), "as-user": ("server1", "as-user")}
+    for key, (folder, name) in (more | {"namesake": ("namesake", "hospital-1")}).items():
+        Join(tmp_path / folder, name, rows=5).run()
+        files[key] = tmp_path / folder / f"{name}.party.json"
+    replace(PublicTransform.load(tmp_path / "public.safetensors"), seen=None).save(Path("old"))
+    for parties, changes, words in REFUSED:
+        settings = changes
+        if "privacy" in changes:
+            settings = with_config(tmp_path / "config.json", dict(changes))
         with pytest.raises(ValueError, match=words):
-            Init(tmp_path / "fed", files, transform, ("localhost",), num_classes=3).run()
+            init_of(tmp_path, [files[name] for name in parties], **settings).run()
+        assert not (tmp_path / "fed").exists()
 
 
-def test_servers_must_fit_the_protocol(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
-    *users, server = joined(2, 1)
-    transform = tmp_path / "public.safetensors"
-    init = Init(tmp_path / "fed", (*users, server), transform, ("localhost",), num_classes=3)
-    with pytest.raises(ValueError, match="of secagg, must be 0, got 1"):
-        init.run()
-    with pytest.raises(ValueError, match="of shares, must be 1, got 0"):
-        Init(init.folder, tuple(users), transform, ("a",), num_classes=3, protocol="shares").run()
+def table(files: list[Path]) -> str:
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, COLUMNS)
+    writer.writeheader()
+    writer.writerows(json.loads(path.read_text()) for path in files)
+    return lines.getvalue()
 
 
-def test_a_party_finds_out_what_does_not_fit(initiated: Callable[..., Path]) -> None:
-    home = initiated()
-    folder = home / "fed" / "invitation"
-    invitation = Invitation.read(folder)
-    Join(home / "stranger", "stranger", rows=12).run()
-    stranger = home / "stranger"
-    with pytest.raises(ValueError, match=r"keys in .*stranger must be registered in"):
-        invitation.identify(read_private(stranger), stranger)
-    with pytest.raises(ValueError, match="is the operator's: leave out invitation"):
-        invitation.identify(read_private(home / "fed"), home / "fed")
-    with pytest.raises(ValueError, match="must have the digest that you were told, 00ff"):
-        Invitation.read(folder, 4 * "00ff")
-    changed = json.loads((folder / "federation.json").read_text()) | {"minimum": 2}
-    (folder / "federation.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match=r"digest that operator.json says"):
-        Invitation.read(folder)
+@pytest.mark.parametrize("kind", ["files", "folder", "table", "standard input"])
+def test_parties_come_from_files_a_folder_a_table_or_standard_input(
+    kind: str, joined, tmp_path, monkeypatch
+) -> None:
+    files = joined(3, 1)
+    given = {"files": files, "folder": [tmp_path / "all"], "table": [tmp_path / "p.csv"]}
+    (tmp_path / "all").mkdir()
+    for path in files:
+        (tmp_path / "all" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "p.csv").write_text(table(files))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(table(files)))
+    init_of(tmp_path, given.get(kind, [Path("-")]), protocol="shares").run()
+    roll = Roll.read(tmp_path / "fed" / "roll")
+    assert [roll[number].name for number in roll] == ["hospital-0", "hospital-1", "hospital-2"]
+    assert [roll[n].key.hex() for n in roll] == [Party.load(path).verifying for path in files[:3]]
+    assert federation_of(tmp_path).names == {2**31 + 1: "adder-1"}
+
+
+def test_a_bad_line_of_a_table_is_named(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    head, first, second = table(joined(2)).split("\r\n")[:3]
+    renamed = second.replace("hospital-1", "hospital-9")
+    for lines, words in (
+        ([head, first, renamed], r"p\.csv:3: signature must be the party's own"),
+        ([head, second.replace(",12,", ",13,")], r"p\.csv:2: signature must be"),
+        ([head, second.replace(",12,", ",x,")], r"p\.csv:2: rows must be a whole number"),
+        ([head, second.replace(",12,", f",{'9' * 5000},")], r"p\.csv:2: rows must be"),
+        ([head, first, second + ",more"], r"p\.csv:3: more must be left out"),
+        ([head, second[:40]], r"p\.csv:2: \w+ must be"),
+        ([head.replace("rows", "rules")], r"p\.csv must have columns verifying, sealing, name"),
+        ([""], "must have columns"),
+        ([head, '"' + second], "must be CSV in UTF-8"),
+        ([head, "x" * 200_000], "must be CSV in UTF-8"),
+        ([head, "\udcff"], "UTF-8"),
+    ):
+        path.write_text("\n".join(lines), errors="surrogateescape")
+        with pytest.raises(ValueError, match=words) as refused:
+            list(parties_of([path]))
+        assert len(str(refused.value)) < 400
+
+
+def test_a_place_that_is_not_proved_is_refused(initiated: Callable[..., Path]) -> None:
+    home = initiated(**SETTINGS)
+    invitation = Invitation.read(home / "fed" / "invitation")
+    keys = [read_private(home / f"user{number}") for number in range(2)]
+    own, other = (place_path(invitation.folder / PLACES, k.public.verifying) for k in keys)
+    good = json.loads(own.read_text())
+    assert len(own.read_bytes()) < 10_000
+    unproved = "must prove that key"
+    for changed, words in (
+        (good | {"rows": 13}, unproved),
+        (good | {"name": "hospital-9"}, unproved),
+        (good | {"number": 1}, unproved),
+        (good | {"proof": good["proof"][:-1]}, unproved),
+        (json.loads(other.read_text()), unproved),
+        (good | {"rows": 0}, "rows must be"),
+        (good | {"more": 1}, "left out"),
+    ):
+        own.write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=words):
+            invitation.placed(keys[0])
+    own.write_text(json.dumps(good))
+    assert invitation.federation.roll is not None
+    roll = structs.replace(invitation.federation.roll, sizes={13: 3})
+    lied = replace(invitation, federation=structs.replace(invitation.federation, roll=roll))
+    with pytest.raises(ValueError, match=unproved):
+        lied.placed(keys[0])  # its rows are not among the sizes that noise was planned for
 
 
 def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,11 +343,9 @@ def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
         terminal.setattr("getpass.getpass", lambda words: "a long passphrase")
         assert read_private(me) == keys
     stated = json.loads(text)
+    public = stated["public"] | {"verifying": "00" * 32}
     for changed, words in (
-        (
-            {"public": stated["public"] | {"verifying": "00" * 32}},
-            "must hold the private keys of its",
-        ),
+        ({"public": public}, "must hold the private keys of its"),
         ({"opening": stated["signing"]}, "must hold the private keys of its public ones"),
         ({"signing": keys.signing.hex()}, "passphrase must be the one that encrypts"),
     ):
@@ -327,9 +369,7 @@ def test_keys_are_their_owners_alone(mode: int, tmp_path: Path) -> None:
     ("days", "words"),
     [(1830, "expired on .*: the operator makes"), (-1, "this machine's clock says .*: set the cl")],
 )
-def test_dates_are_named(
-    days: int, words: str, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dates_are_named(days: int, words: str, initiated, monkeypatch) -> None:
     fed = initiated() / "fed"
     then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
     monkeypatch.setattr(certificates, "_now", lambda: then)
@@ -343,73 +383,17 @@ def test_dates_are_named(
             read()
 
 
-def test_files_of_another_certificate_are_named(initiated: Callable[..., Path]) -> None:
-    home = initiated()
-    tls, agreed, other = (
-        home / "fed" / "tls",
-        home / "fed" / "invitation" / "ca.pem",
-        home / "other",
-    )
-    other.mkdir()
-    write_certificate(other, ["127.0.0.1"])
-    with pytest.raises(FileExistsError):
-        write_certificate(other, ["127.0.0.1"])
-    shutil.copyfile(other / "server.key", tls / "server.key")
-    with pytest.raises(ValueError, match=r"server.key must be the key of server.pem"):
-        serving(tls, agreed)
-    shutil.copyfile(other / "server.pem", tls / "server.pem")
-    with pytest.raises(ValueError, match=r"server.pem must be agreed on in .*ca.pem, is not"):
-        serving(tls, agreed)
-
-
-def test_no_public_authority_is_trusted_beside_what_was_agreed_on(tmp_path: Path) -> None:
-    write_certificate(tmp_path, ["127.0.0.1"])
-    assert len(trust(tmp_path / "server.pem").get_ca_certs()) <= 1
-
-
-def test_deadlines_are_agreed_on(
-    joined: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_status_says_of_every_window_whether_its_time_is_over(
+    windowed, monkeypatch, capsys
 ) -> None:
-    init = Init(
-        tmp_path / "fed",
-        tuple(joined(3)),
-        tmp_path / "public.safetensors",
-        ("localhost",),
-        num_classes=3,
-        deadlines=("come=3600", "answer=0.5"),
-    )
-    init.run()
-    federation = Federation.load(tmp_path / "fed" / "federation.json")
-    assert federation.deadlines == Deadlines(come=3600.0, answer=0.5)
-    words = "parties have 3600 s to come, 0.5 s to answer each question and 120 s to send an answer"
-    assert words in capsys.readouterr().out
-    Status(tmp_path / "fed").run()
-    assert words in capsys.readouterr().out
-    for given, refused in {
-        "come=soon": "deadlines: come must be a number, got soon",
-        "comes=1": "deadlines: comes must be left out, got a value",
-        "come=nan": "deadlines: come must be a number >= 0",
-        "come": "deadlines: come must be a number, got ",
-        "answer=-1": "deadlines: answer must be a number >= 0",
-    }.items():
-        with pytest.raises(ValueError, match=refused):
-            replace(init, folder=tmp_path / "no", deadlines=(given,)).run()
-    with pytest.raises(ValueError, match="deadlines must be left out with protocol shares"):
-        replace(init, protocol="shares").run()
-
-
-def test_a_server_has_tls_if_the_federation_does(initiated: Callable[..., Path]) -> None:
-    home = initiated(users=3, servers=1)
-    agreed = (home / "fed" / "invitation" / "ca.pem").read_text()
-    own = [(home / name / "tls" / "server.pem").read_text() for name in ("fed", "server1")]
-    assert agreed == "".join(own)
-    with pytest.raises(ValueError, match="server adder-1 must join --server without --hosts"):
-        Init(
-            home / "proxied",
-            (*home.glob("*/*.party.json"),),
-            home / "public.safetensors",
-            ("localhost",),
-            num_classes=3,
-            protocol="shares",
-            behind_proxy=True,
-        ).run()
+    window = windowed.file.window
+    capsys.readouterr()
+    for now, words in (
+        (window.opens - 1, "not open yet"),
+        (window.opens, "open"),
+        (window.closes, "closed, its time is over"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr("time.time", lambda now=now: now)
+            Status(windowed.home / "fed").run()
+        assert f" UTC: {words}\n" in capsys.readouterr().out

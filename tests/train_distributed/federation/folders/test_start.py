@@ -1,31 +1,36 @@
 """`start`, `status` and the ledger, with the network cut off: checks come first, logs stay."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train_distributed.federation.folders.engine import Engine, digest_of
-from train_distributed.commands.federation import Init, Join, Start, Status, hosting
+from tests.train_distributed.federation.folders.homes import digest_of, federation_of, init_of
+from train_distributed.commands.federation import Start, Status, hosting
 from train_distributed.federation.documents.certificates import write_certificate
-from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
 from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import read_ledger, remember
 from train_distributed.federation.flower_app.party import NodeLine
+from train_distributed.ledger.entry import Limit
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.ledger.state import Total
 from train_distributed.secure_sum.journal import DurableJournal
 
 
-def _run(folder: Path) -> Path:
-    return max((folder / "runs").iterdir())
+def run_of(folder: Path) -> Path:
+    """What the last run has left."""
+    return max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
-def test_the_operator_writes_model_report_and_log(
-    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def party(home: Path, name: str, operator: str = "fed") -> Start:
+    invitation, accept = home / operator / "invitation", digest_of(home, operator)
+    return Start(home / name, invitation, home / name / "embeddings", accept=accept)
+
+
+def test_the_operator_writes_model_report_and_log(engine, initiated, monkeypatch) -> None:
     home = initiated(minimum=2)
     monkeypatch.chdir(home)
     assert Start(Path("fed")).run() == 0
@@ -33,10 +38,10 @@ def test_the_operator_writes_model_report_and_log(
     assert operation.port == 9092
     assert operation.tls is not None
     assert operation.state.is_absolute()
-    run = _run(home / "fed")
+    run = run_of(home / "fed")
     report = json.loads((run / "model" / "report.json").read_text())
-    federation = Federation.load(home / "fed" / "federation.json")
-    assert report["session"] == federation.session(bytes.fromhex("ab" * 32)).digest.hex()
+    session = federation_of(home).session(bytes.fromhex("ab" * 32))
+    assert report["session"] == session.digest.hex()
     assert report["surviving_users"] == ["user 0 (hospital-0)", "user 2 (hospital-2)"]
     assert (report["bytes_per_user"], report["survivors"]) == (700, 2)
     log = (run / "log.txt").read_text()
@@ -45,87 +50,77 @@ def test_the_operator_writes_model_report_and_log(
     assert "user 1 (hospital-1) was lost at: masked input" in log
 
 
-def test_a_failed_session_leaves_its_log_and_no_model(
-    engine: Engine, initiated: Callable[..., Path]
-) -> None:
+def test_the_operator_s_ledger_counts_sums_that_became_models(engine, initiated) -> None:
+    """A session that failed leaves its log and no model."""
+    fed = initiated(minimum=2) / "fed"
+    beside = Ledger.open(fed / "operator.ledger")
     engine.failure = ValueError("TooFewUsers: users present must be >= 3, got 0")
-    fed = initiated() / "fed"
     with pytest.raises(ValueError, match="TooFewUsers"):
         Start(fed).run()
-    run = _run(fed)
-    assert "ended by ValueError: TooFewUsers" in (run / "log.txt").read_text()
-    assert not (run / "model").exists()
+    assert "ended by ValueError: TooFewUsers" in (run_of(fed) / "log.txt").read_text()
+    assert not (run_of(fed) / "model").exists()
+    assert [r.spent for r in beside.state().records] == [False]
+    engine.failure = None
+    for sums in (1, 2):
+        assert Start(fed).run() == 0
+        records = beside.state().records
+        assert [r.spent for r in records] == [True] * sums
+        report = json.loads((run_of(fed) / "model" / "report.json").read_text())
+        assert report["ledger"]["entry"] == records[-1].id
+    beside.limit(Limit(epsilon=1.0, delta=1e-5))
+    asked = len(engine.operations)
+    with pytest.raises(ValueError, match=r"limit of ledger operator\.ledger must be >="):
+        Start(fed).run()
+    assert len(engine.operations) == asked
+    assert Start(fed, ledger=Path("none")).run() == 0
 
 
-def _break_out(home: Path, start: Start) -> Start:
-    (home / "file").touch()
-    return replace(start, out=home / "file" / "model")
-
-
-def _break_keys(home: Path, start: Start) -> Start:
-    (home / "user0" / "private.json").replace(home / "fed" / "private.json")
-    return start
-
-
-def _break_certificate(home: Path, start: Start) -> Start:
-    pem = home / "fed" / "tls" / "server.pem"
-    pem.with_name("server.key").unlink()
-    pem.unlink()
-    write_certificate(pem.parent, ["127.0.0.1"])
-    return start
-
-
-def _break_port(home: Path, start: Start) -> Start:
-    return replace(start, port=70_000)
-
-
-@pytest.mark.parametrize("spoil", [_break_out, _break_keys, _break_certificate, _break_port])
-def test_nobody_is_asked_before_everything_is_good(
-    spoil: Callable[[Path, Start], Start], engine: Engine, initiated: Callable[..., Path]
-) -> None:
-    home = initiated()
-    with pytest.raises((ValueError, OSError)):
-        spoil(home, Start(home / "fed")).run()
-    assert not engine.operations
-
-
-def test_the_disk_must_hold_the_model(
-    engine: Engine, initiated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosting, "SPARE", 1 << 60)
+def test_nobody_is_asked_before_everything_is_good(engine, initiated, monkeypatch) -> None:
+    fed = initiated() / "fed"
+    start, tls, keys = Start(fed), fed / "tls", fed / "private.json"
     with pytest.raises(OSError):  # noqa: PT011
-        Start(initiated() / "fed").run()
+        replace(start, out=keys / "model").run()
+    with monkeypatch.context() as patched:
+        patched.setattr(hosting, "SPARE", 1 << 60)  # the disk must hold the model
+        with pytest.raises(OSError):  # noqa: PT011
+            start.run()
+    for name in ("server.pem", "server.key"):
+        (tls / name).rename(fed / name)
+    write_certificate(tls, ["127.0.0.1"])
+    with pytest.raises(ValueError, match="must be agreed on in"):
+        start.run()
+    for name in ("server.pem", "server.key"):
+        (fed / name).replace(tls / name)
+    (fed.parent / "user0" / "private.json").replace(keys)
+    with pytest.raises(ValueError, match=r"keys in .*fed must be the operator's in"):
+        start.run()
     assert not engine.operations
 
 
-def _party(home: Path, name: str) -> Start:
-    rows = None if name.startswith("server") else home / name / "embeddings"
-    invitation = home / "fed" / "invitation"
-    return Start(home / name, invitation=invitation, embeddings=rows, accept=digest_of(home))
-
-
-def test_a_party_finds_its_number_and_keeps_its_log(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = initiated(users=3)
-    assert _party(home, "user2").run() == 0
+def test_a_party_finds_its_number_and_keeps_its_log(engine, initiated, capsys) -> None:
+    home = initiated()
+    user = home / "user2"
+    assert party(home, "user2").run() == 0
     assert "user 2 (hospital-2)" in capsys.readouterr().err
-    (user,) = engine.parties
-    told: Any = user.endpoint
-    assert isinstance(told._journal, BudgetedJournal)
-    assert (user.address, user.party) == ("127.0.0.1:9092", 2)
-    assert user.keys == read_private(home / "user2")
-    assert "connected" in (_run(home / "user2") / "log.txt").read_text()
-    status = json.loads((_run(home / "user2") / "status.json").read_text())
+    attendance = engine.parties[-1]
+    assert (attendance.address, attendance.party) == ("127.0.0.1:9092", 2)
+    assert attendance.keys == read_private(user)
+    assert "connected" in (run_of(user) / "log.txt").read_text()
+    status = json.loads((run_of(user) / "status.json").read_text())
     assert status["party"] == "user 2 (hospital-2)"
+    endpoint: Any = attendance.endpoint
+    assert isinstance(endpoint._journal, BudgetedJournal)
+    endpoint._journal.claim(federation_of(home).digest, "session0", b"n" * 32)
+    (record,) = Ledger.open(user / "embeddings.ledger").state().records
+    entry = record.entry
+    assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")
+    assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
 
 
-def test_a_party_may_be_asked_by_a_flower_node(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = initiated(users=3)
+def test_a_party_may_be_asked_by_a_flower_node(engine, initiated, capsys) -> None:
+    home = initiated()
     address = f"unix:{home}/node.sock"
-    assert replace(_party(home, "user2"), operator=address).run() == 0
+    assert replace(party(home, "user2"), operator=address).run() == 0
     assert f"the Flower node at {address}" in capsys.readouterr().out
     assert engine.parties[0].address == address
     assert isinstance(engine.lines[0], NodeLine)
@@ -138,48 +133,37 @@ def test_a_party_may_be_asked_by_a_flower_node(
         ({"out": Path("x")}, "out must be left out with an invitation"),
         ({"limits": Limits(most_epsilon=-1.0)}, "most_epsilon must be > 0"),
         ({"patience": 0.0}, "patience must be in"),
+        ({"invitation": None, "embeddings": None}, "accept must be left out without an invitation"),
     ],
 )
 def test_a_party_is_told_what_does_not_fit(
-    change: dict[str, object], message: str, engine: Engine, initiated: Callable[..., Path]
+    change: dict[str, Any], message: str, engine, initiated
 ) -> None:
     home = initiated()
-    start = _party(home, "user0")
+    start = party(home, "user0")
     if "embeddings" in change:
         (home / "user0" / "embeddings").rename(home / "elsewhere")
     with pytest.raises(ValueError, match=message):
-        replace(start, **change).run()  # pyright: ignore[reportArgumentType]
+        replace(start, **change).run()
     assert not engine.parties
 
 
-def test_the_operator_s_options_are_its_own(initiated: Callable[..., Path]) -> None:
-    with pytest.raises(ValueError, match="accept must be left out without an invitation"):
-        Start(initiated() / "fed", accept="00").run()
-
-
-def test_epsilon_adds_up_over_federations(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_epsilon_adds_up_over_federations(engine, initiated, capsys) -> None:
     home = initiated()
-    user, first = home / "user0", Federation.load(home / "fed" / "federation.json")
-    _party(home, "user0").run()
+    user, first = home / "user0", federation_of(home)
+    party(home, "user0").run()
     journal = DurableJournal(remember(user, first, 0))
     journal.claim(first.digest, "session0", b"n" * 32)
-    Join(user, "hospital-0", rows=12).run()
-    files = tuple(sorted(home.glob("user*/*.party.json")))
     promise: dict[str, Any] = {"epsilon": 2.0, "honest_fraction": 0.8}
-    transform = home / "public.safetensors"
-    Init(home / "two", files, transform, ("localhost",), num_classes=3, **promise).run()
-    start = replace(
-        _party(home, "user0"), invitation=home / "two" / "invitation", accept=digest_of(home, "two")
-    )
+    files = sorted(home.glob("user*/*.party.json"))
+    init_of(home, files, folder=home / "two", **promise).run()
+    start = party(home, "user0", "two")
     words = r"most_epsilon must be >= 7, got 6\.9: .* 2e-05, of which 5 was given away by 1 other"
     with pytest.raises(ValueError, match=words):
         replace(start, limits=Limits(most_epsilon=6.9)).run()
     assert replace(start, limits=Limits(most_epsilon=7.0)).run() == 0
     spent = {entry.digest: (entry.used, entry.spent) for entry in read_ledger(user)}
-    second = Federation.load(home / "two" / "federation.json")
-    assert spent == {first.digest.hex(): (1, 5.0), second.digest.hex(): (0, 0.0)}
+    assert spent == {first.digest.hex(): (1, 5.0), digest_of(home, "two"): (0, 0.0)}
     capsys.readouterr()
     Status(user).run()
     shown = capsys.readouterr().out
@@ -188,15 +172,14 @@ def test_epsilon_adds_up_over_federations(
     assert "epsilon of all federations of this folder: 5" in shown
 
 
-def test_status_escapes_what_others_wrote(
-    engine: Engine, initiated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_escapes_what_others_wrote(engine, initiated, capsys) -> None:
     fed = initiated(minimum=2) / "fed"
     Status(fed).run()
     assert "never started" in capsys.readouterr().out
     Start(fed).run()
-    (_run(fed) / "status.json").write_text(json.dumps({"refused": ["\x1b[2Jgone"], "n": {"a": 1}}))
-    with (_run(fed) / "log.txt").open("a") as log:
+    status = {"refused": ["\x1b[2Jgone"], "n": {"a": 1}}
+    (run_of(fed) / "status.json").write_text(json.dumps(status))
+    with (run_of(fed) / "log.txt").open("a") as log:
         log.write("\x1b[31mred\n")
     capsys.readouterr()
     Status(fed).run()

@@ -3,29 +3,35 @@
 import json
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from embed import EmbeddingSet
-from tests.train_distributed.federation.folders.windows import SETTINGS, Home, running
-from train_distributed.commands.federation import Join, Status, aggregating, collecting, reporting
-from train_distributed.commands.federation.aggregating import Aggregate
-from train_distributed.federation.aggregator_client import Aggregators
+from tests.train_distributed.federation.folders.homes import FACTS, rows_of
+from tests.train_distributed.federation.folders.windows import SETTINGS, Home
+from train_distributed import Release
+from train_distributed.commands.federation import Status, aggregating, reporting
+from train_distributed.federation.aggregator_client import Aggregators, Refused
 from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.documents.private_keys import read_private
-from train_distributed.federation.documents.window_file import WINDOW, WindowFile
-from train_distributed.federation.sum_task import SessionFacts
+from train_distributed.federation.documents.window_file import WINDOW
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.privacy.discrete_gaussian import discrete_gaussian
+from train_distributed.secure_sum.aggregator import CENTRE, read_centre, write_order
+from train_distributed.secure_sum.errors import AlreadyOpened, ProtocolError
 from train_distributed.secure_sum.journal import FILE
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.store.store import read_store
+
+Opening = Callable[..., Home]
+TWO = {"options": {"sums": 2}}
 
 
 def kept_reports(folder: Path) -> list[bytes]:
@@ -34,40 +40,49 @@ def kept_reports(folder: Path) -> list[bytes]:
     return [row.content for each in rows for row in each if row.name.endswith(".report")]
 
 
-@pytest.fixture
-def opened(initiated, monkeypatch) -> Iterator[Callable[..., Home]]:
-    stops = []
-
-    def make(hours: float = 24.0, **settings) -> Home:
-        home = Home(initiated(**(SETTINGS | settings)), hours=hours)
-        for folder in home.aggregators:
-            aggregator = running(Aggregate(folder, home.window), monkeypatch)
-            aggregator.__enter__()
-            stops.append(partial(aggregator.__exit__, None, None, None))
-        return home
-
-    yield make
-    for stop in stops:
-        stop()
+def spent(owner: Path) -> float:
+    """Epsilon of the one entry in the ledger beside these rows, or of this operator."""
+    (record,) = Ledger.open(owner.with_suffix(".ledger")).state().records
+    return record.entry.cost.at(1e-5)
 
 
-def plain_sum(home: Home, users: tuple[int, ...]) -> np.ndarray:
-    """(d,) int64 sum of what these users submit, without noise."""
-    task = home.task()
-    rows = {user: EmbeddingSet.open(home.home / f"user{user}" / "embeddings") for user in users}
-    return np.sum([task.encoded(user, rows[user]).view(np.int64) for user in users], 0)
+def lines(home: Home) -> Aggregators:
+    tls = trust(home.window / "ca.pem")
+    return Aggregators(home.file.window, home.file.addresses, tls, 3.0)
 
 
-def test_from_reports_to_the_model(opened, capsys) -> None:
+def keys_of(home: Home) -> PrivateKeys:
+    return read_private(home.home / "fed")
+
+
+def model_report(home: Home) -> dict[str, Any]:
+    return json.loads((home.model / "report.json").read_text())
+
+
+def first_sum(home: Home, *users: int) -> None:
+    """These users report to the first of two sums, and its centre is published."""
+    for user in users:
+        home.report(user, patience=0.2).run()
+    home.collect().run()
+    assert not home.model.exists()
+
+
+def centre_of(home: Home) -> bytes:
+    with lines(home) as found:
+        return read_centre(home.file.window, found.published())
+
+
+def test_from_reports_to_the_model(opened: Opening, capsys) -> None:
     home = opened()
     for user in (2, 0, 0):
         home.report(user).run()
     home.collect(status=True).run()
     said = capsys.readouterr().out
     assert re.search(r"^aggregator 0: \d reports(, \d waiting)?, 0 refused, open$", said, re.M)
-    assert not (home.home / "model").exists()
+    assert not home.model.exists()
     Status(home.home / "fed").run()
-    named = WindowFile.load(home.window / WINDOW).window.digest.hex()[:16]
+    window = home.file.window
+    named = window.digest.hex()[:16]
     assert re.search(rf"^window {named}, [^\n]* UTC: open$", capsys.readouterr().out, re.M)
     home.collect().run()
     assert "2 of 3 users in" in capsys.readouterr().out
@@ -75,8 +90,7 @@ def test_from_reports_to_the_model(opened, capsys) -> None:
     assert capsys.readouterr().out.count("2 reports, 0 refused, closed\n") == 2
     Status(home.home / "fed").run()
     assert re.search(rf"^window {named}, [^\n]* UTC: closed$", capsys.readouterr().out, re.M)
-    window = WindowFile.load(home.window / WINDOW).window
-    report = json.loads((home.home / "model" / "report.json").read_text())
+    report = model_report(home)
     assert report["survivors"] == 2
     assert report["missing"] == {"user 1 (hospital-1)": "report"}
     assert report["session"] == window.digest.hex()
@@ -85,25 +99,15 @@ def test_from_reports_to_the_model(opened, capsys) -> None:
     assert "epsilon_if_all_others_collude" not in report
     assert report["suitable_for_release"] is True
     assert [home.used(user) for user in range(3)] == [1, 0, 1]
+    (kept,) = kept_reports(home.home / "user0")
+    assert report["bytes_per_user"] == len(kept)
 
 
-def test_the_model_is_that_of_the_plain_sum_where_no_noise_is_added(opened, monkeypatch) -> None:
-    monkeypatch.setattr(aggregating, "discrete_gaussian", lambda std, d: np.zeros(d, np.int64))
-    home = opened()
-    for user in (0, 2):
-        home.report(user).run()
-    home.collect().run()
-    total = plain_sum(home, (0, 2)).view(np.uint64)
-    expected = home.task().released(
-        Opened(total, frozenset({0, 2})), facts=SessionFacts(session="", bytes_per_user=0)
-    )
-    from train_distributed import Release
-
-    found = Release.load(home.home / "model")
-    np.testing.assert_array_equal(found.weights, expected.weights)
-
-
-def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypatch) -> None:
+@pytest.mark.parametrize("sums", [1, 2])
+def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
+    opened, monkeypatch, sums: int
+) -> None:
+    """Either aggregator adds all of the noise."""
     drawn: list[tuple[float, np.ndarray]] = []
 
     def recorded(std: float, size: int) -> np.ndarray:
@@ -111,62 +115,72 @@ def test_either_aggregator_adds_all_the_noise_that_was_promised(opened, monkeypa
         return drawn[-1][1]
 
     monkeypatch.setattr(aggregating, "discrete_gaussian", recorded)
-    home = opened()
-    window = WindowFile.load(home.window / WINDOW)
-    for user in range(3):
-        home.report(user).run()
-    tls = trust(home.home / "fed" / "invitation" / "ca.pem")
-    with Aggregators(window.window, window.addresses, tls) as aggregators:
-        opened_sum = aggregators.open(read_private(home.home / "fed"))
-    noise = opened_sum.total.view(np.int64) - plain_sum(home, (0, 1, 2))
-    assert [std for std, _ in drawn] == 2 * [home.task().mechanism.stds_in_steps]
-    assert window.window.noise_std == home.task().mechanism.stds_in_steps
-    assert np.array_equal(noise, drawn[0][1] + drawn[1][1])
+    home = opened(options={"sums": sums})
+    task, window = home.task(), home.file.window
+    opened_sums = list[Opened]()
 
+    def add(sent: list[np.ndarray], users: frozenset[int]) -> None:
+        noise = drawn[-2][1] + drawn[-1][1]
+        opened_sums.append(Opened(np.sum(sent, 0, np.uint64) + noise.view(np.uint64), users))
 
-def test_reports_over_tls(opened) -> None:
-    home = opened()
-    for user in range(3):
+    def first(users: frozenset[int]) -> None:
+        add([task.encoded(user, rows_of(home.home, user)) for user in users], users)
+
+    if sums == 2:
+        first_sum(home, 0, 1, 2)
+        first(frozenset({0, 1, 2}))
+        assert task.publish(opened_sums[0]) == centre_of(home)
+    both = frozenset({0, 2})
+    for user in both:
         home.report(user).run()
     home.collect().run()
-    report = json.loads((home.home / "model" / "report.json").read_text())
-    assert report["survivors"] == 3
-    (kept,) = kept_reports(home.home / "user0")
-    assert report["bytes_per_user"] == len(kept)
+    if sums == 1:
+        first(both)
+    else:
+        centre = centre_of(home)
+        add([task.encoded_at(user, rows_of(home.home, user))(centre) for user in both], both)
+        assert window.second is not None
+        assert dict(window.second.steps) == task.norm_bounds[1] != task.norm_bounds[0]
+    expected = task.released(*opened_sums, facts=FACTS)
+    np.testing.assert_array_equal(Release.load(home.model).weights, expected.weights)
+    planned = [float(each.stds_in_steps) for each in task.plan.integers]
+    assert [std for std, _ in drawn] == [std for std in planned for _ in range(2)]
+    assert (len(planned), window.noise_std) == (sums, planned[0])
 
 
-def test_a_link_is_all_that_a_user_needs(opened) -> None:
-    """Federation, transform, its place and the window come from the operator's aggregator."""
-    home = opened()
-    window = WindowFile.load(home.window / WINDOW)
-    digest = home.task().federation.digest.hex()
-    link = "https://{}:{}/invitations/{}".format(*window.addresses[2**31], digest)
-    for path in (home.home / "fed" / "invitation" / "places").iterdir():
-        path.unlink()  # as where there are very many
-    for user in (0, 2, 0):
-        home.report(user, invitation=link, window=None).run()
+def test_two_sums_of_one_window(opened: Opening, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A user that comes for the second sum alone pays for both."""
+    home = opened(**TWO)
+    first_sum(home, 0, 1)
+    said = capsys.readouterr().out
+    assert said.count("once its centre is published, report again") == 2
+    assert "collect again when they have" in said
+    with pytest.raises(ValueError, match="users to be opened must be >= 2, got 0"):
+        home.collect().run()
+    home.stack.close()
+    home.start(monkeypatch)
+    for user in (0, 2, 2):
+        home.report(user).run()
+    home.collect(status=True).run()
+    said = capsys.readouterr().out
+    assert re.search(r"aggregator 0, second sum: \d reports(, \d waiting)?", said)
     home.collect().run()
-    report = json.loads((home.home / "model" / "report.json").read_text())
-    assert report["surviving_users"] == ["user 0 (hospital-0)", "user 2 (hospital-2)"]
-    with pytest.raises(ValueError, match="must be registered in"):
-        home.report(0, invitation=link, window=None, folder=_stranger(home)).run()
-    with pytest.raises(ConnectionError, match="must be there, got status 404"):
-        home.report(
-            0, invitation=link[:-1] + "0" * (link[-1] != "0") + "1" * (link[-1] == "0")
-        ).run()
+    report = model_report(home)
+    assert (report["rounds"], report["survivors"]) == (2, 2)
+    assert report["missing"] == {"user 1 (hospital-1)": "report"}
+    assert report["share_per_round"] == [0.1, 0.9]
+    assert report["noise_by"] == "servers"
+    assert [home.used(user) for user in range(3)] == [1, 1, 1]
+    for owner in ("fed/operator", "user0/embeddings", "user2/embeddings"):
+        assert spent(home.home / owner) == pytest.approx(5.0, rel=1e-5)
 
 
-def _stranger(home: Home) -> Path:
-    Join(home.home / "stranger", "stranger", rows=12).run()
-    return home.home / "stranger"
-
-
-def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
+def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened: Opening) -> None:
     home = opened()
     home.report(1).run()
     with pytest.raises(ValueError, match=r"TooFewUsers: users to be opened must be >= 2, got 1"):
         home.collect().run()
-    assert not (home.home / "model").exists()
+    assert not home.model.exists()
     home.report(0).run()
     home.collect().run()
     with pytest.raises(ValueError, match="closed"):
@@ -177,23 +191,6 @@ def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
     home.collect("again").run()  # the same sum
     models = [(home.home / name / "model.safetensors").read_bytes() for name in ("model", "again")]
     assert models[0] == models[1]
-
-
-def test_a_window_that_all_have_reported_to_closes_by_itself(opened, monkeypatch, capsys) -> None:
-    home = opened()
-    left = [2, 1, 0]
-    monkeypatch.setattr(collecting, "LOOK_SECONDS", 0.0)
-    decided = Aggregators.decided
-
-    def one_more(self: Aggregators, keys: PrivateKeys) -> int:
-        if left:
-            home.report(left.pop()).run()
-        return decided(self, keys)
-
-    monkeypatch.setattr(Aggregators, "decided", one_more)
-    home.collect(wait=True).run()
-    assert left == []
-    assert "3 of 3 users in" in capsys.readouterr().out
 
 
 def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session(
@@ -216,15 +213,18 @@ def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session
     assert home.used(0) == 1
 
 
-def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, monkeypatch) -> None:
-    home = opened()
-    home.report(0).run()
-    monkeypatch.setattr(Aggregators, "connect", lambda *given: None)  # serves the first window only
+@pytest.mark.parametrize("sums", [1, 2])
+def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, sums: int) -> None:
+    """Without a session left it waits for nobody."""
+    home = opened(options={"sums": sums})
+    home.report(0, patience=0.2).run()
+    other = home.changed_window(nonce=bytes(32))
     with pytest.raises(ValueError, match="sessions must be <= 1, got one more"):
-        home.report(0, window=home.changed_window(nonce=bytes(32))).run()
+        home.report(0, window=other, patience=600.0).run()
+    assert home.used(0) == 1
 
 
-def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
+def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened: Opening) -> None:
     """In another window or the same one: the ledger beside the rows remembers."""
     home = opened()
     home.report(0).run()
@@ -235,43 +235,105 @@ def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
             home.report(0, window=window).run()
         assert beside.state().length == 1
         assert not kept_reports(home.home / "user0")
-    home.report(1).run()
-    home.collect(status=True).run()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_a_window_that_was_changed_gets_no_report(windowed: Home) -> None:
+    for changes, words in (
         ({"minimum": 1}, "must be of federation"),
         ({"dimension": 7}, "must be of federation"),
         ({"noise_std": 2.0}, "must be of federation"),
         ({"roll": bytes(32)}, "must be of federation"),
         ({"context": b"window"}, "must be of federation"),
         ({"opens": 5, "closes": 10}, "report must come from 1970"),
-    ],
-)
-def test_a_window_that_was_changed_gets_no_report(opened, changes, words) -> None:
-    home = opened()
-    with pytest.raises(ValueError, match=words):
-        home.report(0, window=home.changed_window(**changes)).run()
-    assert home.used(0) == 0
+    ):
+        with pytest.raises(ValueError, match=words):
+            windowed.report(0, window=windowed.changed_window(**changes)).run()
+        assert windowed.used(0) == 0
 
 
-def test_the_operator_s_state_says_of_every_window_whether_its_time_is_over(
-    initiated, monkeypatch, capsys
-) -> None:
-    home = Home(initiated(**SETTINGS), hours=1.0)
-    capsys.readouterr()
-    for hours, words in ((-1, "not open yet"), (0, "open"), (2, "closed, its time is over")):
-        now = time.time() + 3600 * hours
+def test_killed_between_both_aggregators_the_centre_stays_the_same(opened, monkeypatch) -> None:
+    home = opened(**TWO)
+    for user in range(3):
+        home.report(user, patience=0.2).run()
+    plain = Aggregators._ordered
+
+    def killed(self, aggregator, what, *rest):
+        if what == CENTRE and aggregator == HELPER:
+            raise KeyboardInterrupt
+        return plain(self, aggregator, what, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Aggregators, "_ordered", killed)
+        with pytest.raises(KeyboardInterrupt):
+            home.collect().run()
+    centre = centre_of(home)
+    home.report(0).run()  # acknowledged by the leader, and waits for the helper
+    home.stack.close()
+    home.start(monkeypatch)
+    home.report(1).run()
+    home.collect(patience=20.0).run()
+    assert centre_of(home) == centre
+    report = model_report(home)
+    assert (report["rounds"], report["survivors"]) == (2, 2)
+
+
+def order_of(home: Home, centre: bytes, keys: PrivateKeys | None = None) -> bytes:
+    return write_order(home.file.window, CENTRE, [centre], keys or keys_of(home))
+
+
+def test_a_second_centre_is_refused_by_aggregators_and_users(opened, monkeypatch) -> None:
+    home = opened(**TWO)
+    first_sum(home, 0, 1, 2)
+    home.report(0).run()
+    other = (0.99 * np.frombuffer(centre_of(home))).tobytes()
+    for aggregator in (LEADER, HELPER):
+        with lines(home) as found, pytest.raises(Refused, match="centre must happen once"):
+            found._ordered(aggregator, CENTRE, "/centre", [other], keys_of(home))
+    with monkeypatch.context() as patched:
+        patched.setattr(Aggregators, "published", lambda _: order_of(home, other))
+        with pytest.raises(AlreadyOpened, match="centre must happen once"):
+            home.report(0).run()
+        with pytest.raises(ValueError, match="there is no such task"):
+            home.report(1).run()  # whom it is shown first: the aggregators do not have that sum
+    assert home.used(0) == home.used(1) == 1
+
+
+def test_a_hostile_centre_is_refused_before_anything_is_made(opened, monkeypatch) -> None:
+    home = opened(**TWO)
+    for user in range(2):
+        home.report(user, patience=0.2).run()
+    window, d = home.file.window, home.file.window.dimension
+    with lines(home) as found, pytest.raises(Refused, match="must commit before a centre"):
+        found.publish(np.zeros(d).tobytes(), keys_of(home))
+    for order, words in (
+        (order_of(home, np.full(d, np.nan).tobytes()), "centre must be finite"),
+        (order_of(home, np.full(d, np.inf).tobytes()), "centre must be finite"),
+        (order_of(home, np.full(d, 1e9).tobytes()), "centre_norm must be"),
+        (order_of(home, np.zeros(d - 1).tobytes()), "centre must be"),
+        (order_of(home, b""), "centre must be"),
+        (order_of(home, np.zeros(d).tobytes(), PrivateKeys.generate()), "sign"),
+        (write_order(window, b"s", [bytes(8 * d)], keys_of(home)), "ORDER must publish the centre"),
+        (b"noise", "message must"),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr(time, "time", lambda now=now: now)
-            Status(home.home / "fed").run()
-        assert f" UTC: {words}\n" in capsys.readouterr().out
+            patched.setattr(Aggregators, "published", lambda _, order=order: order)
+            with pytest.raises((ProtocolError, ValueError), match=words):
+                home.report(0).run()
+    home.collect().run()
+    home.report(0).run()  # none of them counts
 
 
-def test_where_an_aggregator_is_gone_nothing_is_drawn(initiated) -> None:
-    home = Home(initiated(**SETTINGS))
-    with pytest.raises(OSError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
-        home.report(0, patience=0.0).run()
-    assert home.used(0) == 0
+def test_every_centre_has_a_window_of_its_own(initiated: Callable[..., Path]) -> None:
+    window = Home(initiated(**SETTINGS | TWO)).file.window
+    centres = [np.full(window.dimension, value).tobytes() for value in (0.0, 0.1)]
+    digests = {window.digest, *(window.at(centre).digest for centre in (*centres, centres[0]))}
+    assert len(digests) == 3
+    assert window.at(centres[0]).second is None
+    assert window.second is not None
+    packed = window.second.packed
+    for prefix in (packed, struct.pack(">Q", len(packed)) + packed):  # a context is no second sum
+        forged = replace(window, second=None, context=prefix + window.context)
+        assert forged.digest != window.digest
+    for changed in ({"dimension": 7}, {"noise_std": 1.5}, {"steps": {12: 9}}):
+        second = replace(window.second, **changed)
+        assert replace(window, second=second).digest not in digests

@@ -77,7 +77,9 @@ class FakeRelay:
 
     def spare(self) -> None:
         """Nothing is done to questions and answers any more."""
-        self.garble: Callable[[int, bytes, bytes], bytes | None] = lambda node, asked, answer: answer
+        self.garble: Callable[[int, bytes, bytes], bytes | None] = lambda node, asked, answer: (
+            answer
+        )
         self.before: Callable[[int, bytes], Any] = lambda node, request: None
         self.after: Callable[[int, bytes, bytes], Any] = lambda node, request, answer: None
 

@@ -23,21 +23,22 @@ LINES = 8
 def main(folder: Path, party: str, port: int) -> None:
     federation, keys = Federation.load(folder / "federation.json"), read_private(folder / party)
     tls = ssl.create_default_context(cafile=str(folder / "tls" / "server.pem"))
-    user = int(party.removeprefix("user"))
-    path, ready = f"/relay/{federation.digest.hex()}", threading.Event()
+    user, ready = int(party.removeprefix("user")), threading.Event()
+    path = f"https://127.0.0.1:{port}/relay/{federation.digest.hex()}"
 
-    def flood(line: int) -> None:
-        number = line
+    def flood(number: int) -> None:
         while True:
             try:
-                with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=tls) as http:
+                with httpx.Client(verify=tls, timeout=0.5) as http:
                     while True:
                         number += LINES
                         content = bytes(federation.largest_frame if number // LINES % 2 else 0)
                         poll = Poll(user, name_of_question(b"%d" % number), content)
                         body, shown = write_poll(federation, poll, keys)
                         headers = {SUMMARY: base64.b64encode(shown).decode()}
-                        http.post(path, content=body, headers=headers, timeout=0.5)
+                        http.post(
+                            f"/relay/{federation.digest.hex()}", content=body, headers=headers
+                        )
                         ready.set()
             except httpx.TransportError:
                 ready.set()

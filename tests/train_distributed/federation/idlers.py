@@ -9,15 +9,14 @@ import asyncio
 import resource
 import ssl
 import sys
-
-SECOND = 1.0
+from contextlib import suppress
 
 
 async def stranger(port: int, kind: str, came: asyncio.Event) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     while True:
-        try:
+        with suppress(OSError):
             tls = None if kind == "silent" else context
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
             came.set()
@@ -28,20 +27,15 @@ async def stranger(port: int, kind: str, came: asyncio.Event) -> None:
                 while not writer.is_closing():
                     writer.write(b"a")
                     await writer.drain()
-                    await asyncio.sleep(SECOND)
+                    await asyncio.sleep(1)
             writer.close()
-        except OSError:
-            pass
-        await asyncio.sleep(SECOND)
+        await asyncio.sleep(1)
 
 
 async def main(port: int, idle: int, slow: int) -> None:
     kinds = ["silent"] * (idle // 2) + ["idle"] * (idle - idle // 2) + ["slow"] * slow
     came = [asyncio.Event() for _ in kinds]
-    tasks = [
-        asyncio.create_task(stranger(port, kind, event))
-        for kind, event in zip(kinds, came, strict=True)
-    ]
+    tasks = [asyncio.create_task(stranger(port, *each)) for each in zip(kinds, came, strict=True)]
     await asyncio.gather(*(event.wait() for event in came))
     print("ready", flush=True)
     await asyncio.gather(*tasks)

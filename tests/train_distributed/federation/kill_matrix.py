@@ -3,7 +3,6 @@
 python kill_matrix.py OUT.md runs everything and writes the table; `test_kills.py` runs the same.
 """
 
-import importlib.util
 import platform
 import re
 import signal
@@ -35,50 +34,40 @@ class Outcome:
     users: list[int] | None  # in the sum, which was exact; None: refused
 
 
-def _at(field: Any, stage: str) -> None:
-    def reached() -> bool:
-        status = field.status()
-        return status.get("stage") == stage and (stage != "gather" or "present" in status)
-
-    field.wait_for(reached)
+def kill(process: Any) -> None:
+    process.kill()
+    process.wait()
 
 
-def kill_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9, and started again at once."""
-    operator.kill()
-    operator.wait()
+def kill_operator(field: Any, operator: Any, user: Any) -> Any:
+    kill(operator)
     return field.operator()
 
 
-def kill_node(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9 of user 3."""
-    nodes["user3"].kill()
+def kill_node(field: Any, operator: Any, user: Any) -> Any:
+    kill(user)
     return operator
 
 
-def restart_node(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """kill -9 of user 3, and started again at once."""
-    nodes["user3"].kill()
-    nodes["user3"].wait()
+def restart_node(field: Any, operator: Any, user: Any) -> Any:
+    kill(user)
     field.node("user3")
     return operator
 
 
-def _pause(process: Any) -> None:
+def pause(process: Any) -> None:
     process.send_signal(signal.SIGSTOP)
     time.sleep(TIMEOUT / 2)
     process.send_signal(signal.SIGCONT)
 
 
-def stop_node(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """SIGSTOP of user 3 for half a time-out."""
-    _pause(nodes["user3"])
+def stop_node(field: Any, operator: Any, user: Any) -> Any:
+    pause(user)
     return operator
 
 
-def stop_operator(field: Any, operator: Any, nodes: dict[str, Any]) -> Any:
-    """SIGSTOP of the operator for half a time-out."""
-    _pause(operator)
+def stop_operator(field: Any, operator: Any, user: Any) -> Any:
+    pause(operator)
     return operator
 
 
@@ -91,7 +80,7 @@ BLOWS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _finish(field: Any, operator: Any, start: float) -> Outcome:
+def finish(field: Any, operator: Any, start: float) -> Outcome:
     code = operator.wait(300)
     seconds = time.monotonic() - start
     if code == 0:
@@ -105,78 +94,59 @@ def _finish(field: Any, operator: Any, start: float) -> Outcome:
 
 def struck(field: Any, stage: str, blow: Callable[..., Any]) -> Outcome:
     """One session with one blow."""
-    nodes = {party: field.node(party) for party in field.parties}
+    nodes, start, operator = field.nodes(), time.monotonic(), field.operator()
+
+    def reached() -> bool:
+        status = field.status()
+        return status.get("stage") == stage and (stage != "gather" or "present" in status)
+
+    field.wait_for(reached)
+    return finish(field, blow(field, operator, nodes[3]), start)
+
+
+def attended(field: Any, *more: Any, wait: float = 0.0) -> Outcome:
+    """A session whose users are there before it, `wait` seconds ago."""
+    field.nodes()
+    for options in more:
+        field.node("user3", **options)
+    time.sleep(wait)
     start = time.monotonic()
-    operator = field.operator()
-    _at(field, stage)
-    return _finish(field, blow(field, operator, nodes), start)
-
-
-def copies(field: Any) -> Outcome:
-    """Two copies of user 3's folder, each with a journal of its own."""
-    for party in field.parties:
-        field.node(party)
-    field.node("user3", journals="copy")
-    start = time.monotonic()
-    return _finish(field, field.operator(), start)
-
-
-def same_key(field: Any) -> Outcome:
-    """Two processes of user 3, in the same folder."""
-    for party in (*field.parties, "user3"):
-        field.node(party)
-    start = time.monotonic()
-    return _finish(field, field.operator(), start)
-
-
-def older(field: Any) -> Outcome:
-    """Nodes that have waited for longer than the time-out."""
-    for party in field.parties:
-        field.node(party)
-    time.sleep(1.5 * TIMEOUT)
-    start = time.monotonic()
-    return _finish(field, field.operator(), start)
+    return finish(field, field.operator(), start)
 
 
 def younger(field: Any) -> Outcome:
     """Nodes that are started when half of the time-out has passed."""
-    start = time.monotonic()
-    operator = field.operator()
+    start, operator = time.monotonic(), field.operator()
     field.wait_for((field.folder / "ready").exists)
     time.sleep(TIMEOUT / 2)
-    for party in field.parties:
-        field.node(party)
-    return _finish(field, operator, start)
+    field.nodes()
+    return finish(field, operator, start)
 
 
 OTHERS: dict[str, Callable[[Any], Outcome]] = {
-    "two copies of user 3's folder": copies,
-    "user 3 started twice": same_key,
-    "users older than the time-out": older,
+    "two copies of user 3's folder": lambda field: attended(field, {"journals": "copy"}),
+    "user 3 started twice": lambda field: attended(field, {}),
+    "users older than the time-out": lambda field: attended(field, wait=1.5 * TIMEOUT),
     "users younger than the time-out": younger,
 }
 
 
-def _every():
+def every():
     """(stage, what, outcome) of all of it."""
     for what, blow in BLOWS.items():
         for stage in STAGES:
-            yield stage, what, lambda f, s=stage, b=blow: struck(f, s, b)
+            yield stage, what, lambda field, s=stage, b=blow: struck(field, s, b)
     for what, scene in OTHERS.items():
         yield "any", what, scene
 
 
 def main() -> None:
-    here = Path(__file__).parent
-    spec = importlib.util.spec_from_file_location("conftest", here / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    conftest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conftest)
+    from tests.train_distributed.federation.conftest import Field
+
     rows: list[str] = []
-    for stage, what, scene in _every():
+    for stage, what, scene in every():
         with tempfile.TemporaryDirectory() as name:
-            field = conftest.Field(Path(name), 5, TIMEOUT)
+            field = Field(Path(name), 5, TIMEOUT)
             try:
                 outcome = scene(field)
                 words, seconds = outcome.words, f"{outcome.seconds:.0f}"
@@ -186,10 +156,10 @@ def main() -> None:
         words += f"; left running: {left}" if left else ""
         rows.append(f"| {what} | {stage} | {words} | {seconds} |")
         print(rows[-1], flush=True)
-        Path(sys.argv[1]).write_text(_HEAD + "\n".join(rows) + "\n")
+        Path(sys.argv[1]).write_text(HEAD + "\n".join(rows) + "\n")
 
 
-_HEAD = f"""# Killed, stopped, started twice
+HEAD = f"""# Killed, stopped, started twice
 
 Five users, real processes and TLS on loopback, one session agreed, time-out {TIMEOUT:g} s, on
 {platform.machine()} with Python {platform.python_version()}. Written by

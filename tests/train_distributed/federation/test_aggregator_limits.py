@@ -1,4 +1,7 @@
-"""Rooms and buckets: whose bodies are read, how many, for how long; bounded tables."""
+"""Rooms and buckets: whose bodies are read, how many, for how long; bounded tables.
+
+Strangers' lines leave first, oldest first, from where most of them are; users' lines stay.
+"""
 
 import asyncio
 import time
@@ -7,15 +10,13 @@ import pytest
 
 from train_distributed.federation import aggregator_limits
 from train_distributed.federation.aggregator_limits import Credit, NoRoom, Room
-from train_distributed.federation.places import network
+from train_distributed.federation.places import Places, network
 
 
 @pytest.mark.parametrize(
     ("host", "owner"),
     [
-        ("192.0.2.7", "192.0.2.7"),
         ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
         ("2001:db8:1:2::9%eth0", "2001:db8:1:2::"),
         ("", ""),
         ("testclient", "testclient"),
@@ -74,11 +75,6 @@ async def held(room: Room, owner: object, length: int, *, came: int = 0) -> asyn
     return task
 
 
-async def ended(task: asyncio.Task) -> bool:
-    await asyncio.sleep(0.01)
-    return task.done() and isinstance(task.exception(), TimeoutError)
-
-
 async def released(*tasks: asyncio.Task) -> None:
     for task in tasks:
         task.cancel()
@@ -95,7 +91,9 @@ def test_a_slow_body_makes_room_and_a_fast_one_does_not(monkeypatch) -> None:
             await held(room, "b", 2**20)  # none is slow yet
         await asyncio.sleep(0.1)
         late = await held(room, "b", 2**20)
-        assert [await ended(task) for task in (fast, *slow, late)] == [False, False, True, False]
+        await asyncio.sleep(0.01)
+        assert [task.done() for task in (fast, *slow, late)] == [False, False, True, False]
+        assert isinstance(slow[1].exception(), TimeoutError)
         await released(fast, slow[0], late)
         assert not room._bodies
 
@@ -132,3 +130,75 @@ def test_one_body_that_is_larger_than_the_room_finds_it_empty() -> None:
         assert time.monotonic() - start < 30
 
     asyncio.run(run())
+
+
+class Held:
+    """A line that remembers whether it had to leave."""
+
+    here = True
+
+    def leave(self, why: str) -> None:
+        self.here = False
+
+
+def enter(places: Places, *addresses: str) -> list[Held]:
+    lines = [Held() for _ in addresses]
+    for line, address in zip(lines, addresses, strict=True):
+        places.enter(line, address)
+    return lines
+
+
+def here(lines: list[Held]) -> list[bool]:
+    return [line.here for line in lines]
+
+
+def test_the_oldest_stranger_leaves_for_the_newest() -> None:
+    assert here(enter(Places(3, 2), *["192.0.2.1"] * 5)) == [False] * 2 + [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("stranger", "crowd"),
+    [
+        ("198.51.100.1", ["192.0.2.1"] * 1000),
+        ("2001:db8:2::1", [f"2001:db8:1::{i:x}" for i in range(50)]),
+    ],
+    ids=["of an address", "of a network"],
+)
+def test_a_crowd_shuts_nobody_else_out(stranger: str, crowd: list[str]) -> None:
+    places = Places(10, 2)
+    other, *lines = enter(places, stranger, *crowd)
+    assert other.here
+    assert sum(here(lines)) == 9
+
+
+def test_a_proven_line_is_out_of_reach_of_strangers_at_its_own_address() -> None:
+    places = Places(10, 2)
+    (user,) = enter(places, "192.0.2.1")
+    places.prove(user, b"key")
+    enter(places, *["192.0.2.1"] * 1000)
+    assert user.here
+
+
+def test_a_key_has_its_own_places_and_no_more() -> None:
+    places = Places(10, 2)
+    lines = enter(places, *["192.0.2.1"] * 3)
+    for line in lines:
+        places.prove(line, b"key")
+        places.prove(line, b"key")
+    assert here(lines) == [False, True, True]
+    (other,) = enter(places, "192.0.2.1")
+    places.prove(other, b"other")
+    assert other.here
+
+
+def test_places_of_lines_that_are_gone_are_free() -> None:
+    places = Places(2, 1)
+    places.make_room()  # where nobody is
+    for _ in range(5):
+        (line,) = enter(places, "192.0.2.1")
+        places.gone(line)
+        places.prove(line, b"key")  # too late: it holds no place of the key's
+    kept = enter(places, *["192.0.2.1"] * 2)
+    assert here(kept) == [True, True]
+    places.make_room()
+    assert here(kept) == [False, True]

@@ -29,12 +29,17 @@ def test_a_place_of_the_code_writes_seldom_and_says_what_it_left_out(
             now[0] += 61.0
         logging.getLogger("asyncio").error("of a library")
         logging.getLogger("httpx").info("HTTP Request: POST")
+        try:
+            raise ZeroDivisionError("x" * 10_000)
+        except ZeroDivisionError:
+            LOG.exception("a request fails")
     found = lines(tmp_path)
     rounds = [event for number in range(3) for event in ("refused", f"round {number}")]
-    assert [each["event"] for each in found] == [*rounds, "of a library"]
+    assert [each["event"] for each in found] == [*rounds, "of a library", "a request fails"]
     refused = [each.get("left_out") for each in found if each["event"] == "refused"]
     assert refused == [None, 999, 999]
     assert all(len(each["why"]) <= 2000 for each in found if "why" in each)
+    assert (found[-1]["level"], len(found[-1]["error"])) == ("ERROR", 2000)
     shown = capsys.readouterr().err
     assert [json.loads(line) for line in shown.splitlines()] == found
     assert "\x1b" not in shown
@@ -66,17 +71,6 @@ def test_logs_of_one_process_may_end_in_any_order(tmp_path: Path, capsys) -> Non
     assert [len(lines(folder)) for folder in folders] == [0, 1]
 
 
-def test_an_error_is_one_line(tmp_path: Path, capsys) -> None:
-    with logged(tmp_path):
-        try:
-            raise ZeroDivisionError("x" * 10_000)
-        except ZeroDivisionError:
-            LOG.exception("a request fails")
-    (line,) = lines(tmp_path)
-    assert line["level"] == "ERROR"
-    assert len(line["error"]) == 2000
-
-
 def test_metrics_are_served_where_the_operator_says_with_counts_of_the_database(
     monkeypatch,
 ) -> None:
@@ -88,15 +82,14 @@ def test_metrics_are_served_where_the_operator_says_with_counts_of_the_database(
             raise OSError("gone")
         return {0: 3, 1: 5, 2: 1}
 
+    def scraped() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
     watch.count_reports(counts)
     watch.reports.labels("BadSignature").inc(2)
     end = watch.serve("127.0.0.1", port)
     try:
-
-        def scraped() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                return answer.read().decode()
-
         text = scraped()
         assert 'aggregator_reports{state="added"} 5.0' in text
         assert 'aggregator_reports_received_total{answer="BadSignature"} 2.0' in text

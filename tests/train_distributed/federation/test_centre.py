@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
-from tests.train_distributed.federation.centre_relay import D, CentreRelay, publish, vector_at
+from tests.train_distributed.federation.centre_relay import CentreRelay, D, publish, vector_at
 from tests.train_distributed.federation.fake_relay import Killed
 from train_distributed.federation.centre import FILE, CentreEndpoint, OpenedSums, forget
 from train_distributed.federation.documents.federation import Federation

@@ -56,11 +56,11 @@ class Flower:
         text = "\n".join(['[superlink]\ndefault = "here"\n[superlink.here]', *lines])
         (self.home / "config.toml").write_text(text)
 
-    def spawn(self, *command: Any) -> subprocess.Popen[bytes]:
-        with (self.field.folder / f"{command[0]}.log").open("ab") as output:
+    def spawn(self, *command: Any, log: str = "", **environment: str) -> subprocess.Popen[bytes]:
+        with (self.field.folder / f"{log or command[0]}.log").open("ab") as output:
             process = subprocess.Popen(
                 [*map(str, command)],
-                env=self.environment,
+                env=self.environment | environment,
                 stdout=output,
                 stderr=output,
                 cwd=self.field.folder,
@@ -82,29 +82,29 @@ class Flower:
         """A SuperLink with TLS that lets in nodes with registered keys, and three of them."""
         tls, field = self.field.folder / "tls", self.field
         ports = [free_port() for _ in range(3 + len(field.users))]
-        http = self.version >= HTTP
-        names = ["serverappio", "fleet", "control"]
-        addresses = [x for n, p in zip(names, ports, strict=False) for x in
-                     (f"--{n}-api-address", f"127.0.0.1:{p}")]  # fmt: skip
-        here = ["--host", "127.0.0.1", "--port", ports[0]] if http else addresses
+        at, http = [f"127.0.0.1:{port}" for port in ports], self.version >= HTTP
+        here = ["--host", "127.0.0.1", "--port", ports[0]]
+        if not http:
+            names = ["serverappio", "fleet", "control"]
+            pairs = zip(names, at, strict=False)
+            here = [part for name, to in pairs for part in (f"--{name}-api-address", to)]
         files = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "server.pem"}
         ssl = [part for name, file in files.items() for part in (f"--ssl-{name}", tls / file)]
         self.spawn("flower-superlink", "--enable-supernode-auth", *ssl, *here)
-        fleet, control = (ports[0], ports[0]) if http else ports[1:3]
+        fleet, control = (at[0], at[0]) if http else at[1:3]
         authority = tls / "server.pem"
-        self.configure(f'address = "127.0.0.1:{control}"', f'root-certificates = "{authority}"')
+        self.configure(f'address = "{control}"', f'root-certificates = "{authority}"')
         for user, port in enumerate(ports[3:]):
             key = ec.generate_private_key(ec.SECP384R1())
-            pem, openssh = serialization.Encoding.PEM, serialization.PublicFormat.OpenSSH
+            own, known = serialization.PrivateFormat.OpenSSH, serialization.PublicFormat.OpenSSH
+            pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
             private, public = self.home / f"{user}.key", self.home / f"{user}.pub"
-            style = serialization.PrivateFormat.OpenSSH
-            private.write_bytes(key.private_bytes(pem, style, serialization.NoEncryption()))
-            encoding = serialization.Encoding.OpenSSH
-            public.write_bytes(key.public_key().public_bytes(encoding, openssh))
+            private.write_bytes(key.private_bytes(pem, own, serialization.NoEncryption()))
+            public.write_bytes(key.public_key().public_bytes(openssh, known))
             self.ask("supernode", "register", public, "here")
-            own = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
+            api = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
             self.spawn(
-                *("flower-supernode", "--superlink", f"127.0.0.1:{fleet}", *own),
+                *("flower-supernode", "--superlink", fleet, *api),
                 *("--root-certificates", authority, "--auth-supernode-private-key", private),
                 *("--node-config", f'socket="{field.folder}/{user}.sock"'),
             )
@@ -169,23 +169,16 @@ def make_flower(make_field: Callable[..., Any]) -> Iterator[Callable[..., Flower
         flower.end()
 
 
-def start(flower: Flower) -> tuple[Any, list[Any]]:
-    field = flower.field
+def finish(flower: Flower, strike: str | None) -> None:
+    """A session; strikes party 1 at a stage."""
+    field, left = flower.field, set(range(len(flower.field.users)))
     nodes = [
         field.node(party, address=f"unix:{field.folder}/{number}.sock")
         for number, party in enumerate(field.users)
     ]
     operator = field.operator()
     field.wait_for((field.folder / "ready").exists)
-    return operator, nodes
-
-
-def finish(flower: Flower, strike: str | None) -> None:
-    """A session; strikes party 1 at a stage."""
-    field, left = flower.field, set(range(len(flower.field.users)))
-    operator, nodes = start(flower)
-    began = time.monotonic()
-    run = flower.run()
+    began, run = time.monotonic(), flower.run()
     if strike:
         field.wait_for(lambda: field.status().get("stage") == strike, 300)
         nodes[1].kill()
@@ -209,16 +202,15 @@ def simulated(flower: Flower) -> Flower:
 
 
 @pytest.mark.parametrize("strike", [None, "deliver inbox"])
-def test_a_simulation_of_ten(strike: str | None, make_flower: Callable[..., Flower]) -> None:
-    finish(simulated(make_flower(10)), strike)
-
-
-@pytest.mark.parametrize("strike", [None, "deliver inbox"])
-def test_three_supernodes_with_keys_and_tls(
-    strike: str | None, make_flower: Callable[..., Flower]
+@pytest.mark.parametrize("users", [10, 3], ids=["simulated", "supernodes with keys and TLS"])
+def test_the_sum_is_exact_over_flower(
+    users: int, strike: str | None, make_flower: Callable[..., Flower]
 ) -> None:
-    flower = make_flower(3)
-    flower.deploy()
+    flower = make_flower(users)
+    if users == 10:
+        simulated(flower)
+    else:
+        flower.deploy()
     finish(flower, strike)
 
 
@@ -246,19 +238,11 @@ def test_ten_users_of_digits_by_their_own_commands(make_flower: Callable[..., Fl
         class_names=tuple(private.meta["class_names"]),
     ).run()
     digest = Federation.load(home / "fed" / "federation.json").digest.hex()
-    environment = flower.environment | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
 
     def start(folder: str, *options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "train_distributed", "federation", "start"]
-        with (home / f"{folder}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [*command, "--folder", str(home / folder), *map(str, options)],
-                env=environment,
-                stdout=output,
-                stderr=output,
-            )
-        field.running.append(process)
-        return process
+        own = ["--folder", home / folder, *options]
+        return flower.spawn(*command, *own, log=folder, PYTHONPATH=os.getcwd(), OMP_NUM_THREADS="1")
 
     told = ("--invitation", home / "fed" / "invitation", "--accept", digest)
     parties = [start(f"{u}", "--operator", f"unix:{home}/{u}.sock", *told) for u in range(10)]

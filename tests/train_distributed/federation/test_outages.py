@@ -32,6 +32,8 @@ class Case:
         self.file: WindowFile = make_window(folder, users, DIMENSION, BOUND)
         self.tls = trust(folder / AGREED)
         self.processes: list[Process] = commands(folder, store=store)
+        for process in self.processes:
+            process.start()
         self.operator = read_private(folder / "aggregator0")
         vectors = [self.vector(user) for user in range(USERS)]
         self.reports = [
@@ -60,11 +62,11 @@ class Case:
     def steps(self) -> list[Callable[[], object]]:
         """From the first report to the second opening, in small steps."""
         first, second = list[bytes](), list[Opened]()
+        orders = {"commit": (b"c", "/collection_jobs"), "open": (b"o", "/aggregate_shares")}
 
         def ordered(what: str, aggregator: int, commits: list[bytes]) -> bytes:
             with self.client() as client:
-                order = {"commit": (b"c", "/collection_jobs"), "open": (b"o", "/aggregate_shares")}
-                return client._ordered(aggregator, *order[what], commits, self.operator)
+                return client._ordered(aggregator, *orders[what], commits, self.operator)
 
         def opened() -> None:
             with self.client() as client:
@@ -86,8 +88,6 @@ class Case:
 @pytest.mark.parametrize("victim", [0, 1], ids=["leader", "helper"])
 def test_an_aggregator_killed_at_every_step_opens_one_sum(victim: int, tmp_path: Path) -> None:
     case = Case(tmp_path)
-    for process in case.processes:
-        process.start()
     steps = case.steps()
     for place, step in enumerate(steps):
         if place % 2:  # while the step is on its way
@@ -113,8 +113,6 @@ def test_a_database_that_is_gone_for_a_minute_loses_nothing(tmp_path: Path) -> N
         pytest.skip("needs PostgreSQL")
     with running(Path("/tmp")) as server:
         case = Case(tmp_path, server.url)
-        for process in case.processes:
-            process.start()
         host, port = case.file.addresses[LEADER]
         case.send(range(4))
         server.kill()

@@ -14,11 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.ports import free_port
 from tests.train_distributed.federation import fake_relay as fake
 from train_distributed.federation import aggregator_server, polling
 from train_distributed.federation.aggregator_limits import SUMMARY, Credit, RateLimits
-from train_distributed.federation.documents.certificates import serving, write_certificate
 from train_distributed.federation.orders import NO_QUESTION, Poll, name_of_question, write_poll
 from train_distributed.federation.polling import Polls, open_relay
 from train_distributed.secure_sum.keys import FIRST_SERVER
@@ -26,15 +24,15 @@ from train_distributed.secure_sum.keys import FIRST_SERVER
 SECONDS = 20.0
 
 
-class Service:
+class Service(fake.Site):
     """A relay that listens, and lines to it."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.federation, self.port, self.folder = fake.agreement(), port, folder
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         tls = ssl.create_default_context(cafile=str(folder / "server.pem"))
-        self.http = httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=tls, timeout=30)
+        self.http = httpx.Client(base_url=f"https://127.0.0.1:{self.port}", verify=tls, timeout=30)
         self.path = f"/relay/{self.federation.digest.hex()}"
-        self.relay: Any = None
+        self.listening: Any = None
 
     def poll(
         self,
@@ -48,34 +46,44 @@ class Service:
         federation = changes.get("federation", self.federation)
         keys = fake.KEYS[changes.get("signer", party)]
         body, header = write_poll(federation, Poll(party, name, answer), keys)
-        headers = {SUMMARY: base64.b64encode(header).decode()} if shown else {}
+        return self.post(body, header if shown else b"")
+
+    def post(self, body: Any, header: bytes = b"") -> httpx.Response:
+        headers = {SUMMARY: base64.b64encode(header).decode()} if header else {}
         return self.http.post(self.path, content=body, headers=headers)
 
     def asked(self, requests: dict[int, bytes], **more: Any) -> tuple[threading.Thread, list]:
         """Asks in a thread; what came."""
         found: list[tuple[int, bytes]] = []
-        thread = threading.Thread(
-            target=lambda: found.extend(self.relay.ask_each(requests, **more)), daemon=True
-        )
-        thread.start()
-        return thread, found
+        return in_thread(lambda: found.extend(self.listening.ask_each(requests, **more))), found
+
+    def polled(self, party: int) -> tuple[threading.Thread, list[int]]:
+        """Polls in a thread; the status."""
+        found: list[int] = []
+        return in_thread(lambda: found.append(self.poll(party).status_code)), found
+
+    def wait_for(self, *parties: int) -> None:
+        while self.listening.nodes() != [*parties]:
+            time.sleep(0.01)
+
+
+def in_thread(work: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
 @contextlib.contextmanager
-def serving_at(folder: Path) -> Iterator[Service]:
-    if not (folder / "server.pem").exists():
-        write_certificate(folder, ["127.0.0.1"])
-    service = Service(folder, free_port())
-    tls = serving(folder, folder / "server.pem")
-    at = service.federation, tls, "127.0.0.1", service.port
-    with open_relay(*at) as service.relay, service.http:
-        yield service
+def serving(folder: Path) -> Iterator[Service]:
+    made = Service(folder)
+    with made.relay() as made.listening, made.http:
+        yield made
 
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(polling, "POLL_SECONDS", 0.3)
-    with serving_at(tmp_path) as made:
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.1)
+    with serving(tmp_path) as made:
         yield made
 
 
@@ -84,12 +92,12 @@ def test_a_poll_brings_an_answer_and_fetches_the_next_question(
     shown: bool, service: Service
 ) -> None:
     assert service.poll(2, shown=shown).status_code == 204
-    assert service.relay.nodes() == [2]
+    assert service.listening.nodes() == [2]
     thread, found = service.asked({2: b"first"})
-    fetched = service.poll(2, shown=shown)
     name = name_of_question(b"first")
-    assert (fetched.status_code, fetched.content) == (200, name + b"first")
-    assert service.poll(2, shown=shown).content == name + b"first"  # asking consumes nothing
+    for _ in range(2):  # asking consumes nothing
+        fetched = service.poll(2, shown=shown)
+        assert (fetched.status_code, fetched.content) == (200, name + b"first")
     assert service.poll(2, name, b"answer", shown=shown).status_code == 204
     thread.join(SECONDS)
     assert found == [(2, b"answer")]
@@ -117,24 +125,22 @@ def test_whoever_polls_is_proven(service: Service) -> None:
     other = fake.agreement(minimum=4)
     thread, found = service.asked({2: b"question"}, seconds=1.0)
     name = name_of_question(b"question")
+    body, header = write_poll(service.federation, Poll(2, name, b"x"), fake.KEYS[2])
+    refused = [service.post(body[:-1] + b"y", header)]
     for shown in (True, False):
-        refused = [
+        refused += [
             service.poll(2, name, b"x", signer=3, shown=shown),
             service.poll(2, name, b"x", federation=other, shown=shown),
             service.poll(99, name, b"x", signer=3, shown=shown),
             service.poll(FIRST_SERVER, name, b"x", shown=shown),
-            service.http.post(service.path, content=b""),
-            service.http.post(service.path, content=bytes(99)),
+            service.post(b""),
+            service.post(bytes(99)),
         ]
-        assert [each.status_code for each in refused] == [401] * len(refused)
-    body, header = write_poll(service.federation, Poll(2, name, b"x"), fake.KEYS[2])
-    headers = {SUMMARY: base64.b64encode(header).decode()}
-    changed = service.http.post(service.path, content=body[:-1] + b"y", headers=headers)
-    assert changed.status_code == 401
+    assert [each.status_code for each in refused] == [401] * len(refused)
     assert service.http.post("/relay/" + "0" * 64, content=b"").status_code == 404
     assert service.http.get(service.path).status_code == 405
     thread.join(SECONDS)
-    assert (found, service.relay.nodes()) == ([], [])
+    assert (found, service.listening.nodes()) == ([], [])
     assert service.http.get("/healthz").status_code == 204
 
 
@@ -142,9 +148,9 @@ def test_sizes_are_judged_before_a_body_is_read(service: Service) -> None:
     largest = service.federation.largest_frame
     assert service.poll(0, answer=bytes(largest)).status_code == 204
     assert service.poll(0, answer=bytes(largest + 1)).status_code == 413
-    assert service.http.post(service.path, content=iter([b"x"])).status_code == 411
+    assert service.post(iter([b"x"])).status_code == 411
     with pytest.raises(ValueError, match=f"request must be <= {largest} bytes, got {largest + 1}"):
-        dict(service.relay.ask_each({0: bytes(largest + 1)}))
+        dict(service.listening.ask_each({0: bytes(largest + 1)}))
 
 
 def test_one_party_that_floods_spends_its_own_credit(
@@ -152,7 +158,7 @@ def test_one_party_that_floods_spends_its_own_credit(
 ) -> None:
     limits = RateLimits()
     limits._credit = Credit(5, 0.0)
-    monkeypatch.setattr(service.relay, "_limits", limits)
+    monkeypatch.setattr(service.listening, "_limits", limits)
     monkeypatch.setattr(polling, "POLL_SECONDS", 0.0)
     assert [service.poll(0).status_code for _ in range(7)] == [204] * 5 + [429] * 2
     assert service.poll(1).status_code == 204
@@ -161,25 +167,23 @@ def test_one_party_that_floods_spends_its_own_credit(
 def test_polls_of_one_party_that_wait_are_few(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "POLL_SECONDS", 3.0)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
     monkeypatch.setattr(polling, "MOST_POLLS", 2)
-    found = list[int]()
-    threads = [
-        threading.Thread(target=lambda: found.append(service.poll(0).status_code)) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    assert service.poll(1).status_code == 204
-    for thread in threads:
+    polls = [service.polled(0) for _ in range(4)]
+    while sum(map(len, (found for _, found in polls))) < 2:
+        time.sleep(0.01)
+    asking, _ = service.asked({0: b"wakes both", 1: b"has a place"}, seconds=0.5)
+    assert service.poll(1).status_code == 200
+    for thread in [asking, *(thread for thread, _ in polls)]:
         thread.join(SECONDS)
-    assert sorted(found) == [204, 204, 429, 429]
+    assert sorted(found for _, found in polls) == [[200], [200], [429], [429]]
 
 
 def test_who_does_not_poll_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     service.poll(0)
-    monkeypatch.setattr(polling, "AWAY_SECONDS", 0.2)
-    time.sleep(0.3)
-    assert service.relay.nodes() == []
+    monkeypatch.setattr(polling, "AWAY_SECONDS", 0.05)
+    time.sleep(0.1)
+    assert service.listening.nodes() == []
 
 
 def test_silence_costs_its_own_time_and_others_are_asked_meanwhile(service: Service) -> None:
@@ -214,29 +218,25 @@ def test_no_more_than_a_window_is_under_way(
             del deadlines[party]
             yield party, b"answer"
 
-    relay = Counting(service.federation, service.relay._watch)
+    relay = Counting(service.federation, service.listening._watch)
     assert dict(relay.ask_each(requests)) == dict.fromkeys(requests, b"answer")
     assert asked == list(requests)
 
 
 def test_a_service_that_ends_answers_whoever_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
-    found = list[int]()
-    with serving_at(tmp_path) as service:
-        waiting = threading.Thread(target=lambda: found.append(service.poll(0).status_code))
-        waiting.start()
-        while service.relay.nodes() != [0]:
-            time.sleep(0.01)
-        service.relay.end("the disk is full")
-        with pytest.raises(ConnectionError, match="service must listen, ended: the disk is full"):
-            dict(service.relay.ask_each({0: b"x"}))
-        waiting.join(SECONDS)
+    waiting, found = service.polled(0)
+    service.wait_for(0)
+    service.listening.end("the disk is full")
+    with pytest.raises(ConnectionError, match="service must listen, ended: the disk is full"):
+        dict(service.listening.ask_each({0: b"x"}))
+    waiting.join(SECONDS)
     assert found == [204]
 
 
-def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with (
@@ -250,15 +250,15 @@ def test_a_party_keeps_its_line_where_strangers_take_all_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregator_server, "MOST_TLS_LINES", 4)
-    monkeypatch.setattr(polling, "POLL_SECONDS", 3.0)
-    with serving_at(tmp_path) as service, contextlib.ExitStack() as stack:
-        status = list[int]()
-        waiting = threading.Thread(target=lambda: status.append(service.poll(0).status_code))
-        waiting.start()
-        while service.relay.nodes() != [0]:
-            time.sleep(0.01)
+    monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
+    with serving(tmp_path) as service, contextlib.ExitStack() as stack:
+        waiting, status = service.polled(0)
+        service.wait_for(0)
         for _ in range(40):
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        monkeypatch.setattr(polling, "POLL_SECONDS", 0.1)
+        assert service.poll(1).status_code == 204  # who comes now finds a place
+        asking, _ = service.asked({0: b"question"}, seconds=0.5)
         waiting.join(SECONDS)
-        assert status == [204]
-        assert service.poll(1).status_code == 204  # and who comes now finds a place
+        asking.join(SECONDS)
+        assert status == [200]

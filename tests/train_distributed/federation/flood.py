@@ -36,9 +36,7 @@ def main(folder: Path, party: str, port: int) -> None:
                         poll = Poll(user, name_of_question(b"%d" % number), content)
                         body, shown = write_poll(federation, poll, keys)
                         headers = {SUMMARY: base64.b64encode(shown).decode()}
-                        http.post(
-                            f"/relay/{federation.digest.hex()}", content=body, headers=headers
-                        )
+                        http.post(path, content=body, headers=headers)
                         ready.set()
             except httpx.TransportError:
                 ready.set()

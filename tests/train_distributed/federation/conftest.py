@@ -44,6 +44,7 @@ class Field:
         self.federation = Federation(**(fields | changes))
         self.federation.save(folder / "federation.json")
         self.running: list[subprocess.Popen[bytes]] = []
+        self.latest: dict[str, subprocess.Popen[bytes]] = {}
 
     def node(
         self, party: str, patience: float = 600, journals: str = "journals", address: str = ""
@@ -57,6 +58,7 @@ class Field:
         with (self.folder / f"{party}.log").open("ab") as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self.running.append(process)
+        self.latest[party] = process
         return process
 
     def nodes(self, **more: Any) -> list[subprocess.Popen[bytes]]:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,54 +35,32 @@ class Outcome:
     users: list[int] | None  # in the sum, which was exact; None: refused
 
 
-def kill(process: Any) -> None:
+def kill(field: Any, party: str, *, restarted: bool = False) -> None:
+    process = field.latest[party]
     process.kill()
     process.wait()
+    if restarted:
+        field.node(party)
 
 
-def kill_operator(field: Any, operator: Any, user: Any) -> Any:
-    kill(operator)
-    return field.operator()
-
-
-def kill_node(field: Any, operator: Any, user: Any) -> Any:
-    kill(user)
-    return operator
-
-
-def restart_node(field: Any, operator: Any, user: Any) -> Any:
-    kill(user)
-    field.node("user3")
-    return operator
-
-
-def pause(process: Any) -> None:
+def pause(field: Any, party: str) -> None:
+    process = field.latest[party]
     process.send_signal(signal.SIGSTOP)
     time.sleep(TIMEOUT / 2)
     process.send_signal(signal.SIGCONT)
 
 
-def stop_node(field: Any, operator: Any, user: Any) -> Any:
-    pause(user)
-    return operator
-
-
-def stop_operator(field: Any, operator: Any, user: Any) -> Any:
-    pause(operator)
-    return operator
-
-
-BLOWS: dict[str, Callable[..., Any]] = {
-    "operator killed and restarted": kill_operator,
-    "user 3 killed": kill_node,
-    "user 3 killed and restarted": restart_node,
-    "user 3 stopped for half a time-out": stop_node,
-    "operator stopped for half a time-out": stop_operator,
+BLOWS: dict[str, Callable[[Any], None]] = {
+    "operator killed and restarted": lambda field: kill(field, "operator", restarted=True),
+    "user 3 killed": lambda field: kill(field, "user3"),
+    "user 3 killed and restarted": lambda field: kill(field, "user3", restarted=True),
+    "user 3 stopped for half a time-out": lambda field: pause(field, "user3"),
+    "operator stopped for half a time-out": lambda field: pause(field, "operator"),
 }
 
 
-def finish(field: Any, operator: Any, start: float) -> Outcome:
-    code = operator.wait(300)
+def finish(field: Any, start: float) -> Outcome:
+    code = field.latest["operator"].wait(300)
     seconds = time.monotonic() - start
     if code == 0:
         users = field.opened()
@@ -92,16 +71,19 @@ def finish(field: Any, operator: Any, start: float) -> Outcome:
     return Outcome("refused: " + re.sub(r"\s+", " ", words)[:120], seconds, None)
 
 
-def struck(field: Any, stage: str, blow: Callable[..., Any]) -> Outcome:
+def struck(field: Any, stage: str, blow: Callable[[Any], None]) -> Outcome:
     """One session with one blow."""
-    nodes, start, operator = field.nodes(), time.monotonic(), field.operator()
 
     def reached() -> bool:
         status = field.status()
         return status.get("stage") == stage and (stage != "gather" or "present" in status)
 
+    field.nodes()
+    start = time.monotonic()
+    field.node("operator")
     field.wait_for(reached)
-    return finish(field, blow(field, operator, nodes[3]), start)
+    blow(field)
+    return finish(field, start)
 
 
 def attended(field: Any, *more: Any, wait: float = 0.0) -> Outcome:
@@ -111,16 +93,18 @@ def attended(field: Any, *more: Any, wait: float = 0.0) -> Outcome:
         field.node("user3", **options)
     time.sleep(wait)
     start = time.monotonic()
-    return finish(field, field.operator(), start)
+    field.node("operator")
+    return finish(field, start)
 
 
 def younger(field: Any) -> Outcome:
     """Nodes that are started when half of the time-out has passed."""
-    start, operator = time.monotonic(), field.operator()
+    start = time.monotonic()
+    field.node("operator")
     field.wait_for((field.folder / "ready").exists)
     time.sleep(TIMEOUT / 2)
     field.nodes()
-    return finish(field, operator, start)
+    return finish(field, start)
 
 
 OTHERS: dict[str, Callable[[Any], Outcome]] = {
@@ -131,20 +115,16 @@ OTHERS: dict[str, Callable[[Any], Outcome]] = {
 }
 
 
-def every():
-    """(stage, what, outcome) of all of it."""
-    for what, blow in BLOWS.items():
-        for stage in STAGES:
-            yield stage, what, lambda field, s=stage, b=blow: struck(field, s, b)
-    for what, scene in OTHERS.items():
-        yield "any", what, scene
-
-
 def main() -> None:
     from tests.train_distributed.federation.conftest import Field
 
+    every = [
+        (stage, what, partial(struck, stage=stage, blow=blow))
+        for what, blow in BLOWS.items()
+        for stage in STAGES
+    ]
     rows: list[str] = []
-    for stage, what, scene in every():
+    for stage, what, scene in [*every, *(("any", *other) for other in OTHERS.items())]:
         with tempfile.TemporaryDirectory() as name:
             field = Field(Path(name), 5, TIMEOUT)
             try:

@@ -123,9 +123,7 @@ def test_what_an_operator_keeps_is_what_was_opened(tmp_path: Path) -> None:
     assert OpenedSums(tmp_path, AGREED).opened == []
 
 
-def test_sums_that_are_being_forgotten_are_no_part_of_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_that_are_being_forgotten_are_no_part_of_the_next(tmp_path: Path, monkeypatch) -> None:
     """Killed after the first file is gone, an operator would take old sums for new ones."""
 
     def killed(path: Path, **_: bool) -> None:

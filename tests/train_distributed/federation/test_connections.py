@@ -148,20 +148,6 @@ def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:
     assert relay.drawn[3] == 1
 
 
-def test_a_question_asked_again_gets_the_same_answer() -> None:
-    relay, given = fake.FakeRelay(), list[tuple[int, bytes, bytes]]()
-    relay.after = lambda *exchange: given.append(exchange)
-
-    def again(node: int, request: bytes) -> None:
-        for before, asked, answer in given if request[0] != Request.END else []:
-            if asked[0] not in (Request.PRESENT, Request.END):
-                assert relay.endpoints[before].answer(asked) == answer
-
-    relay.before = again
-    fake.operate(relay)
-    assert set(relay.drawn.values()) == {1}
-
-
 def test_words_of_the_network_are_shown_escaped() -> None:
     relay, log = fake.FakeRelay(), Log()
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
@@ -174,34 +160,25 @@ def test_words_of_the_network_are_shown_escaped() -> None:
     assert "\\x1b[2J" in text
 
 
-def test_a_long_answer_is_a_refusal() -> None:
-    relay, log = fake.FakeRelay(), Log()
-    most = relay.federation.largest_frame
-    relay.garble = lambda node, asked, answer: (
-        DONE + join([bytes(most)]) if asked[0] == Request.DELIVER and node == 12 else answer
-    )
-    assert fake.operate(relay, log) == WITHOUT_2
-    assert any(
-        f"user 2: MalformedMessage: answer must be <= {most} bytes" in t for t in log.refused
-    )
-
-
 @pytest.mark.parametrize(
-    "change", [lambda messages: messages * 2, lambda _: [bytes(10**6)]], ids=["twice", "long"]
+    ("kind", "change"),
+    [
+        (Request.DELIVER, lambda _: [bytes(fake.agreement().largest_frame)]),
+        (Request.START, lambda messages: messages * 2),
+        (Request.START, lambda _: [bytes(10**6)]),
+    ],
+    ids=["longer than a frame", "two advertisements", "a long one"],
 )
-def test_a_user_that_answers_a_start_with_more_than_an_advertisement_is_left_out(
-    change: Callable[[list[bytes]], list[bytes]], tmp_path: Path
+def test_a_user_that_answers_with_more_than_it_may_is_left_out(
+    kind: Request, change: Callable[[list[bytes]], list[bytes]], tmp_path: Path
 ) -> None:
     """What users say first is kept until the end: it has its size, and no more is written down."""
     relay, log = fake.FakeRelay(), Log()
-    relay.garble = lambda node, asked, answer: (
-        DONE + join(change(split(answer[1:])))
-        if (node, asked[0]) == (12, Request.START)
-        else answer
+    relay.garble = lambda node, asked, got: (
+        DONE + join(change(split(got[1:]))) if (node, asked[0]) == (12, kind) else got
     )
     assert fake.operate(relay, log, tmp_path) == WITHOUT_2
-    (refused,) = log.refused
-    assert refused.startswith("user 2: MalformedMessage: answer must be <= ")
+    assert log.refused[0].startswith("user 2: MalformedMessage: answer must be <= ")
     assert (tmp_path / "session").stat().st_size < 50_000
 
 
@@ -236,9 +213,7 @@ def test_the_answers_that_are_kept_have_a_limit() -> None:
     assert endpoint.answer(start) == started  # what was answered is answered again
 
 
-def test_a_full_disk_of_a_user_is_said_at_both_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_full_disk_of_a_user_is_said_at_both_ends(monkeypatch, tmp_path: Path) -> None:
     relay, log, journal = fake.FakeRelay(), Log(), DurableJournal(tmp_path)
 
     def full() -> None:

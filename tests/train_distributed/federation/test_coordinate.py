@@ -1,4 +1,7 @@
-"""A session over a relay that loses, garbles and invents: the exact sum, or nothing."""
+"""A session over a relay that loses, garbles and invents: the exact sum, or nothing.
+
+Whoever waits is told for whom, and who refused and why, in one line each time that changes.
+"""
 
 import hashlib
 import json
@@ -9,11 +12,11 @@ import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import ALL
-from train_distributed.federation.coordinator import Log
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, Request, join, split
+from train_distributed.federation.progress import MOST_SHOWN, Log
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -24,26 +27,14 @@ STEPS = [
 ]
 
 
-def test_the_sum_is_exact() -> None:
-    log = Log()
-    assert fake.operate(fake.FakeRelay(), log) == ALL
-    assert (log.missing, log.refused) == ({}, [])
-
-
-@pytest.mark.parametrize("stage", range(len(STEPS)))
+@pytest.mark.parametrize("stage", range(len(STEPS) + 1))
 def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
+    """And with one that dies when it has answered everything."""
     relay, log = fake.FakeRelay(), Log()
     relay.dies_at[12] = stage
     assert fake.operate(relay, log) == (ALL if stage >= 4 else ALL - {2})
-    assert log.missing == {2: STEPS[stage]}
-
-
-def test_below_the_minimum_nothing_is_released() -> None:
-    relay, log = fake.FakeRelay(), Log()
-    relay.dies_at = {10: 0, 11: 0, 12: 0}
-    with pytest.raises((TooFewUsers, OutOfOrder)):
-        fake.operate(relay, log)
-    assert set(log.missing) == {0, 1, 2}
+    assert log.missing == dict.fromkeys([2] * (stage < len(STEPS)), (*STEPS, "")[stage])
+    assert log.refused == []
 
 
 @pytest.mark.parametrize(
@@ -149,3 +140,34 @@ def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
     assert Federation.load(tmp_path / "federation.json").digest.hex() == (
         "cee3accd2673663e20c4c60d20fdf68a8f94ff9b7946364714ab5087646f86c4"
     )
+
+
+def test_an_operator_that_waits_is_told_for_whom_and_why() -> None:
+    said = list[str]()
+    log = Log(say=lambda line: said.append(line.partition(" s  ")[2]))
+    log.present([], 3, ["a", "b", "c"])
+    log.present([], 3, ["a", "b", "c"])
+    log.refuse("user 1 (b)", "refused: budget")
+    log.present([0], 3, ["c"])
+    log.present([0, 2], 3)
+    log.stage("start", [0, 2])
+    log.refuse("user 2 (c)", b"refused: \x1b")
+    log.answered(1, 2)
+    log.answered(1, 2)
+    assert said == [
+        "0 of 3 present; waiting for a, b, c",
+        "1 of 3 present; user 1 (b): refused: budget; waiting for c",
+        "2 of 3 present; user 1 (b): refused: budget",
+        "start: 1 of 2; user 2 (c): refused: \\x1b",
+        "start: 1 of 2",
+    ]
+
+
+def test_a_crowd_does_not_fill_the_line() -> None:
+    said = list[str]()
+    log = Log(say=said.append)
+    for number in range(50):
+        log.refuse(f"user {number}", "refused")
+    log.present([], 100, map(str, range(100)))
+    assert said[0].endswith("waiting for 0, 1, 2, 3, 4, ...")
+    assert said[0].count("refused") == MOST_SHOWN

@@ -112,7 +112,7 @@ def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(tmp_path: Path) 
 
 
 def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     relay, log = with_insider(Kind.ADVERTISE, wrong_commitment), Log()
     with monkeypatch.context() as patched:
@@ -136,7 +136,7 @@ def test_where_several_sessions_are_agreed_no_noise_is_in_two_of_them(
 
 
 def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     tries = []
 
@@ -153,7 +153,7 @@ def test_a_session_that_fails_by_the_fault_of_users_left_out_is_not_tried_again(
 @pytest.mark.parametrize(("step", "at"), [("leave_out", 1), ("forget", 2), ("begin", 2)])
 @pytest.mark.parametrize("done", [False, True])
 def test_an_operator_killed_between_two_sessions_still_knows_whom_it_leaves_out(
-    step: str, at: int, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, at: int, done: bool, tmp_path: Path, monkeypatch
 ) -> None:
     relay, log = with_insider(Kind.KEY_SHARES, garbage), Log()
     with monkeypatch.context() as patched:

@@ -1,6 +1,7 @@
 """Endpoints at numbered nodes, without processes: node 10 + i is user i."""
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -127,6 +128,12 @@ def refusing(endpoint: Any, refuses: Callable[[bytes], bool]) -> Wrapped:
     return Wrapped(endpoint, lambda asked, plain: REFUSED + b"away" if refuses(asked) else plain())
 
 
+def in_thread(work: Callable[..., Any], *given: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=given, daemon=True)
+    thread.start()
+    return thread
+
+
 def snapshot(endpoint: UserEndpoint) -> UserEndpoint:
     """The endpoint as its memory is now; its journal goes on."""
     made = copy.copy(endpoint)
@@ -176,7 +183,7 @@ class Site:
         self.federation = agreement(**changes)
         write_certificate(folder, ["127.0.0.1"])
 
-    def relay(self):
+    def relay(self) -> Any:
         tls = serving(self.folder, self.folder / "server.pem")
         return open_relay(self.federation, tls, "127.0.0.1", self.port)
 

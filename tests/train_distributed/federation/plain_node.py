@@ -27,7 +27,9 @@ def plain_vector(identity: int, dimension: int) -> np.ndarray:
     return np.random.default_rng(identity).integers(0, 2**64, dimension, np.uint64)
 
 
-def attendance(folder: Path, user: int, journal: Journal, address: str, **more: float):
+def attendance(
+    folder: Path, user: int, journal: Journal, address: str, patience: float = 3600
+) -> Attendance:
     federation, keys = (
         Federation.load(folder / "federation.json"),
         read_private(folder / f"user{user}"),
@@ -40,7 +42,7 @@ def attendance(folder: Path, user: int, journal: Journal, address: str, **more: 
         keys=keys,
         address=address,
         certificates=folder / "tls" / "server.pem",
-        **more,
+        patience=patience,
     )
 
 

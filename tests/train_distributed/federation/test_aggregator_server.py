@@ -8,17 +8,14 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
-    Service,
-    make_service,
-    vector_of,
-)
+from tests.train_distributed.secure_sum.window.conftest import Service, vector_of
 from train_distributed.federation import aggregator_limits, aggregator_server, door
 from train_distributed.federation.aggregator_app import application
 from train_distributed.federation.aggregator_client import Aggregators, Refused
@@ -59,8 +56,8 @@ class Hall:
     def url(self, path: str, number: int = LEADER) -> str:
         return f"http://127.0.0.1:{self.ports[number]}{path}"
 
-    def post(self, content: Any, path: str = "/reports", **more: Any) -> httpx.Response:
-        return httpx.post(self.url(self.path(path)), content=content, **more)
+    def post(self, content: Any, **more: Any) -> httpx.Response:
+        return httpx.post(self.url(self.path("/reports")), content=content, **more)
 
     def sent(self, client: Aggregators, report: bytes, shown: bytes) -> tuple[int, bytes]:
         return client._sent(LEADER, "POST", self.url(self.path("/reports")), report, shown)
@@ -86,9 +83,9 @@ class Hall:
 
 
 @pytest.fixture
-def make_hall(make_service) -> Iterator[Callable[..., Hall]]:  # noqa: F811
+def make_hall(tmp_path: Path) -> Iterator[Callable[..., Hall]]:
     with contextlib.ExitStack() as ends:
-        yield lambda *proxies: Hall(make_service(6), ends, *proxies)
+        yield lambda *proxies: Hall(Service.of(tmp_path, range(1, 7), 5, 2), ends, *proxies)
 
 
 @pytest.fixture

@@ -209,12 +209,3 @@ def test_a_user_that_comes_late_spends_its_session_before_it_draws() -> None:
     with pytest.raises(ValueError, match="budget must be"):
         asked(Empty())
     assert drawn == [1]
-
-
-def test_a_federation_of_rounds_is_refused(tmp_path: Path) -> None:
-    """As former versions wrote them."""
-    path = tmp_path / "federation.json"
-    fake.agreement().save(path)
-    path.write_text(path.read_text().replace("{", '{"rounds": 8, "round_dimension": 5, ', 1))
-    with pytest.raises(ValueError, match=r"federation\.json: rounds must be left out"):
-        Federation.load(path)

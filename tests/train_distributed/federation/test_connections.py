@@ -1,8 +1,11 @@
-"""Who is present is proven, nothing is spent before, and nobody takes another's name.
+"""A session over a relay that loses, garbles and invents: the exact sum, or nothing.
 
-Whoever asks or answers what no session needs is refused, and costs little memory and disk.
+Who is present is proven, nothing is spent before, and nobody takes another's name. Whoever asks or
+answers what no session needs is refused, and costs little memory and disk.
 """
 
+import hashlib
+import json
 import struct
 import time
 import tracemalloc
@@ -15,17 +18,27 @@ from msgspec import structs
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import ALL, Wrapped
 from train_distributed.federation.connections import Connections
-from train_distributed.federation.documents.federation import Deadlines
+from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.documents.sessions import spend_session
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, Request, join, split
-from train_distributed.federation.progress import Log
-from train_distributed.secure_sum.errors import TooFewUsers
+from train_distributed.federation.progress import MOST_SHOWN, Log
+from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
-from train_distributed.secure_sum.keys import FIRST_SERVER
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.secagg_server import SecAggServer
 
-WITHOUT_2 = {0, 1, 3, 4}
+WITHOUT_2 = ALL - {2}
+NONSENSE = [
+    *(b"", DONE, DONE + b"\0\0\0\1"),
+    *(DONE + join([b"\0\0\0\2", *more]) for more in ([], [b"x"])),
+]
+TOO_LONG = "user 2: MalformedMessage: answer must be <= "
+STEPS = [
+    *("be present", "advertise keys", "share keys"),
+    *("masked input", "agree on survivors", "unmask"),
+]
 
 
 def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
@@ -161,25 +174,26 @@ def test_words_of_the_network_are_shown_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change"),
+    ("kind", "change", "refused"),
     [
-        (Request.DELIVER, lambda _: [bytes(fake.agreement().largest_frame)]),
-        (Request.START, lambda messages: messages * 2),
-        (Request.START, lambda _: [bytes(10**6)]),
+        *((None, lambda _, given=given: given, "node 12: ") for given in NONSENSE),
+        (Request.DELIVER, lambda _: DONE + join([bytes(10**5)]), TOO_LONG),
+        (Request.START, lambda got: DONE + join(split(got[1:]) * 2), TOO_LONG),
+        (Request.START, lambda _: DONE + join([bytes(10**6)]), TOO_LONG),
     ],
-    ids=["longer than a frame", "two advertisements", "a long one"],
 )
-def test_a_user_that_answers_with_more_than_it_may_is_left_out(
-    kind: Request, change: Callable[[list[bytes]], list[bytes]], tmp_path: Path
+def test_a_user_that_talks_nonsense_or_too_much_is_left_out(
+    kind: Request | None, change: Callable[[bytes], bytes], refused: str, tmp_path: Path
 ) -> None:
     """What users say first is kept until the end: it has its size, and no more is written down."""
     relay, log = fake.FakeRelay(), Log()
     relay.garble = lambda node, asked, got: (
-        DONE + join(change(split(got[1:]))) if (node, asked[0]) == (12, kind) else got
+        change(got) if node == 12 and kind in (None, asked[0]) else got
     )
     assert fake.operate(relay, log, tmp_path) == WITHOUT_2
-    assert log.refused[0].startswith("user 2: MalformedMessage: answer must be <= ")
-    assert (tmp_path / "session").stat().st_size < 50_000
+    assert set(log.missing) == {2}
+    assert log.refused[0].startswith(refused)
+    assert kind is Request.DELIVER or (tmp_path / "session").stat().st_size < 50_000
 
 
 class Echo(UserEndpoint):
@@ -262,3 +276,138 @@ def test_the_coordinator_holds_one_vector_at_a_time(monkeypatch: pytest.MonkeyPa
     relay.after = count
     fake.operate(relay)
     assert yielded >= 4 * fake.W
+
+
+@pytest.mark.parametrize("stage", range(len(STEPS) + 1))
+def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
+    """And with one that dies when it has answered everything."""
+    relay, log = fake.FakeRelay(), Log()
+    relay.dies_at[12] = stage
+    assert fake.operate(relay, log) == (ALL if stage >= 4 else WITHOUT_2)
+    assert log.missing == dict.fromkeys([2] * (stage < len(STEPS)), (*STEPS, "")[stage])
+    assert log.refused == []
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_restarted_user_submits_no_second_time(sessions: int, tmp_path: Path) -> None:
+    def again(log: Log) -> set[int]:
+        relay = fake.FakeRelay(federation, lambda user: DurableJournal(tmp_path / str(user)))
+        return fake.operate(relay, log, None, DurableJournal(tmp_path / "operator"))
+
+    federation, log = fake.agreement(sessions=sessions), Log()
+    for _ in range(sessions):
+        assert again(Log()) == ALL
+    with pytest.raises((TooFewUsers, OutOfOrder)):
+        again(log)
+    assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
+
+
+def test_an_endpoint_survives_any_request() -> None:
+    federation, vector = fake.agreement(), lambda: fake.VECTORS[0]
+    endpoint = UserEndpoint(federation, 0, fake.KEYS[0], vector, VolatileJournal())
+    deliver = bytes([Request.DELIVER]) + join([b"x"])
+    for request in (b"", b"\xff", b"\0short", deliver, b"\2"):
+        assert endpoint.answer(request)[:1] != DONE
+    assert endpoint.answer(fake.start(federation))[:1] == DONE
+    assert b"TruncatedMessage" in endpoint.answer(deliver)
+    with pytest.raises(ValueError, match="keys must be those that the federation lists"):
+        UserEndpoint(federation, 1, fake.KEYS[0], vector, VolatileJournal())
+
+
+def test_lists_of_bytes_are_read_strictly() -> None:
+    joined = join(blobs := [b"", b"ab", b"\0" * 9])
+    assert split(joined) == blobs
+    for bad in (b"", joined[:-1], joined + b"\0", struct.pack(">I", 9) + joined[4:]):
+        with pytest.raises(MalformedMessage):
+            split(bad)
+
+
+def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    federation, path = fake.agreement(task={"step": 0.5, "method": "x"}), tmp_path / "f.json"
+    federation.save(path)
+    again = Federation.load(path)
+    assert again == federation
+    digest = federation.session(b"n" * 32).digest
+    assert again.session(b"n" * 32).digest == digest
+    changed = fake.agreement(task={"step": 0.25, "method": "x"})
+    assert changed.session(b"n" * 32).digest != digest
+    path.write_text('{"protocol": "secagg"}')
+    with pytest.raises(ValueError, match=r"f\.json: version must be given, got nothing"):
+        Federation.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 8, "round_dimension": 5}, "rounds must be left out"),  # of a former version
+        ({"servers": ()}, "servers must be"),
+        ({"sessions": 0}, "sessions must be a whole number >= 1, got 0"),
+        # anyone could open what is sealed to it
+        ({"sealing": "0" * 64}, r"servers\.0\.sealing must be a key of full order, .* small order"),
+        ({"users": {}}, "users must be on a roll with protocol shares, listed with secagg"),
+        ({"roll": {"root": "0" * 64, "sizes": {3: 5}}}, "users must be on a roll with protocol sh"),
+        ({"minimum": 99}, "minimum must be <= "),
+        ({"nodes": {"0": "ab" * 32}}, "nodes"),  # of a version whose parties had node keys
+    ],
+)
+def test_a_federation_that_protects_nobody_is_refused(
+    changes: dict, message: str, tmp_path: Path
+) -> None:
+    federation, path = fake.agreement(), tmp_path / "federation.json"
+    if "sealing" in changes:
+        changes = {"servers": (federation.servers[0].fields | changes,)}
+    path.write_text(json.dumps(federation.fields | changes))
+    with pytest.raises(ValueError, match=message):
+        Federation.load(path)
+
+
+def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
+    def public(number: int):
+        seeds = [hashlib.sha256(b"%s%d" % (label, number)).digest() for label in (b"", b"s")]
+        return PrivateKeys(*seeds).public
+
+    federation = Federation(
+        version=3,
+        protocol="secagg",
+        dimension=7,
+        minimum=2,
+        users={i: public(i).verifying.hex() for i in range(3)},
+        servers=(Keys.of(public(9)),),
+        names={0: "hospital-a"},
+        task={"method": "x", "sizes": {"0": 3}},
+    )
+    federation.save(tmp_path / "federation.json")
+    assert Federation.load(tmp_path / "federation.json").digest.hex() == (
+        "cee3accd2673663e20c4c60d20fdf68a8f94ff9b7946364714ab5087646f86c4"
+    )
+
+
+def test_an_operator_that_waits_is_told_for_whom_and_why() -> None:
+    said = list[str]()
+    log = Log(say=lambda line: said.append(line.partition(" s  ")[2]))
+    log.present([], 3, ["a", "b", "c"])
+    log.present([], 3, ["a", "b", "c"])
+    log.refuse("user 1 (b)", "refused: budget")
+    log.present([0], 3, ["c"])
+    log.present([0, 2], 3)
+    log.stage("start", [0, 2])
+    log.refuse("user 2 (c)", b"refused: \x1b")
+    log.answered(1, 2)
+    log.answered(1, 2)
+    assert said == [
+        "0 of 3 present; waiting for a, b, c",
+        "1 of 3 present; user 1 (b): refused: budget; waiting for c",
+        "2 of 3 present; user 1 (b): refused: budget",
+        "start: 1 of 2; user 2 (c): refused: \\x1b",
+        "start: 1 of 2",
+    ]
+
+
+def test_a_crowd_does_not_fill_the_line() -> None:
+    said = list[str]()
+    log = Log(say=said.append)
+    for number in range(50):
+        log.refuse(f"user {number}", "refused")
+    log.present([], 100, map(str, range(100)))
+    assert said[0].endswith("waiting for 0, 1, 2, 3, 4, ...")
+    assert said[0].count("refused") == MOST_SHOWN

@@ -102,13 +102,22 @@ def test_a_dealer_is_named_and_costs_the_others_nothing(
     assert log.missing.items() >= missing.items()
 
 
-def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_where_a_partner_is_gone_too_it_costs_an_agreed_session(
+    sessions: int, tmp_path: Path
+) -> None:
     """Nobody but the partner knows the mask that it shares with the dealer."""
-    relay = with_insider(Kind.ADVERTISE, wrong_commitment, sessions=2)
+    relay = with_insider(Kind.ADVERTISE, wrong_commitment, sessions=sessions)
     relay.endpoints[10] = without_verdicts(relay.endpoints[10])
-    users = run(relay, Log(), tmp_path)
-    assert users <= HONEST
-    assert all(relay.drawn[user] == 2 for user in users)
+    if sessions == 2:
+        users = run(relay, Log(), tmp_path)
+        assert users <= HONEST
+        assert all(relay.drawn[user] == 2 for user in users)
+        return
+    with pytest.raises(ProtocolError, match="users present must be >= 3"):
+        run(relay, Log(), tmp_path)
+    with SessionLog(tmp_path) as record:
+        assert record.left_out == {}  # whoever starts it again decides for himself
 
 
 def test_an_operator_killed_before_it_takes_the_masks_off_opens_the_same_sum(
@@ -186,16 +195,6 @@ def test_who_is_left_out_is_read_strictly(tmp_path: Path) -> None:
         (tmp_path / "left-out.json").write_text(bad)
         with pytest.raises(ValueError, match=r"left-out\.json"), SessionLog(tmp_path):
             pass
-
-
-def test_an_operator_that_gives_up_begins_anew(tmp_path: Path) -> None:
-    """Too few are left: whoever starts it again decides for himself."""
-    relay = with_insider(Kind.ADVERTISE, wrong_commitment)
-    relay.endpoints[10] = without_verdicts(relay.endpoints[10])
-    with pytest.raises(ProtocolError, match="users present must be >= 3"):
-        run(relay, Log(), tmp_path)
-    with SessionLog(tmp_path) as record:
-        assert record.left_out == {}
 
 
 def test_an_operator_cannot_start_sessions_until_it_likes_the_graph() -> None:

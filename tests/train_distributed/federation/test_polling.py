@@ -1,4 +1,8 @@
-"""The service that parties poll: who is let in, what it reads, questions, answers, presence."""
+"""Polls, at both ends.
+
+The service: who is let in, what it reads, questions, answers, presence. The party: fetches
+questions, brings answers, and waits for its operator as long as it was told.
+"""
 
 import base64
 import contextlib
@@ -7,7 +11,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +21,17 @@ import httpx
 import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
+from tests.train_distributed.federation.fake_relay import in_thread
 from train_distributed.federation import aggregator_server, polling
+from train_distributed.federation import attendance as attending
 from train_distributed.federation.aggregator_limits import SUMMARY
+from train_distributed.federation.attendance import alone, attend
+from train_distributed.federation.documents.certificates import write_certificate
 from train_distributed.federation.orders import NO_QUESTION, Poll, name_of_question, write_poll
 from train_distributed.federation.polling import Polls, open_relay
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
-SECONDS = 20.0
+SECONDS, PATIENCE = 20.0, 1.5
 
 
 class Service(fake.Site):
@@ -49,22 +59,27 @@ class Service(fake.Site):
     def asked(self, requests: dict[int, bytes], **more: Any) -> tuple[threading.Thread, list]:
         """Asks in a thread; what came."""
         found: list[tuple[int, bytes]] = []
-        return in_thread(lambda: found.extend(self.listening.ask_each(requests, **more))), found
+
+        def ask() -> None:
+            with contextlib.suppress(ConnectionError):  # the service may end before
+                found.extend(self.listening.ask_each(requests, **more))
+
+        thread = in_thread(ask)
+        while not requests.keys() <= self.listening._asked.keys():
+            time.sleep(0.001)
+        return thread, found
 
     def polled(self, party: int) -> tuple[threading.Thread, list[int]]:
         """Polls in a thread; the status."""
         found: list[int] = []
         return in_thread(lambda: found.append(self.poll(party).status_code)), found
 
-    def wait_for(self, *parties: int) -> None:
-        while self.listening.nodes() != [*parties]:
-            time.sleep(0.01)
 
-
-def in_thread(work: Any) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
+def wait_for(relay: Polls, *parties: int) -> None:
+    deadline = time.monotonic() + SECONDS
+    while relay.nodes() != [*parties]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -82,35 +97,24 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_poll_brings_an_answer_and_fetches_the_next_question(
-    shown: bool, service: Service
-) -> None:
-    assert service.poll(2, shown=shown).status_code == 204
+def test_an_answer_counts_for_the_question_that_it_names(shown: bool, service: Service) -> None:
+    """Once: neither early nor late, nor again. Asking consumes nothing."""
+    first, second = name_of_question(b"first"), hashlib.sha256(b"second").digest()
+    poll = partial(service.poll, 2, shown=shown)
+    assert poll(first, b"early").status_code == 204
     assert service.listening.nodes() == [2]
     thread, found = service.asked({2: b"first"})
-    name = name_of_question(b"first")
-    for _ in range(2):  # asking consumes nothing
-        fetched = service.poll(2, shown=shown)
-        assert (fetched.status_code, fetched.content) == (200, name + b"first")
-    assert service.poll(2, name, b"answer", shown=shown).status_code == 204
+    for _ in range(2):
+        fetched = poll()
+        assert (fetched.status_code, fetched.content) == (200, first + b"first")
+    poll(second, b"of another")
+    assert poll(first, b"answer").status_code == 204
     thread.join(SECONDS)
-    assert found == [(2, b"answer")]
-
-
-def test_an_answer_counts_for_the_question_that_it_names(service: Service) -> None:
-    """Once: neither early nor late, nor again."""
-    first, second = name_of_question(b"first"), hashlib.sha256(b"second").digest()
-    service.poll(2, first, b"early")
-    thread, found = service.asked({2: b"first"})
-    assert any(service.poll(2).status_code == 200 for _ in range(10))
-    service.poll(2, second, b"of another")
-    service.poll(2, first, b"answer")
-    thread.join(SECONDS)
-    service.poll(2, first, b"again")
+    poll(first, b"again")
     thread, more = service.asked({2: b"second"})
-    assert service.poll(2).content == second + b"second"
-    service.poll(2, first, b"late")
-    service.poll(2, second, b"")
+    assert poll().content == second + b"second"
+    poll(first, b"late")
+    poll(second, b"")
     thread.join(SECONDS)
     assert (found, more) == ([(2, b"answer")], [(2, b"")])
 
@@ -153,9 +157,9 @@ def test_polls_of_one_party_that_wait_are_few(service: Service, monkeypatch) -> 
     polls = [service.polled(0) for _ in range(4)]
     while sum(map(len, (found for _, found in polls))) < 2:
         time.sleep(0.01)
-    asking, _ = service.asked({0: b"wakes both", 1: b"has a place"}, seconds=0.5)
+    service.asked({0: b"wakes both", 1: b"has a place"})
     assert service.poll(1).status_code == 200
-    for thread in [asking, *(thread for thread, _ in polls)]:
+    for thread, _ in polls:
         thread.join(SECONDS)
     assert sorted(found for _, found in polls) == [[200], [200], [429], [429]]
 
@@ -205,7 +209,7 @@ def test_no_more_than_a_window_is_under_way(service: Service, monkeypatch) -> No
 def test_a_service_that_ends_answers_whoever_waits(service: Service, monkeypatch) -> None:
     monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
     waiting, found = service.polled(0)
-    service.wait_for(0)
+    wait_for(service.listening, 0)
     service.listening.end("the disk is full")
     with pytest.raises(ConnectionError, match="service must listen, ended: the disk is full"):
         dict(service.listening.ask_each({0: b"x"}))
@@ -230,12 +234,191 @@ def test_a_party_keeps_its_line_where_strangers_take_all_others(
     monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
     with serving(tmp_path) as service, contextlib.ExitStack() as stack:
         waiting, status = service.polled(0)
-        service.wait_for(0)
+        wait_for(service.listening, 0)
         for _ in range(40):
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
         monkeypatch.setattr(polling, "POLL_SECONDS", 0.1)
         assert service.poll(1).status_code == 204  # who comes now finds a place
-        asking, _ = service.asked({0: b"question"}, seconds=0.5)
+        service.asked({0: b"question"})
         waiting.join(SECONDS)
-        asking.join(SECONDS)
         assert status == [200]
+
+
+@dataclass
+class Parrot:
+    largest_frame: int = 1000
+    over: bool = False
+    heard: list[bytes] = field(default_factory=list)
+    answers: Callable[[bytes], bytes] = lambda request: b"re: " + request
+
+    def answer(self, request: bytes) -> bytes:
+        self.heard.append(request)
+        self.over = request == b"end"
+        return self.answers(request)
+
+
+class World(fake.Site):
+    """A party, its operator's certificate, and what it says."""
+
+    @property
+    def heard(self) -> list[str]:
+        """What it has said since the operator was there."""
+        return [line for line in self.said if "nobody listens" not in line]
+
+    def attends(self, endpoint: Parrot, **changes: Any) -> int:
+        given: dict[str, Any] = {"patience": PATIENCE} | changes
+        return attend(self.party(endpoint, **given))
+
+    @contextlib.contextmanager
+    def attending(self, endpoint: Parrot, **changes: Any) -> Iterator[list[int]]:
+        """Exit codes of a party that is there until it ends."""
+        codes, work = list[int](), partial(self.attends, endpoint, **changes)
+        thread = in_thread(lambda: codes.append(work()))
+        yield codes
+        thread.join(60)
+        assert not thread.is_alive()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Any]:
+        """A relay, once the party is there."""
+        with self.relay() as relay:
+            wait_for(relay, 1)
+            yield relay
+
+    def visit(self, endpoint: Parrot, status: int, content: bytes) -> int:
+        """Exit code where the service answers every poll with this."""
+        party = self.party(endpoint, patience=0.1)
+        answer = lambda _: httpx.Response(status, content=iter([content]))  # noqa: E731
+        http = httpx.Client(transport=httpx.MockTransport(answer), base_url="https://h")
+        return attending._Visit(party, partial(attending._posted, party, http)).run()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(attending, "RETRY_SECONDS", 0.05)
+    return World(tmp_path)
+
+
+def test_without_an_operator_it_gives_up(world: World, capsys) -> None:
+    start = time.monotonic()
+    assert world.attends(Parrot(), patience=0.5) == 1
+    assert 0.5 <= time.monotonic() - start < 10
+    assert "nobody listens" in world.said[0]
+    assert f"error: operator at 127.0.0.1:{world.port} is gone" in capsys.readouterr().err
+
+
+def test_an_operator_that_comes_back_in_time_finds_it(world: World) -> None:
+    """Patience counts from the last contact: this takes longer than it in all."""
+    endpoint = Parrot()
+    with world.attending(endpoint) as codes:
+        for asked in (b"1", b"2", b"end"):
+            time.sleep(0.4 * PATIENCE)
+            with world.connected() as relay:
+                assert dict(relay.ask_each({1: asked})) == {1: b"re: " + asked}
+    assert (codes, endpoint.heard) == ([0], [b"1", b"2", b"end"])
+
+
+def test_an_answer_is_sent_again_until_it_has_arrived(world: World) -> None:
+    """The operator is gone while the answer is made; the next one gets it to the same question."""
+
+    def slowly(request: bytes) -> bytes:
+        time.sleep(0.5 * (request == b"work"))
+        return b"re: " + request
+
+    endpoint = Parrot(answers=slowly)
+    with world.attending(endpoint, patience=30) as codes:
+        with world.connected() as relay:
+            assert dict(relay.ask_each({1: b"work"}, seconds=0.25)) == {}
+        with world.relay() as relay:
+            for asked in (b"work", b"end"):
+                assert dict(relay.ask_each({1: asked})) == {1: b"re: " + asked}
+    assert (codes, endpoint.heard) == ([0], [b"work", b"end"])
+
+
+def test_what_is_refused_is_said_once_and_escaped(world: World) -> None:
+    endpoint = Parrot(answers=lambda request: b"\1no\x1b")
+    with world.attending(endpoint), world.connected() as relay:
+        for request in (b"1", b"2", b"end"):
+            assert dict(relay.ask_each({1: request})) == {1: b"\1no\x1b"}
+    assert world.heard == ["connected", "refused what the operator asked: no\\x1b"]
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "words"),
+    [
+        (200, name_of_question(b"q" + bytes(2000)) + b"q" + bytes(2000), "must be <= 1000 bytes"),
+        (200, bytes(32) + b"q", "question must have its own name"),
+        (200, b"short", "question must have its own name"),
+        (401, b"", "this party's key is not registered with the operator"),
+        (404, b"", "the operator runs another federation"),
+        (429, b"", "the operator refuses: 429"),
+    ],
+    ids=["long", "of another name", "short", "401", "404", "429"],
+)
+def test_what_is_no_question_is_refused_and_a_refusal_named(
+    status: int, content: bytes, words: str, world: World
+) -> None:
+    endpoint = Parrot()
+    assert world.visit(endpoint, status, content) == 1
+    assert endpoint.heard == []
+    assert words in world.said[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("certificate verify failed: unable to get local issuer", "is not the one that was agreed"),
+        ("certificate verify failed: certificate has expired", "has expired"),
+        ("certificate verify failed: certificate is not yet valid", "clock is behind"),
+        ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
+        ("[Errno 111] Connection refused", "nobody listens"),
+        (httpx.ReadTimeout(""), "the operator does not answer"),
+    ],
+)
+def test_a_failed_connection_is_named(error: Any, cause: str) -> None:
+    given = httpx.ConnectError(error) if isinstance(error, str) else error
+    assert cause in attending._cause(given)
+
+
+def test_another_authority_is_not_believed(world: World, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_certificate(other, ["127.0.0.1"])
+    with world.relay():
+        assert world.attends(Parrot(), certificates=other / "server.pem", patience=0.3) == 1
+    assert "is not the one that was agreed on" in world.said[0]
+
+
+def test_a_service_that_ends_does_not_keep_a_party_busy(world: World, monkeypatch) -> None:
+    monkeypatch.setattr(polling, "POLL_SECONDS", 0.0)
+    with world.attending(Parrot(), patience=0.5) as codes, world.connected() as relay:
+        polls, take = list[Any](), relay._take
+        monkeypatch.setattr(relay, "_take", lambda poll: (polls.append(poll), take(poll)))
+        time.sleep(1.1)
+    assert len(polls) < 5
+    assert codes == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        *(
+            ("address", each, f"address must be HOST:PORT, got '{each}'")
+            for each in ("example.org", ":9092", "example.org:https", "example.org:65536")
+        ),
+        ("certificates", Path("nowhere.pem"), r"nowhere\.pem must be a file, got nothing there"),
+    ],
+)
+def test_what_leads_to_no_operator_is_refused(
+    name: str, given: Any, message: str, world: World
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        world.attends(Parrot(), **{name: given})
+
+
+def test_one_process_of_a_party_takes_part(tmp_path: Path) -> None:
+    words = "must be one process's, another one takes part"
+    with alone(tmp_path), pytest.raises(ValueError, match=words), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass

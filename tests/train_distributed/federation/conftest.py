@@ -31,8 +31,6 @@ from train_distributed.federation.documents.federation import Deadlines, Federat
 from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.documents.private_keys import write_party
 
-HERE = Path(__file__).parent
-
 
 class Field:
     """Keys, certificates and the agreement of a federation, and its running processes."""
@@ -40,57 +38,52 @@ class Field:
     def __init__(self, folder: Path, users: int, seconds: float = 40, **changes: Any) -> None:
         self.folder, self.port = folder, free_port()
         self.users = [f"user{i}" for i in range(users)]
-        self.servers = ["server0"]
         (folder / "tls").mkdir()
         write_certificate(folder / "tls", ["127.0.0.1"])
-        parties = (*self.users, *self.servers)
-        public = {party: Keys.of(write_party(folder / party).public) for party in parties}
+        *public, server = (
+            Keys.of(write_party(folder / party).public) for party in [*self.users, "server0"]
+        )
         fields: dict[str, Any] = {
             "version": 3,
             "protocol": "secagg",
             "dimension": 50,
             "minimum": users - 1,
-            "users": {i: public[u].verifying for i, u in enumerate(self.users)},
-            "servers": tuple(public[server] for server in self.servers),
+            "users": {user: keys.verifying for user, keys in enumerate(public)},
+            "servers": (server,),
             "deadlines": Deadlines(come=float(seconds), answer=float(seconds)),
         }
         self.federation = Federation(**(fields | changes))
         self.federation.save(folder / "federation.json")
         self.running: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def parties(self) -> list[str]:
-        return self.users
+        self.latest: dict[str, subprocess.Popen[bytes]] = {}
 
     def node(
         self, party: str, patience: float = 600, journals: str = "journals", address: str = ""
     ) -> subprocess.Popen[bytes]:
-        arguments = [party, address or str(self.port), str(patience), journals]
-        return self.run("plain_node", arguments, f"{party}.log")
-
-    def operator(self) -> subprocess.Popen[bytes]:
-        return self.run("plain_operator", [str(self.port)], "operator.log")
-
-    def run(self, name: str, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
-        root = str(HERE.parents[2])
-        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", str(HERE / f"{name}.py"), str(self.folder)]
-        with (self.folder / log).open("ab") as output:
-            process = subprocess.Popen(
-                [*command, *arguments], env=environment, stdout=output, stderr=output
-            )
+        """A process of a user, of all of them ("crowd"), or of the operator."""
+        here = Path(__file__)
+        environment = os.environ | {"PYTHONPATH": str(here.parents[3]), "OMP_NUM_THREADS": "1"}
+        given = [self.folder, party, address or f"127.0.0.1:{self.port}", patience, journals]
+        program = [sys.executable, "-W", "ignore", str(here.with_name("plain_node.py"))]
+        command = [*program, *map(str, given)]
+        with (self.folder / f"{party}.log").open("ab") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self.running.append(process)
+        self.latest[party] = process
         return process
 
-    def expected(self, users: list[int]) -> np.ndarray:
-        vectors = [plain_vector(user, self.federation.dimension) for user in users]
-        return np.stack(vectors).sum(0, dtype=np.uint64)
+    def nodes(self, **more: Any) -> list[subprocess.Popen[bytes]]:
+        return [self.node(party, **more) for party in self.users]
+
+    def operator(self) -> subprocess.Popen[bytes]:
+        return self.node("operator")
 
     def opened(self) -> list[int]:
         """The users in the sum, which must be exact."""
         found = np.load(self.folder / "opened.npz")
-        users = [int(user) for user in found["users"]]
-        assert np.array_equal(found["total"], self.expected(users))
+        users, dimension = [int(user) for user in found["users"]], self.federation.dimension
+        vectors = [plain_vector(user, dimension) for user in users]
+        assert np.array_equal(found["total"], np.stack(vectors).sum(0, dtype=np.uint64))
         return users
 
     def status(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Endpoints at numbered nodes, without processes, for tests of connections, record, endpoint."""
+"""Endpoints at numbered nodes, without processes: node 10 + i is user i."""
 
 import copy
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,21 +11,30 @@ from typing import Any
 
 import numpy as np
 
+from tests.ports import free_port
+from train_distributed.federation.attendance import Attendance
 from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
+from train_distributed.federation.documents.certificates import serving, write_certificate
 from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.party import Keys
-from train_distributed.federation.endpoint import Endpoint, UserEndpoint
+from train_distributed.federation.endpoint import UserEndpoint
+from train_distributed.federation.orders import REFUSED, Request, write_order
+from train_distributed.federation.polling import open_relay
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import SessionLog
-from train_distributed.secure_sum.journal import Journal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 
 W, D = 5, 7
+ALL = frozenset(range(W))
 KEYS = {n: PrivateKeys.generate() for n in [*range(W), FIRST_SERVER]}
-OPERATOR = KEYS[FIRST_SERVER].public
 VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
+
+
+class Killed(BaseException):
+    """Like the end of the process: nobody catches it."""
 
 
 def agreement(**changes: Any) -> Federation:
@@ -35,26 +45,46 @@ def agreement(**changes: Any) -> Federation:
         "dimension": D,
         "minimum": 3,
         "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
-        "servers": (Keys.of(OPERATOR),),
+        "servers": (Keys.of(KEYS[FIRST_SERVER].public),),
         "deadlines": Deadlines(come=0.0, again=0.0),
     }
     return Federation(**(fields | changes))
 
 
-class FakeRelay:
-    """Node 10 + i is user i."""
+def order(federation: Federation, kind: Request, body: bytes, signer: int = FIRST_SERVER) -> bytes:
+    return write_order(federation, kind, body, KEYS[signer])
 
-    def __init__(self, federation: Federation, journals: Callable[[int], Journal]) -> None:
-        self.federation, self.journals = federation, journals
-        self.drawn = dict.fromkeys(range(W), 0)
-        self.endpoints: dict[int, Endpoint] = {10 + i: self.user(i) for i in range(W)}
+
+def start(
+    federation: Federation, nonce: bytes = b"n" * 32, users: Iterable[int] = ALL, **signer: int
+) -> bytes:
+    body = nonce + federation.session(nonce).bitmap(users)
+    return order(federation, Request.START, body, **signer)
+
+
+class FakeRelay:
+    """Users whose journals outlive their endpoints."""
+
+    def __init__(
+        self, federation: Federation | None = None, journals: Callable[[int], Journal] | None = None
+    ) -> None:
+        self.federation, volatile = federation or agreement(), dict[int, Journal]()
+        self.journals = journals or (lambda user: volatile.setdefault(user, VolatileJournal()))
+        self.drawn = Counter[Any]()
+        self.endpoints: dict[int, Any] = {10 + i: self.user(i) for i in range(W)}
         self.asked = Counter[int]()
         self.dies_at: dict[int, int] = {}  # node -> requests that it answers
-        self.garble: Callable[[int, bytes], bytes] = lambda node, answer: answer
-        self.before: Callable[[int, bytes], None] = lambda node, request: None
-        self.after: Callable[[int, bytes, bytes], None] = lambda node, request, answer: None
+        self.spare()
 
-    def user(self, user: int) -> UserEndpoint:
+    def spare(self) -> None:
+        """Nothing is done to questions and answers any more."""
+        self.garble: Callable[[int, bytes, bytes], bytes | None] = lambda node, asked, answer: (
+            answer
+        )
+        self.before: Callable[[int, bytes], Any] = lambda node, request: None
+        self.after: Callable[[int, bytes, bytes], Any] = lambda node, request, answer: None
+
+    def user(self, user: int) -> Any:
         def draw() -> np.ndarray:
             self.drawn[user] += 1
             return VECTORS[user]
@@ -69,18 +99,39 @@ class FakeRelay:
     ) -> Iterator[tuple[int, bytes]]:
         for node, request in requests.items():
             assert len(request) <= self.federation.largest_frame
-            if self.asked[node] >= self.dies_at.get(node, 1000):
+            if node not in self.endpoints or self.asked[node] >= self.dies_at.get(node, 1000):
                 continue
             self.asked[node] += 1
             self.before(node, request)
-            answer = self.garble(node, self.endpoints[node].answer(request))
-            self.after(node, request, answer)
-            yield node, answer
+            answer = self.garble(node, request, self.endpoints[node].answer(request))
+            if answer is not None:
+                self.after(node, request, answer)
+                yield node, answer
 
 
-def volatile(federation: Federation) -> FakeRelay:
-    journals: dict[int, Journal] = {}
-    return FakeRelay(federation, lambda party: journals.setdefault(party, VolatileJournal()))
+class Wrapped:
+    """An endpoint whose answers are changed: `change(request, plain)`; `plain()` is its answer."""
+
+    over, largest_frame = False, 10**7
+
+    def __init__(
+        self, endpoint: Any, change: Callable[[bytes, Callable[[], bytes]], bytes]
+    ) -> None:
+        self.endpoint, self.change = endpoint, change
+
+    def answer(self, request: bytes) -> bytes:
+        return self.change(request, lambda: self.endpoint.answer(request))
+
+
+def refusing(endpoint: Any, refuses: Callable[[bytes], bool]) -> Wrapped:
+    """An endpoint that is away where such a request comes."""
+    return Wrapped(endpoint, lambda asked, plain: REFUSED + b"away" if refuses(asked) else plain())
+
+
+def in_thread(work: Callable[..., Any], *given: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=given, daemon=True)
+    thread.start()
+    return thread
 
 
 def snapshot(endpoint: UserEndpoint) -> UserEndpoint:
@@ -98,16 +149,52 @@ def operator(
 ) -> Iterator[Operator]:
     """Whoever asks over a relay; its state is forgotten unless it has a place."""
     with TemporaryDirectory() as home, SessionLog(state or Path(home)) as record:
+        durable = DurableJournal(state / "journal") if state else VolatileJournal()
         yield Operator(
             federation=relay.federation,
             keys=KEYS[FIRST_SERVER],
-            journal=journal or VolatileJournal(),
+            journal=journal or durable,
             relay=relay,
             record=record,
             log=log,
         )
 
 
-def operate(relay: Any, log: Log | None = None, *at: Any) -> Opened:
-    with operator(relay, log or Log(), *at) as operator_:
-        return coordinate(operator_)
+def operate(
+    relay: Any,
+    log: Log | None = None,
+    state: Path | None = None,
+    journal: Journal | None = None,
+    *,
+    run: Callable[[Operator], Opened] = coordinate,
+) -> set[int]:
+    """The users whose sum one session opens, which must be exact."""
+    with operator(relay, log or Log(), state, journal) as asking:
+        opened = run(asking)
+    assert np.array_equal(opened.total, VECTORS[sorted(opened.users)].sum(0))
+    return set(opened.users)
+
+
+class Site:
+    """An operator's certificate and port on loopback, its service, and parties of it."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.folder, self.port, self.said = folder, free_port(), list[str]()
+        self.federation = agreement(**changes)
+        write_certificate(folder, ["127.0.0.1"])
+
+    def relay(self) -> Any:
+        tls = serving(self.folder, self.folder / "server.pem")
+        return open_relay(self.federation, tls, "127.0.0.1", self.port)
+
+    def party(self, endpoint: Any, user: int = 1, **changes: Any) -> Attendance:
+        given = {
+            "endpoint": endpoint,
+            "federation": self.federation,
+            "party": user,
+            "keys": KEYS[user],
+            "address": f"127.0.0.1:{self.port}",
+            "certificates": self.folder / "server.pem",
+            "say": self.said.append,
+        }
+        return Attendance(**(given | changes))

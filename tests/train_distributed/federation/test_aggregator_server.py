@@ -1,6 +1,5 @@
 """A served aggregator and strangers: bounded bodies and connections, signed acknowledgements."""
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -8,27 +7,23 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
-    Service,
-    make_service,
-    vector,
-)
+from tests.train_distributed.secure_sum.window.conftest import Service, vector_of
 from train_distributed.federation import aggregator_limits, aggregator_server, door
-from train_distributed.federation.aggregator_app import Service as AggregatorService
 from train_distributed.federation.aggregator_app import application
 from train_distributed.federation.aggregator_client import Aggregators, Refused
 from train_distributed.federation.aggregator_limits import Credit, RateLimits
-from train_distributed.federation.aggregator_server import serve
+from train_distributed.federation.aggregator_server import in_thread
 from train_distributed.federation.aggregator_watch import Watch
 from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.limited_http import Line
-from train_distributed.secure_sum.aggregator import Send, request_bytes
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, acknowledge
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.secure_sum.wire import summary
@@ -37,13 +32,16 @@ from train_distributed.secure_sum.wire import summary
 class Hall:
     """Both aggregators of a window, served by threads of this process."""
 
-    def __init__(self, service: Service, proxies: tuple[str, ...] = ()) -> None:
-        self.service, self.ports, self.proxies = service, dict[int, int](), proxies
-        self.watches, self.apps = dict[int, Watch](), dict[int, AggregatorService]()
-        self._ends: list[tuple[asyncio.AbstractEventLoop, asyncio.Task, threading.Thread]] = []
-        self._serve(HELPER, None)
-        self._jobs = self.client()
-        self._serve(LEADER, self._jobs.job)
+    def __init__(self, service: Service, ends: contextlib.ExitStack, *proxies: str) -> None:
+        self.service, self.ports, self.apps = service, dict[int, int](), dict[int, Any]()
+        self.watches = {number: Watch() for number in (HELPER, LEADER)}
+        for number, watch in self.watches.items():
+            jobs = ends.enter_context(self.client()).job if number == LEADER else None
+            app = application(service.machines[number], jobs, watch, proxies)
+            ends.callback(service.stores[number].close)
+            served = in_thread(app, watch, "127.0.0.1", 0, None)
+            self.ports[number] = ends.enter_context(served)
+            self.apps[number] = app.state.service
 
     def client(self, patience: float = 10.0) -> Aggregators:
         addresses = {number: ("127.0.0.1", port) for number, port in self.ports.items()}
@@ -52,51 +50,54 @@ class Hall:
             http.base_url = http.base_url.copy_with(scheme="http")
         return made
 
+    def path(self, path: str) -> str:
+        return f"/tasks/{self.service.window.digest.hex()}{path}"
+
     def url(self, path: str, number: int = LEADER) -> str:
-        task = f"/tasks/{self.service.window.digest.hex()}"
-        return f"http://127.0.0.1:{self.ports[number]}{task}{path}"
+        return f"http://127.0.0.1:{self.ports[number]}{path}"
 
-    def _serve(self, number: int, send: Send | None) -> None:
-        watch, ready = self.watches.setdefault(number, Watch()), threading.Event()
-        app = application(self.service.machines[number], send, watch, self.proxies)
-        self.apps[number] = app.state.service
+    def post(self, content: Any, **more: Any) -> httpx.Response:
+        return httpx.post(self.url(self.path("/reports")), content=content, **more)
 
-        def listening(port: int) -> None:
-            self.ports[number] = port
-            ready.set()
+    def sent(self, client: Aggregators, report: bytes, shown: bytes) -> tuple[int, bytes]:
+        return client._sent(LEADER, "POST", self.url(self.path("/reports")), report, shown)
 
-        async def run() -> None:
-            task = asyncio.ensure_future(serve(app, watch, "127.0.0.1", 0, None, listening))
-            self._ends.append((asyncio.get_running_loop(), task, thread))
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    def begun(self, size: int, source: str = "127.0.0.1") -> socket.socket:
+        """A stranger's body that begins and does not go on."""
+        line = socket.create_connection(("127.0.0.1", self.ports[LEADER]), 10, (source, 0))
+        head = f"POST {self.path('/reports')} HTTP/1.1\r\nhost: h\r\ncontent-length: {size}"
+        line.sendall(f"{head}\r\n\r\nx".encode())
+        return line
 
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
-        thread.start()
-        assert ready.wait(30)
+    def report(self, user: int) -> bytes:
+        return self.service.report(user, vector_of(user))
 
-    def end(self) -> None:
-        for loop, task, thread in reversed(self._ends):
-            loop.call_soon_threadsafe(task.cancel)
-            thread.join(30)
-            assert not thread.is_alive()
-        self._jobs.__exit__()
-        for store in self.service.stores.values():
-            store.close()
+    def credit(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        limits = RateLimits()
+        limits._credit = Credit(most, 0.0)
+        monkeypatch.setattr(self.apps[LEADER], "_limits", limits)
+
+    def count(self, name: str, **labels: str) -> float:
+        found = self.watches[LEADER].registry.get_sample_value(f"aggregator_{name}", labels)
+        return found or 0
 
 
 @pytest.fixture
-def hall(make_service) -> Iterator[Hall]:  # noqa: F811
-    made = Hall(make_service(6))
-    yield made
-    made.end()
+def make_hall(tmp_path: Path) -> Iterator[Callable[..., Hall]]:
+    with contextlib.ExitStack() as ends:
+        yield lambda *proxies: Hall(Service.of(tmp_path, range(1, 7), 5, 2), ends, *proxies)
 
 
-def test_reports_of_many_at_once_are_opened(hall: Hall, vector) -> None:  # noqa: F811
+@pytest.fixture
+def hall(make_hall: Callable[..., Hall]) -> Hall:
+    return make_hall()
+
+
+def test_reports_of_many_at_once_are_opened(hall: Hall) -> None:
     def report(user: int) -> None:
         with hall.client() as client:
             client.connect()
-            client.report(user, hall.service.report(user, vector(user)))
+            client.report(user, hall.report(user))
 
     threads = [threading.Thread(target=report, args=(user,)) for user in range(5)]
     for thread in threads:
@@ -112,165 +113,118 @@ def test_reports_of_many_at_once_are_opened(hall: Hall, vector) -> None:  # noqa
 
 
 def test_refusals_are_problems_and_bodies_are_bounded_before_they_are_read(hall: Hall) -> None:
-    largest = request_bytes(hall.service.enrolled, LEADER)
+    largest = hall.apps[LEADER]._largest
     for body, status, title in (
         (b"x", 400, "TruncatedMessage"),
         (bytes(largest), 400, "MalformedMessage"),
         (bytes(largest + 1), 413, "Unread"),
+        (iter([b"x"]), 411, "Unread"),
     ):
-        answer = httpx.post(hall.url("/reports"), content=body)
-        assert (answer.status_code, answer.headers["content-type"]) == (
-            status,
-            "application/problem+json",
-        )
+        answer = hall.post(body)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert (answer.status_code, answer.json()["status"]) == (status, status)
         assert answer.json()["title"] == title
-        assert answer.json()["status"] == status
-    unstated = httpx.post(hall.url("/reports"), content=iter([b"x"]))
-    assert unstated.status_code == 411
     with socket.create_connection(("127.0.0.1", hall.ports[LEADER])) as line:
         line.sendall(b"POST /tasks HTTP/1.1\r\nx: " + b"y" * 2**17)
         assert line.recv(100).startswith(b"HTTP/1.1 4")
-    task = f"http://127.0.0.1:{hall.ports[LEADER]}/tasks/{'0' * 64}/reports"
-    assert httpx.post(task, content=b"x").status_code == 404
-    assert httpx.get(f"http://127.0.0.1:{hall.ports[HELPER]}/healthz").status_code == 204
+    other = hall.url(f"/tasks/{'0' * 64}/reports")
+    assert httpx.post(other, content=b"x").status_code == 404
+    assert httpx.get(hall.url("/healthz", HELPER)).status_code == 204
 
 
 def test_a_body_that_comes_too_slowly_is_not_waited_for(hall: Hall, monkeypatch) -> None:
     monkeypatch.setattr(door, "BODY_SECONDS", 0.3)
-    with socket.create_connection(("127.0.0.1", hall.ports[LEADER]), 10) as line:
-        path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
-        line.sendall(f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\nx".encode())
+    with hall.begun(100) as line:
         assert line.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def slow_bodies(hall: Hall, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
-    """Bodies of strangers that begin and do not go on."""
-    size = request_bytes(hall.service.enrolled, LEADER)
-    path = hall.url("/reports").partition(f":{hall.ports[LEADER]}")[2]
-    request = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: {size}\r\n\r\nx".encode()
-    lines = list[socket.socket]()
-    for _ in range(count):
-        address = "127.0.0.1", hall.ports[LEADER]
-        lines.append(socket.create_connection(address, 10, (source, 0)))
-        lines[-1].sendall(request)
-    return lines
-
-
-def test_slow_bodies_of_strangers_do_not_keep_a_user_waiting(
-    hall: Hall,
-    vector,  # noqa: F811
-    monkeypatch,
-) -> None:
+def test_slow_bodies_of_strangers_do_not_keep_a_user_waiting(hall: Hall, monkeypatch) -> None:
     monkeypatch.setattr(aggregator_limits, "SLOW_SECONDS", 60.0)
-    lines = slow_bodies(hall, 20) + slow_bodies(hall, 20, "127.0.0.2")
-    reports = [hall.service.report(user, vector(user)) for user in range(3)]
+    sources = ["127.0.0.1"] * 20 + ["127.0.0.2"] * 20
+    lines = [hall.begun(hall.apps[LEADER]._largest, source) for source in sources]
+    reports = [hall.report(user) for user in range(3)]
     time.sleep(0.5)
     with hall.client(patience=0.0) as client:
         client.report(0, reports[0])
-    refused = httpx.post(hall.url("/reports"), content=reports[1])
+    refused = hall.post(reports[1])
     assert (refused.status_code, refused.json()["title"]) == (429, "NoRoom")
     assert refused.headers["retry-after"] == "1"
     monkeypatch.setattr(aggregator_limits, "SLOW_SECONDS", 0.0)
-    taken = httpx.post(hall.url("/reports"), content=reports[2])
+    taken = hall.post(reports[2])
     assert taken.status_code == 201  # of nobody known, in the room of one that was too slow
     for line in lines:
         line.close()
 
 
-def test_strangers_spend_their_own_credit_and_users_go_on(
-    hall: Hall,
-    vector,  # noqa: F811
-    monkeypatch,
-) -> None:
-    limits = RateLimits()
-    limits._credit = Credit(20, 0.0)
-    monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
+def test_strangers_spend_their_own_credit_and_users_go_on(hall: Hall, monkeypatch) -> None:
+    hall.credit(20, monkeypatch)
     with httpx.Client() as stranger:
-        answers = [stranger.post(hall.url("/reports"), content=b"x") for _ in range(30)]
-    read = sum(answer.status_code == 400 for answer in answers)
+        url = hall.url(hall.path("/reports"))
+        answers = [stranger.post(url, content=b"x").status_code for _ in range(30)]
+    read = answers.count(400)
     assert 10 <= read <= 20  # the seconds that they took count as well
-    assert [answer.status_code for answer in answers] == [400] * read + [429] * (30 - read)
-    report = hall.service.report(0, vector(0))
-    assert httpx.post(hall.url("/reports"), content=report).status_code == 429
+    assert answers == [400] * read + [429] * (30 - read)
+    report, impostor = hall.report(0), hall.report(1)
+    assert hall.post(report).status_code == 429
     with hall.client() as client:
         for _ in range(3):
             client.report(0, report)
-        impostor = Service.report(hall.service, 1, vector(1))
         shown = bytearray(summary(impostor[:-HELPER_MESSAGE_BYTES]))
         shown[-1] ^= 1
-        status, words = client._sent(LEADER, "POST", hall.url("/reports"), impostor, bytes(shown))
+        status, words = hall.sent(client, impostor, bytes(shown))
         assert (status, words[:6]) == (429, b"NoRoom")
-    watch = hall.watches[LEADER]
-    count = watch.registry.get_sample_value
-    assert count("aggregator_reports_received_total", {"answer": "acknowledged"}) == 3
-    assert count("aggregator_reports_received_total", {"answer": "TruncatedMessage"}) == read
-    labels = {"request": "report", "status": "429"}
-    assert count("aggregator_request_seconds_count", labels) == 30 - read + 2
-    assert (count("aggregator_received_bytes_total") or 0) > 3 * len(report)
+    assert hall.count("reports_received_total", answer="acknowledged") == 3
+    assert hall.count("reports_received_total", answer="TruncatedMessage") == read
+    assert hall.count("request_seconds_count", request="report", status="429") == 30 - read + 2
+    assert hall.count("received_bytes_total") > 3 * len(report)
 
 
-def test_a_user_who_floods_spends_its_own_credit(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811
-    limits = RateLimits()
-    limits._credit = Credit(5, 0.0)
-    monkeypatch.setattr(hall.apps[LEADER], "_limits", limits)
-    report = hall.service.report(0, vector(0))
+def test_a_user_who_floods_spends_its_own_credit(hall: Hall, monkeypatch) -> None:
+    hall.credit(5, monkeypatch)
+    report = hall.report(0)
     shown = summary(report[:-HELPER_MESSAGE_BYTES])
     with hall.client() as client:
-        sent = [client._sent(LEADER, "POST", hall.url("/reports"), report, shown) for _ in range(6)]
-        assert [status for status, _ in sent] == [201] * 4 + [429] * 2
-        client.report(1, hall.service.report(1, vector(1)))
+        sent = [hall.sent(client, report, shown)[0] for _ in range(6)]
+        assert sent == [201] * 4 + [429] * 2
+        client.report(1, hall.report(1))
 
 
 @pytest.mark.parametrize("proxies", [(), ("127.0.0.1",)])
 def test_an_address_behind_a_proxy_counts_if_the_operator_names_the_proxy(
-    make_service,  # noqa: F811
-    monkeypatch,
-    proxies: tuple[str, ...],
+    make_hall: Callable[..., Hall], monkeypatch, proxies: tuple[str, ...]
 ) -> None:
-    hall = Hall(make_service(2), proxies)
-    try:
-        seen = list[str]()
-        plain = RateLimits.stranger
+    hall, seen, plain = make_hall(*proxies), list[str](), RateLimits.stranger
 
-        def stranger(self: RateLimits, host: str, *rest):
-            seen.append(host)
-            return plain(self, host, *rest)
+    def stranger(self: RateLimits, host: str, *rest):
+        seen.append(host)
+        return plain(self, host, *rest)
 
-        monkeypatch.setattr(RateLimits, "stranger", stranger)
-        forged = {"x-forwarded-for": "198.51.100.9, 203.0.113.5"}
-        assert httpx.post(hall.url("/reports"), content=b"x", headers=forged).status_code == 400
-        assert seen == ["203.0.113.5" if proxies else "127.0.0.1"]
-    finally:
-        hall.end()
+    monkeypatch.setattr(RateLimits, "stranger", stranger)
+    forged = {"x-forwarded-for": "198.51.100.9, 203.0.113.5"}
+    assert hall.post(b"x", headers=forged).status_code == 400
+    assert seen == ["203.0.113.5" if proxies else "127.0.0.1"]
 
 
 def test_questions_without_a_body_ask_the_database_once_a_second(hall: Hall, monkeypatch) -> None:
-    asked = list[int]()
-    plain = hall.service.leader.check_open
+    asked, plain = list[int](), hall.service.leader.check_open
     monkeypatch.setattr(hall.apps[LEADER]._taking, "_ask", lambda: (asked.append(1), plain()))
     with httpx.Client() as client:
         for _ in range(20):
-            assert client.get(hall.url("")).status_code == 204
+            assert client.get(hall.url(hall.path(""))).status_code == 204
     assert len(asked) <= 3
 
 
-def test_connections_that_do_nothing_make_room(
-    make_service,  # noqa: F811
-    monkeypatch,
-    vector,  # noqa: F811
-) -> None:
+def test_connections_that_do_nothing_make_room(make_hall: Callable[..., Hall], monkeypatch) -> None:
     monkeypatch.setattr(aggregator_server, "MOST_LINES", 8)
-    hall = Hall(make_service(2))
+    hall = make_hall()
     with contextlib.ExitStack() as stack:
-        stack.callback(hall.end)
-        at = "127.0.0.1", hall.ports[LEADER]
         for _ in range(8):
-            stack.enter_context(socket.create_connection(at))
+            line = socket.create_connection(("127.0.0.1", hall.ports[LEADER]))
+            stack.enter_context(line)
         time.sleep(0.3)
         with hall.client() as client:
-            client.report(0, hall.service.report(0, vector(0)))
-        count = hall.watches[LEADER].registry.get_sample_value
-        assert count("aggregator_closed_connections_total", {"why": "crowded"})
+            client.report(0, hall.report(0))
+        assert hall.count("closed_connections_total", why="crowded")
 
 
 def test_a_connection_that_was_reset_leaves_nothing_behind(hall: Hall) -> None:
@@ -305,12 +259,11 @@ def test_a_connection_that_was_reset_leaves_nothing_behind(hall: Hall) -> None:
         gc.enable()
 
 
-def test_an_impostor_cannot_acknowledge(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811
-    report = hall.service.report(0, vector(0))
+def test_an_impostor_cannot_acknowledge(hall: Hall, monkeypatch) -> None:
     other = acknowledge(hall.service.window, 0, bytes(32), hall.service.keys[HELPER])
     monkeypatch.setattr(Aggregators, "_sent", lambda *given: (201, other))
     with hall.client() as client, pytest.raises(Refused, match="acknowledgement must be signed"):
-        client.report(0, report)
+        client.report(0, hall.report(0))
 
 
 def test_what_is_not_there_yet_is_asked_again_and_words_are_safe(hall: Hall, monkeypatch) -> None:

@@ -1,100 +1,101 @@
-"""Who is present is proven, nothing is spent before, and nobody takes another's name."""
+"""A session over a relay that loses, garbles and invents: the exact sum, or nothing.
 
+Who is present is proven, nothing is spent before, and nobody takes another's name. Whoever asks or
+answers what no session needs is refused, and costs little memory and disk.
+"""
+
+import hashlib
+import json
 import struct
 import time
-from collections.abc import Mapping
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
+from tests.train_distributed.federation.fake_relay import ALL, Wrapped
 from train_distributed.federation.connections import Connections
 from train_distributed.federation.documents.federation import Deadlines, Federation
+from train_distributed.federation.documents.party import Keys
 from train_distributed.federation.documents.sessions import spend_session
 from train_distributed.federation.endpoint import UserEndpoint
-from train_distributed.federation.orders import DONE, Request, join, write_order
-from train_distributed.federation.progress import Log
-from train_distributed.secure_sum.errors import TooFewUsers
-from train_distributed.secure_sum.journal import DurableJournal
-from train_distributed.secure_sum.keys import FIRST_SERVER
+from train_distributed.federation.orders import DONE, Request, join, split
+from train_distributed.federation.progress import MOST_SHOWN, Log
+from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
+from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
+from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.secagg_server import SecAggServer
 
-
-def _order(federation: Federation, kind: Request, body: bytes, signer: int):
-    return write_order(federation, kind, body, fake.KEYS[signer])
+WITHOUT_2 = ALL - {2}
+NONSENSE = [
+    *(b"", DONE, DONE + b"\0\0\0\1"),
+    *(DONE + join([b"\0\0\0\2", *more]) for more in ([], [b"x"])),
+]
+TOO_LONG = "user 2: MalformedMessage: answer must be <= "
+STEPS = [
+    *("be present", "advertise keys", "share keys"),
+    *("masked input", "agree on survivors", "unmask"),
+]
 
 
 def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
     federation = fake.agreement()
     other = structs.replace(federation, minimum=4)
-    everyone = federation.session(bytes(32)).bitmap(range(fake.W))
-    start, present = bytes(32) + everyone, bytes(72)
+    start, present = fake.start(federation)[1:-64], bytes(72)
     journal = DurableJournal(tmp_path / "journal")
     endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
-    good = _order(federation, Request.START, start, FIRST_SERVER)
-    forged = [
-        b"\0" + bytes(32),  # what began a session, and spent it, when nobody had to sign
-        b"\0" + start + bytes(64),
-        _order(federation, Request.START, start, 1),
-        _order(other, Request.START, start, FIRST_SERVER),
-        good[:-1] + bytes([good[-1] ^ 1]),
-        bytes([Request.START]) + _order(federation, Request.END, start, FIRST_SERVER)[1:],
-        bytes([Request.PRESENT]) + present + bytes(64),
-        _order(federation, Request.PRESENT, present, 1),
-        _order(federation, Request.END, bytes(33), 1),
-    ]
-    for request in forged:
-        assert endpoint.answer(request)[:1] != DONE
-    few = bytes(32) + federation.session(bytes(32)).bitmap([0, 1])
-    refused = endpoint.answer(_order(federation, Request.START, few, FIRST_SERVER))
-    assert b"users present must be >= 3, got 2" in refused
-    without = bytes(32) + federation.session(bytes(32)).bitmap([1, 2, 3])
-    refused = endpoint.answer(_order(federation, Request.START, without, FIRST_SERVER))
-    assert b"users present must include user 0" in refused
+    good = fake.start(federation)
+    for forged, words in [
+        (b"\0" + bytes(32), b""),  # what began a session, and spent it, when nobody had to sign
+        (b"\0" + start + bytes(64), b""),
+        (fake.start(federation, signer=1), b""),
+        (fake.order(other, Request.START, start), b""),
+        (good[:-1] + bytes([good[-1] ^ 1]), b""),
+        (bytes([Request.START]) + fake.order(federation, Request.END, start)[1:], b""),
+        (bytes([Request.PRESENT]) + present + bytes(64), b""),
+        (fake.order(federation, Request.PRESENT, present, 1), b""),
+        (fake.order(federation, Request.END, bytes(33), 1), b""),
+        (fake.start(federation, users=[0, 1]), b"users present must be >= 3, got 2"),
+        (fake.start(federation, users=[1, 2, 3]), b"users present must include user 0"),
+    ]:
+        answer = endpoint.answer(forged)
+        assert answer[:1] != DONE
+        assert words in answer
     assert not (tmp_path / "journal").exists()
 
 
 def test_a_session_is_spent_at_the_first_message_that_reveals() -> None:
     """Not by a start: one that ends before masked vectors leaves every user its session."""
-    federation = fake.agreement()
-    relay = fake.volatile(federation)
-    relay.after = lambda node, request, answer: None
-    silenced = {12, 13, 14}
-    ask_each = relay.ask_each
-
-    def without_shares(requests: Mapping[int, bytes], seconds: float | None = None):
-        for node, answer in ask_each(requests, seconds):
-            if requests[node][0] != Request.DELIVER or node not in silenced:
-                yield node, answer
-
-    relay.ask_each = without_shares
+    relay = fake.FakeRelay()
+    relay.garble = lambda node, asked, answer: (
+        None if asked[0] == Request.DELIVER and node in {12, 13, 14} else answer
+    )
     with pytest.raises(TooFewUsers):
         fake.operate(relay)
-    assert set(relay.drawn.values()) == {0}
-    relay.ask_each = ask_each
-    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
+    assert not relay.drawn
+    relay.spare()
+    assert fake.operate(relay) == ALL
 
 
 def test_with_too_few_present_nobody_spends_anything() -> None:
-    relay = fake.volatile(fake.agreement(minimum=4))
+    relay, log, asked = fake.FakeRelay(fake.agreement(minimum=4)), Log(), list[int]()
     kept = {node: relay.endpoints.pop(node) for node in (10, 11)}
-    log, asked = Log(), []
     relay.before = lambda node, request: asked.append(request[0])
     with pytest.raises(TooFewUsers, match="users present must be >= 4, got 3"):
         fake.operate(relay, log)
     assert set(asked) <= {Request.PRESENT, Request.END}
     assert log.missing == {0: "be present", 1: "be present"}
     relay.endpoints |= kept
-    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
+    assert fake.operate(relay) == ALL
 
 
 def test_nobody_is_waited_for_where_too_many_have_used_up_their_sessions() -> None:
     """A minute is agreed on for users to come; of five, two cannot take part, and four must."""
     minute = Deadlines(come=60.0, again=0.0)
-    relay = fake.volatile(fake.agreement(minimum=4, deadlines=minute))
+    relay = fake.FakeRelay(fake.agreement(minimum=4, deadlines=minute))
     for user in (0, 1):
         spend_session(relay.journals(user), relay.federation, b"another")
     del relay.endpoints[14]
@@ -104,108 +105,66 @@ def test_nobody_is_waited_for_where_too_many_have_used_up_their_sessions() -> No
     assert time.monotonic() - start < 10
 
 
-class Impostor:
-    """Answers PRESENT in another's name, in the ways that it can."""
-
-    over, largest_frame = False, 10**6
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
 @pytest.mark.parametrize("victim", [3, FIRST_SERVER, FIRST_SERVER + 1, 99])
 def test_a_name_is_bound_to_its_key_not_to_who_comes_first(victim: int) -> None:
     """An insider at a lower node, with its own good keys, claims another's name."""
-    federation = fake.agreement()
-    relay = fake.volatile(federation)
-    insider = relay.endpoints.pop(12)
+    relay, log = fake.FakeRelay(), Log()
 
-    def in_anothers_name(request: bytes) -> bytes:
+    def in_anothers_name(request: bytes, plain: Callable[[], bytes]) -> bytes:
         if request[0] == Request.PRESENT:
-            honest = insider.answer(request)
-            return honest[:9] + honest[9:].replace(struct.pack(">I", 2), struct.pack(">I", victim))
+            honest, name = plain(), struct.pack(">I", victim)
+            return honest[:9] + honest[9:].replace(struct.pack(">I", 2), name)
         return DONE + join([struct.pack(">I", victim)])
 
-    relay.endpoints = {5: Impostor(in_anothers_name), **relay.endpoints}
-    log = Log()
-    opened = fake.operate(relay, log)
-    left = [0, 1, 3, 4]
-    assert sorted(opened.users) == left
-    assert np.array_equal(opened.total, fake.VECTORS[left].sum(0))
+    insider = Wrapped(relay.endpoints.pop(12), in_anothers_name)
+    relay.endpoints = {5: insider, **relay.endpoints}
+    assert fake.operate(relay, log) == WITHOUT_2
     assert log.missing == {2: "be present"}
     assert any(text.startswith("node 5: ") for text in log.refused)
 
 
 def test_an_answer_to_another_node_is_no_proof() -> None:
     """The insider shows what user 3 has answered, at another node or to an earlier order."""
-    relay = fake.volatile(fake.agreement())
-    earlier = fake.volatile(relay.federation)
-    replayed_answer: list[bytes] = []
-
-    def keep(node: int, request: bytes, answer: bytes) -> None:
-        if node == 13 and request[0] == Request.PRESENT:
-            replayed_answer.append(answer)
-
-    earlier.after = keep
+    relay, log, replayed = fake.FakeRelay(), Log(), list[bytes]()
+    earlier = fake.FakeRelay(relay.federation)
+    earlier.after = lambda node, request, answer: (
+        replayed.append(answer) if node == 13 and request[0] == Request.PRESENT else None
+    )
     fake.operate(earlier)
-    relay.endpoints = {5: Impostor(lambda request: replayed_answer[0]), **relay.endpoints}
-    log = Log()
-    opened = fake.operate(relay, log)
-    assert len(opened.users) == fake.W
+    relay.endpoints = {5: Wrapped(None, lambda *_: replayed[0]), **relay.endpoints}
+    assert fake.operate(relay, log) == ALL
     assert any("node 5: BadSignature" in text for text in log.refused)
 
 
 def test_an_answer_that_comes_late_counts_when_it_is_asked_for_again() -> None:
     """A carrier may need longer than a party has to answer PRESENT."""
-    relay = fake.volatile(fake.agreement())
-    slow, late = 13, list[bytes]()
+    relay, late = fake.FakeRelay(), list[bytes]()
 
-    class Slow:
-        federation, nodes = relay.federation, relay.nodes
+    def first_late(node: int, asked: bytes, answer: bytes) -> bytes | None:
+        if node != 13:
+            return answer
+        late.append(answer)
+        return late[0] if len(late) > 1 else None
 
-        def ask_each(self, requests: Mapping[int, bytes], seconds: float | None = None) -> Any:
-            for node, answer in relay.ask_each(requests, seconds):
-                if node != slow or late:
-                    yield node, late.pop() if node == slow else answer
-                else:
-                    late.append(answer)
-
-    with fake.operator(Slow(), Log()) as operator:
+    relay.garble = first_late
+    with fake.operator(relay, Log()) as operator:
         connections = Connections(operator, bytes(32))
-        connections.gather(frozenset(range(fake.W)), 5.0)
-        assert connections.here == frozenset(range(fake.W))
+        connections.gather(ALL, 5.0)
+        assert connections.here == ALL
 
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:
-    relay = fake.volatile(fake.agreement())
+    relay, log = fake.FakeRelay(), Log()
     relay.endpoints[30] = relay.user(3)
-    log = Log()
-    opened = fake.operate(relay, log)
-    assert np.array_equal(opened.total, fake.VECTORS.sum(0))
+    assert fake.operate(relay, log) == ALL
     assert log.refused == ["node 30: WrongSender: user 3 is at another node already"]
     assert relay.drawn[3] == 1
 
 
-def test_a_question_asked_again_gets_the_same_answer() -> None:
-    relay = fake.volatile(fake.agreement())
-    given: list[tuple[int, bytes, bytes]] = []
-    relay.after = lambda *exchange: given.append(exchange)
-
-    def again(node: int, request: bytes) -> None:
-        for before, asked, answer in given if request[0] != Request.END else []:
-            if asked[0] not in (Request.PRESENT, Request.END):
-                assert relay.endpoints[before].answer(asked) == answer
-
-    relay.before = again
-    fake.operate(relay)
-    assert set(relay.drawn.values()) == {1}
-
-
 def test_words_of_the_network_are_shown_escaped() -> None:
-    relay = fake.volatile(fake.agreement())
+    relay, log = fake.FakeRelay(), Log()
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
-    relay.endpoints[9] = Impostor(lambda request: b"\1" + shouted)
-    log = Log()
+    relay.endpoints[9] = Wrapped(None, lambda *_: b"\1" + shouted)
     fake.operate(relay, log)
     (text,) = log.refused
     assert text.isascii()
@@ -214,48 +173,77 @@ def test_words_of_the_network_are_shown_escaped() -> None:
     assert "\\x1b[2J" in text
 
 
-def test_a_long_answer_is_a_refusal() -> None:
-    relay = fake.volatile(fake.agreement())
-    ask_each, most = relay.ask_each, relay.federation.largest_frame
-
-    def longer(requests: Mapping[int, bytes], seconds: float | None = None):
-        for node, answer in ask_each(requests, seconds):
-            first = requests[node][0] == Request.DELIVER and node == 12
-            yield node, DONE + join([bytes(most)]) if first else answer
-
-    relay.ask_each = longer
-    log = Log()
-    opened = fake.operate(relay, log)
-    assert sorted(opened.users) == [0, 1, 3, 4]
-    assert any(
-        f"user 2: MalformedMessage: answer must be <= {most} bytes" in t for t in log.refused
-    )
-
-
-def test_a_full_disk_of_a_user_is_said_at_both_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "change", "refused"),
+    [
+        *((None, lambda _, given=given: given, "node 12: ") for given in NONSENSE),
+        (Request.DELIVER, lambda _: DONE + join([bytes(10**5)]), TOO_LONG),
+        (Request.START, lambda got: DONE + join(split(got[1:]) * 2), TOO_LONG),
+        (Request.START, lambda _: DONE + join([bytes(10**6)]), TOO_LONG),
+    ],
+)
+def test_a_user_that_talks_nonsense_or_too_much_is_left_out(
+    kind: Request | None, change: Callable[[bytes], bytes], refused: str, tmp_path: Path
 ) -> None:
-    federation = fake.agreement()
-    relay = fake.volatile(federation)
-    journal = DurableJournal(tmp_path)
+    """What users say first is kept until the end: it has its size, and no more is written down."""
+    relay, log = fake.FakeRelay(), Log()
+    relay.garble = lambda node, asked, got: (
+        change(got) if node == 12 and kind in (None, asked[0]) else got
+    )
+    assert fake.operate(relay, log, tmp_path) == WITHOUT_2
+    assert set(log.missing) == {2}
+    assert log.refused[0].startswith(refused)
+    assert kind is Request.DELIVER or (tmp_path / "session").stat().st_size < 50_000
+
+
+class Echo(UserEndpoint):
+    """Answers whatever is delivered, whoever made it up."""
+
+    def _deliver(self, body: bytes) -> list[bytes]:
+        return split(body)
+
+
+def test_the_answers_that_are_kept_have_a_limit() -> None:
+    """Whoever repeats a request gets the same answer; who makes up requests is refused in time."""
+    federation = fake.agreement(dimension=1)
+    keys, vector = fake.KEYS[0], fake.VECTORS[0][:1]
+    endpoint = Echo(federation, 0, keys, lambda: vector, VolatileJournal())
+    start = fake.start(federation)
+    started = endpoint.answer(start)
+    assert started[:1] == DONE
+    endpoint.largest_frame = 10_000
+    tracemalloc.start()
+    answered = refused = 0
+    for number in range(1000):
+        made_up = bytes([Request.DELIVER]) + join([number.to_bytes(40, "big")] * 10)
+        answer = endpoint.answer(made_up)
+        answered += answer[:1] == DONE
+        refused += b"answers of a session must be fewer" in answer
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert answered > 100
+    assert refused == 1000 - answered > 500
+    assert peak < 20 * endpoint.largest_frame
+    assert endpoint.answer(start) == started  # what was answered is answered again
+
+
+def test_a_full_disk_of_a_user_is_said_at_both_ends(monkeypatch, tmp_path: Path) -> None:
+    relay, log, journal = fake.FakeRelay(), Log(), DurableJournal(tmp_path)
 
     def full() -> None:
         raise OSError(28, "journal cannot be written: No space left on device", str(tmp_path))
 
     monkeypatch.setattr(journal, "_open", full)
-    relay.journals = lambda party: journal
+    relay.journals = lambda user: journal
     relay.endpoints[12] = relay.user(2)
-    log = Log()
-    opened = fake.operate(relay, log)
-    assert sorted(opened.users) == [0, 1, 3, 4]
+    assert fake.operate(relay, log) == WITHOUT_2
     assert relay.drawn[2] == 0
     assert any("user 2: refused: OSError" in t and "No space left" in t for t in log.refused)
 
 
 def test_a_replayed_session_spends_and_reveals_nothing() -> None:
     """All that was asked of user 2, asked again when the session is over; two were agreed."""
-    relay = fake.volatile(fake.agreement(sessions=2))
-    asked: list[bytes] = []
+    relay, asked = fake.FakeRelay(fake.agreement(sessions=2)), list[bytes]()
     relay.after = lambda node, request, answer: asked.append(request) if node == 12 else None
     fake.operate(relay)
     for endpoint in (relay.endpoints[12], relay.user(2)):  # as it is, and started again
@@ -263,14 +251,14 @@ def test_a_replayed_session_spends_and_reveals_nothing() -> None:
             answer = endpoint.answer(request)
             assert request[0] == Request.PRESENT or answer[:1] != DONE
     assert relay.drawn[2] == 1
-    relay.after = lambda node, request, answer: None
-    assert np.array_equal(fake.operate(relay).total, fake.VECTORS.sum(0))
+    relay.spare()
+    assert fake.operate(relay) == ALL
     assert relay.drawn[2] == 2
 
 
 def test_the_coordinator_holds_one_vector_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next answer is fetched only when the last one has been added."""
-    relay = fake.volatile(fake.agreement())
+    relay = fake.FakeRelay()
     taken, yielded, receive = 0, 0, SecAggServer.receive
 
     def counted(self: SecAggServer, message: bytes) -> None:
@@ -288,3 +276,138 @@ def test_the_coordinator_holds_one_vector_at_a_time(monkeypatch: pytest.MonkeyPa
     relay.after = count
     fake.operate(relay)
     assert yielded >= 4 * fake.W
+
+
+@pytest.mark.parametrize("stage", range(len(STEPS) + 1))
+def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
+    """And with one that dies when it has answered everything."""
+    relay, log = fake.FakeRelay(), Log()
+    relay.dies_at[12] = stage
+    assert fake.operate(relay, log) == (ALL if stage >= 4 else WITHOUT_2)
+    assert log.missing == dict.fromkeys([2] * (stage < len(STEPS)), (*STEPS, "")[stage])
+    assert log.refused == []
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_restarted_user_submits_no_second_time(sessions: int, tmp_path: Path) -> None:
+    def again(log: Log) -> set[int]:
+        relay = fake.FakeRelay(federation, lambda user: DurableJournal(tmp_path / str(user)))
+        return fake.operate(relay, log, None, DurableJournal(tmp_path / "operator"))
+
+    federation, log = fake.agreement(sessions=sessions), Log()
+    for _ in range(sessions):
+        assert again(Log()) == ALL
+    with pytest.raises((TooFewUsers, OutOfOrder)):
+        again(log)
+    assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
+
+
+def test_an_endpoint_survives_any_request() -> None:
+    federation, vector = fake.agreement(), lambda: fake.VECTORS[0]
+    endpoint = UserEndpoint(federation, 0, fake.KEYS[0], vector, VolatileJournal())
+    deliver = bytes([Request.DELIVER]) + join([b"x"])
+    for request in (b"", b"\xff", b"\0short", deliver, b"\2"):
+        assert endpoint.answer(request)[:1] != DONE
+    assert endpoint.answer(fake.start(federation))[:1] == DONE
+    assert b"TruncatedMessage" in endpoint.answer(deliver)
+    with pytest.raises(ValueError, match="keys must be those that the federation lists"):
+        UserEndpoint(federation, 1, fake.KEYS[0], vector, VolatileJournal())
+
+
+def test_lists_of_bytes_are_read_strictly() -> None:
+    joined = join(blobs := [b"", b"ab", b"\0" * 9])
+    assert split(joined) == blobs
+    for bad in (b"", joined[:-1], joined + b"\0", struct.pack(">I", 9) + joined[4:]):
+        with pytest.raises(MalformedMessage):
+            split(bad)
+
+
+def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    federation, path = fake.agreement(task={"step": 0.5, "method": "x"}), tmp_path / "f.json"
+    federation.save(path)
+    again = Federation.load(path)
+    assert again == federation
+    digest = federation.session(b"n" * 32).digest
+    assert again.session(b"n" * 32).digest == digest
+    changed = fake.agreement(task={"step": 0.25, "method": "x"})
+    assert changed.session(b"n" * 32).digest != digest
+    path.write_text('{"protocol": "secagg"}')
+    with pytest.raises(ValueError, match=r"f\.json: version must be given, got nothing"):
+        Federation.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 8, "round_dimension": 5}, "rounds must be left out"),  # of a former version
+        ({"servers": ()}, "servers must be"),
+        ({"sessions": 0}, "sessions must be a whole number >= 1, got 0"),
+        # anyone could open what is sealed to it
+        ({"sealing": "0" * 64}, r"servers\.0\.sealing must be a key of full order, .* small order"),
+        ({"users": {}}, "users must be on a roll with protocol shares, listed with secagg"),
+        ({"roll": {"root": "0" * 64, "sizes": {3: 5}}}, "users must be on a roll with protocol sh"),
+        ({"minimum": 99}, "minimum must be <= "),
+        ({"nodes": {"0": "ab" * 32}}, "nodes"),  # of a version whose parties had node keys
+    ],
+)
+def test_a_federation_that_protects_nobody_is_refused(
+    changes: dict, message: str, tmp_path: Path
+) -> None:
+    federation, path = fake.agreement(), tmp_path / "federation.json"
+    if "sealing" in changes:
+        changes = {"servers": (federation.servers[0].fields | changes,)}
+    path.write_text(json.dumps(federation.fields | changes))
+    with pytest.raises(ValueError, match=message):
+        Federation.load(path)
+
+
+def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
+    def public(number: int):
+        seeds = [hashlib.sha256(b"%s%d" % (label, number)).digest() for label in (b"", b"s")]
+        return PrivateKeys(*seeds).public
+
+    federation = Federation(
+        version=3,
+        protocol="secagg",
+        dimension=7,
+        minimum=2,
+        users={i: public(i).verifying.hex() for i in range(3)},
+        servers=(Keys.of(public(9)),),
+        names={0: "hospital-a"},
+        task={"method": "x", "sizes": {"0": 3}},
+    )
+    federation.save(tmp_path / "federation.json")
+    assert Federation.load(tmp_path / "federation.json").digest.hex() == (
+        "cee3accd2673663e20c4c60d20fdf68a8f94ff9b7946364714ab5087646f86c4"
+    )
+
+
+def test_an_operator_that_waits_is_told_for_whom_and_why() -> None:
+    said = list[str]()
+    log = Log(say=lambda line: said.append(line.partition(" s  ")[2]))
+    log.present([], 3, ["a", "b", "c"])
+    log.present([], 3, ["a", "b", "c"])
+    log.refuse("user 1 (b)", "refused: budget")
+    log.present([0], 3, ["c"])
+    log.present([0, 2], 3)
+    log.stage("start", [0, 2])
+    log.refuse("user 2 (c)", b"refused: \x1b")
+    log.answered(1, 2)
+    log.answered(1, 2)
+    assert said == [
+        "0 of 3 present; waiting for a, b, c",
+        "1 of 3 present; user 1 (b): refused: budget; waiting for c",
+        "2 of 3 present; user 1 (b): refused: budget",
+        "start: 1 of 2; user 2 (c): refused: \\x1b",
+        "start: 1 of 2",
+    ]
+
+
+def test_a_crowd_does_not_fill_the_line() -> None:
+    said = list[str]()
+    log = Log(say=said.append)
+    for number in range(50):
+        log.refuse(f"user {number}", "refused")
+    log.present([], 100, map(str, range(100)))
+    assert said[0].endswith("waiting for 0, 1, 2, 3, 4, ...")
+    assert said[0].count("refused") == MOST_SHOWN

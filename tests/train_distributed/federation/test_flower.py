@@ -9,26 +9,18 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import train_distributed.federation.flower_app as flower_app
-from embed import EmbeddingSet, PublicTransform
 from tests.ports import free_port
-from train_distributed import Release
-from train_distributed.commands.federation import Init, Join
-from train_distributed.federation.documents.federation import Federation
-from train_distributed.simulation.digits import pixel_digits
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,54 +49,54 @@ class Flower:
         (self.home / "config.toml").write_text(text)
 
     def spawn(self, *command: Any) -> subprocess.Popen[bytes]:
-        with (self.field.folder / f"{command[0]}.log").open("ab") as output:
+        folder, environment = self.field.folder, self.environment
+        with (folder / f"{command[0]}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*map(str, command)],
-                env=self.environment,
-                stdout=output,
-                stderr=output,
-                cwd=self.field.folder,
+                [*map(str, command)], env=environment, stdout=log, stderr=log, cwd=folder
             )
         self.field.running.append(process)
         return process
 
-    def run(self, operator: Path | None = None) -> subprocess.Popen[bytes]:
-        field = self.field
-        settings = {
-            "operator": f"https://127.0.0.1:{field.port}",
-            "ca": (operator or field.folder) / "tls" / "server.pem",
-            "sockets": field.folder,
-        }
-        told = " ".join(f'{name}="{value}"' for name, value in settings.items())
+    def run(self) -> subprocess.Popen[bytes]:
+        operator, folder = f"https://127.0.0.1:{self.field.port}", self.field.folder
+        told = f'operator="{operator}" ca="{folder}/tls/server.pem" sockets="{folder}"'
         return self.spawn("flwr", "run", APP, "--stream", "--run-config", f"{told} patience=20.0")
+
+    def simulate(self) -> None:
+        """Ten nodes in this machine's memory."""
+        resources = "options.backend.client-resources"
+        self.configure(
+            *('address = ":local:"', "options.num-supernodes = 10"),
+            *(f"{resources}.num-cpus = 1", f"{resources}.num-gpus = 0.0"),
+        )
 
     def deploy(self) -> None:
         """A SuperLink with TLS that lets in nodes with registered keys, and three of them."""
         tls, field = self.field.folder / "tls", self.field
         ports = [free_port() for _ in range(3 + len(field.users))]
-        http = self.version >= HTTP
-        names = ["serverappio", "fleet", "control"]
-        addresses = [x for n, p in zip(names, ports, strict=False) for x in
-                     (f"--{n}-api-address", f"127.0.0.1:{p}")]  # fmt: skip
-        here = ["--host", "127.0.0.1", "--port", ports[0]] if http else addresses
+        at, http = [f"127.0.0.1:{port}" for port in ports], self.version >= HTTP
+        here = ["--host", "127.0.0.1", "--port", ports[0]]
+        if not http:
+            names = ["serverappio", "fleet", "control"]
+            pairs = zip(names, at, strict=False)
+            here = [part for name, to in pairs for part in (f"--{name}-api-address", to)]
         files = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "server.pem"}
         ssl = [part for name, file in files.items() for part in (f"--ssl-{name}", tls / file)]
         self.spawn("flower-superlink", "--enable-supernode-auth", *ssl, *here)
-        fleet, control = (ports[0], ports[0]) if http else ports[1:3]
+        fleet, control = (at[0], at[0]) if http else at[1:3]
         authority = tls / "server.pem"
-        self.configure(f'address = "127.0.0.1:{control}"', f'root-certificates = "{authority}"')
+        self.configure(f'address = "{control}"', f'root-certificates = "{authority}"')
         for user, port in enumerate(ports[3:]):
             key = ec.generate_private_key(ec.SECP384R1())
-            pem, openssh = serialization.Encoding.PEM, serialization.PublicFormat.OpenSSH
+            own, known = serialization.PrivateFormat.OpenSSH, serialization.PublicFormat.OpenSSH
+            pem, openssh = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
             private, public = self.home / f"{user}.key", self.home / f"{user}.pub"
-            style = serialization.PrivateFormat.OpenSSH
-            private.write_bytes(key.private_bytes(pem, style, serialization.NoEncryption()))
-            encoding = serialization.Encoding.OpenSSH
-            public.write_bytes(key.public_key().public_bytes(encoding, openssh))
+            private.write_bytes(key.private_bytes(pem, own, serialization.NoEncryption()))
+            public.write_bytes(key.public_key().public_bytes(openssh, known))
             self.ask("supernode", "register", public, "here")
-            own = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
+            api = ["--port", port] if http else ["--clientappio-api-address", f"127.0.0.1:{port}"]
             self.spawn(
-                *("flower-supernode", "--superlink", f"127.0.0.1:{fleet}", *own),
+                *("flower-supernode", "--superlink", fleet, *api),
                 *("--root-certificates", authority, "--auth-supernode-private-key", private),
                 *("--node-config", f'socket="{field.folder}/{user}.sock"'),
             )
@@ -169,27 +161,26 @@ def make_flower(make_field: Callable[..., Any]) -> Iterator[Callable[..., Flower
         flower.end()
 
 
-def start(flower: Flower) -> tuple[Any, list[Any]]:
+@pytest.mark.parametrize("strike", [None, "deliver inbox"])
+@pytest.mark.parametrize("users", [10, 3], ids=["simulated", "supernodes with keys and TLS"])
+def test_the_sum_is_exact_over_flower(
+    users: int, strike: str | None, make_flower: Callable[..., Flower]
+) -> None:
+    """Of all but a user that is struck at a stage."""
+    flower, left = make_flower(users), set(range(users))
     field = flower.field
+    flower.simulate() if users == 10 else flower.deploy()
     nodes = [
         field.node(party, address=f"unix:{field.folder}/{number}.sock")
         for number, party in enumerate(field.users)
     ]
     operator = field.operator()
     field.wait_for((field.folder / "ready").exists)
-    return operator, nodes
-
-
-def finish(flower: Flower, strike: str | None) -> None:
-    """A session; strikes party 1 at a stage."""
-    field, left = flower.field, set(range(len(flower.field.users)))
-    operator, nodes = start(flower)
-    began = time.monotonic()
-    run = flower.run()
+    began, run = time.monotonic(), flower.run()
     if strike:
         field.wait_for(lambda: field.status().get("stage") == strike, 300)
         nodes[1].kill()
-        left -= {1}
+        left.remove(1)
     cost = flower.watch(operator)
     seconds = time.monotonic() - began
     assert set(field.opened()) == left, field.logs()
@@ -197,79 +188,3 @@ def finish(flower: Flower, strike: str | None) -> None:
     assert run.wait(120) == 0, field.logs()
     log = (field.folder / "operator.log").read_text()
     print(f"flwr {flower.version}: sum of {len(left)} after {seconds:.1f} s; {cost}\n{log}")
-
-
-def simulated(flower: Flower) -> Flower:
-    resources = "options.backend.client-resources"
-    flower.configure(
-        *('address = ":local:"', "options.num-supernodes = 10"),
-        *(f"{resources}.num-cpus = 1", f"{resources}.num-gpus = 0.0"),
-    )
-    return flower
-
-
-@pytest.mark.parametrize("strike", [None, "deliver inbox"])
-def test_a_simulation_of_ten(strike: str | None, make_flower: Callable[..., Flower]) -> None:
-    finish(simulated(make_flower(10)), strike)
-
-
-@pytest.mark.parametrize("strike", [None, "deliver inbox"])
-def test_three_supernodes_with_keys_and_tls(
-    strike: str | None, make_flower: Callable[..., Flower]
-) -> None:
-    flower = make_flower(3)
-    flower.deploy()
-    finish(flower, strike)
-
-
-def test_ten_users_of_digits_by_their_own_commands(make_flower: Callable[..., Flower]) -> None:
-    """Both sums of a release, in a simulation; the sums are those of `run` on the same rows."""
-    flower = simulated(make_flower(10))
-    field, home = flower.field, flower.field.folder
-    public, private = pixel_digits()
-    rows = np.array_split(np.flatnonzero(private.split == 0), 10)
-    PublicTransform.fit(public).save(home / "public.safetensors")
-    for user, own in enumerate(rows):
-        EmbeddingSet(
-            embeddings=private.embeddings[own],
-            labels=private.labels[own],
-            split=np.zeros(len(own), np.uint8),
-            meta=private.meta,
-        ).save(home / f"{user}" / "embeddings")
-        Join(home / f"{user}", f"hospital-{user}", embeddings=home / f"{user}" / "embeddings").run()
-    Init(
-        home / "fed",
-        parties=tuple(home / f"{user}" / f"hospital-{user}.party.json" for user in range(10)),
-        transform=home / "public.safetensors",
-        hosts=("127.0.0.1",),
-        port=field.port,
-        class_names=tuple(private.meta["class_names"]),
-    ).run()
-    digest = Federation.load(home / "fed" / "federation.json").digest.hex()
-    environment = flower.environment | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-
-    def start(folder: str, *options: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "train_distributed", "federation", "start"]
-        with (home / f"{folder}.log").open("ab") as output:
-            process = subprocess.Popen(
-                [*command, "--folder", str(home / folder), *map(str, options)],
-                env=environment,
-                stdout=output,
-                stderr=output,
-            )
-        field.running.append(process)
-        return process
-
-    told = ("--invitation", home / "fed" / "invitation", "--accept", digest)
-    parties = [start(f"{u}", "--operator", f"unix:{home}/{u}.sock", *told) for u in range(10)]
-    operator = start("fed", "--host", "127.0.0.1", "--out", home / "model")
-    field.wait_for(lambda: "may connect" in (home / "fed.log").read_text(), 300)
-    run = flower.run(home / "fed")
-    cost = flower.watch(operator)
-    assert [party.wait(60) for party in parties] == [0] * 10
-    assert run.wait(120) == 0
-    test = private.split == 1
-    shares = Release.load(home / "model").predict_proba(torch.from_numpy(private.embeddings[test]))
-    accuracy = float((shares.argmax(1).numpy() == private.labels[test]).mean())
-    print((home / "fed.log").read_text(), cost, f"accuracy {accuracy}")
-    assert accuracy > 0.6

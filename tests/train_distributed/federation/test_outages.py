@@ -1,6 +1,5 @@
 """Real aggregators killed at every step, and a database that is gone for a minute by the clock."""
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.benchmarks.aggregators import Process, commands, make_window
 from tests.benchmarks.postgresql import BINARIES, running
+from tests.train_distributed.federation.fake_relay import in_thread
 from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import AGREED, trust
 from train_distributed.federation.documents.private_keys import read_private
@@ -25,17 +25,18 @@ pytestmark = pytest.mark.slow
 
 
 class Case:
-    """A window whose aggregators are processes; every user's vector is 5,000 at its own places."""
+    """A window whose aggregators are processes."""
 
     def __init__(self, folder: Path, store: str | None = None) -> None:
         users = [PrivateKeys.generate() for _ in range(USERS)]
         self.file: WindowFile = make_window(folder, users, DIMENSION, BOUND)
         self.tls = trust(folder / AGREED)
         self.processes: list[Process] = commands(folder, store=store)
+        for process in self.processes:
+            process.start()
         self.operator = read_private(folder / "aggregator0")
-        vectors = [self.vector(user) for user in range(USERS)]
         self.reports = [
-            make_report(self.file.window, user, own, vectors[user], BOUND)
+            make_report(self.file.window, user, own, self.vector(user), BOUND)
             for user, own in enumerate(users)
         ]
 
@@ -60,11 +61,11 @@ class Case:
     def steps(self) -> list[Callable[[], object]]:
         """From the first report to the second opening, in small steps."""
         first, second = list[bytes](), list[Opened]()
+        orders = {"commit": (b"c", "/collection_jobs"), "open": (b"o", "/aggregate_shares")}
 
         def ordered(what: str, aggregator: int, commits: list[bytes]) -> bytes:
             with self.client() as client:
-                order = {"commit": (b"c", "/collection_jobs"), "open": (b"o", "/aggregate_shares")}
-                return client._ordered(aggregator, *order[what], commits, self.operator)
+                return client._ordered(aggregator, *orders[what], commits, self.operator)
 
         def opened() -> None:
             with self.client() as client:
@@ -86,26 +87,22 @@ class Case:
 @pytest.mark.parametrize("victim", [0, 1], ids=["leader", "helper"])
 def test_an_aggregator_killed_at_every_step_opens_one_sum(victim: int, tmp_path: Path) -> None:
     case = Case(tmp_path)
-    for process in case.processes:
-        process.start()
-    steps = case.steps()
+    steps, process = case.steps(), case.processes[victim]
     for place, step in enumerate(steps):
-        if place % 2:  # while the step is on its way
-            work = threading.Thread(target=step)
-            work.start()
+        work = in_thread(step)
+        if place % 2:  # it is killed while the step is on its way
             time.sleep(0.01 * place)
-            case.processes[victim].kill()
+            process.kill()
             time.sleep(0.3)
-            case.processes[victim].start()
-            work.join(300)
-            assert not work.is_alive()
-        else:
-            step()
-            case.processes[victim].kill()
-            case.processes[victim].start()
-    for process in case.processes:
-        process.kill()
-    assert case.processes[victim].kills == len(steps) + 1
+            process.start()
+        work.join(300)
+        assert not work.is_alive()
+        if not place % 2:
+            process.kill()
+            process.start()
+    for each in case.processes:
+        each.kill()
+    assert process.kills == len(steps) + 1
 
 
 def test_a_database_that_is_gone_for_a_minute_loses_nothing(tmp_path: Path) -> None:
@@ -113,14 +110,11 @@ def test_a_database_that_is_gone_for_a_minute_loses_nothing(tmp_path: Path) -> N
         pytest.skip("needs PostgreSQL")
     with running(Path("/tmp")) as server:
         case = Case(tmp_path, server.url)
-        for process in case.processes:
-            process.start()
         host, port = case.file.addresses[LEADER]
         case.send(range(4))
         server.kill()
         start = time.monotonic()
-        sender = threading.Thread(target=case.send, args=(range(4, USERS),))
-        sender.start()
+        sender = in_thread(case.send, range(4, USERS))
         while time.monotonic() - start < MINUTE:
             answer = httpx.get(f"https://{host}:{port}/healthz", timeout=30, verify=case.tls)
             assert answer.status_code in ((204, 503) if time.monotonic() - start < 3 else (503,))

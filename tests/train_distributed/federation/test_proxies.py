@@ -11,14 +11,19 @@ from train_distributed.federation.documents.certificates import trust
 from train_distributed.federation.proxies import client, is_own, proxy_for
 
 TLS = trust(None)
-NAMES = ("https_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in NAMES:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+
+
+def through(host: str) -> str:
+    made, words = client(host, TLS)
+    made.close()
+    return words
 
 
 @pytest.mark.parametrize(
@@ -32,23 +37,18 @@ def test_this_machine_is_never_reached_through_a_proxy(monkeypatch, host: str) -
     for name in ("HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "socks9://nonsense nobody looks at")
     assert proxy_for(host) is None
-    made, through = client(host, TLS)
-    made.close()
-    assert through == ""
+    assert through(host) == ""
 
 
 @pytest.mark.parametrize(
     "host", ["localhost.example", "128.0.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1", "h"]
 )
 def test_all_other_machines_are(monkeypatch, host: str) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     assert not is_own(host)
-    found = proxy_for(host)
-    assert str(found) == "the proxy http://proxy:3128 of HTTPS_PROXY"
-    monkeypatch.delenv("HTTPS_PROXY")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     assert proxy_for(host) is None  # nothing is sent without TLS
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert str(proxy_for(host)) == "the proxy http://proxy:3128 of HTTPS_PROXY"
     monkeypatch.setenv("NO_PROXY", f"elsewhere,{host}")
     assert proxy_for(host) is None
 
@@ -61,25 +61,18 @@ def test_all_other_machines_are(monkeypatch, host: str) -> None:
         ("ALL_PROXY", " http://proxy ", "http://proxy", "http://proxy"),
         ("all_proxy", "10.0.0.9:8080", "http://10.0.0.9:8080", "10.0.0.9:8080"),
         ("ALL_PROXY", "https://[fd00::1]:8080", "https://[fd00::1]:8080", "https://[fd00::1]:8080"),
-        ("HTTPS_PROXY", "http://me:se/cret@p:1", None, "http://me:se/...@p:1"),
         ("HTTPS_PROXY", "http://me:secret@p:1", "http://me:secret@p:1", "http://...@p:1"),
         ("HTTPS_PROXY", "me:secret@p:1", "http://me:secret@p:1", "...@p:1"),
     ],
 )
 def test_a_proxy_is_named_by_its_variable(monkeypatch, variable, given, url, shown) -> None:
     monkeypatch.setenv(variable, given)
-    if url is None:
-        with pytest.raises(ValueError, match=f"^{variable} must be"):
-            proxy_for("sum.example")
-        return
     found = proxy_for("sum.example")
     assert found is not None
     assert found.url == url
     assert "secret" not in str(found)
     assert f"{shown} of {variable}" in str(found).replace("http://" + shown, shown)
-    made, through = client("sum.example", TLS)
-    made.close()
-    assert through == f" through {found}"
+    assert through("sum.example") == f" through {found}"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +81,7 @@ def test_a_proxy_is_named_by_its_variable(monkeypatch, variable, given, url, sho
         *("http://", "http://:80", "://p", "http://p:port", "http://p:99999", "http://p:0"),
         *("ftp://p:21", "socks://p:1", "socks4://p:1", "file:///p", "http://a b:1", "p q"),
         *("http://p:1/path", "http://p:1?q", "http://[::1", "//p:1", "http://p\x1b[2J:1"),
+        "http://me:se/cret@p:1",
     ],
 )
 def test_what_is_no_proxy_is_refused_in_one_line(monkeypatch, given: str) -> None:

@@ -1,28 +1,32 @@
-"""An operator killed anywhere, started again: the exact sum, from vectors drawn once."""
+"""An operator killed anywhere, started again: the exact sum, from vectors drawn once.
+
+A party that was put back to an earlier state, memory or disk, signs nothing a second time.
+"""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
-from tests.train_distributed.federation.centre_relay import Killed
-from train_distributed.federation.orders import Request
+from tests.train_distributed.federation.fake_relay import Killed
+from train_distributed.federation.endpoint import UserEndpoint
+from train_distributed.federation.orders import DONE, REFUSED, Request, join, split
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import CannotResume, SessionLog, settle
 from train_distributed.secure_sum.errors import ProtocolError
-from train_distributed.secure_sum.journal import DurableJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.keys import FIRST_SERVER
+from train_distributed.secure_sum.secagg import SERVER
+from train_distributed.secure_sum.wire import Kind, kind_of, write
 from train_distributed.store.store import read_store
 
+NODE, USER = 12, 2
 ANSWERS = 5 + 5 * 5  # that a session needs: of PRESENT, then of START and what follows
 
 
-def _operate(relay: Any, state: Path, log: Log | None = None):
-    return fake.operate(relay, log, state, DurableJournal(state / "journal"))
-
-
-def _kill_at(relay: Any, count: int, *, answered: bool) -> None:
+def killed_at(relay: fake.FakeRelay, state: Path, count: int, *, answered: bool = True) -> None:
+    """The operator dies before or after a question; nothing happens to the next."""
     left = count
 
     def strike(*_: Any) -> None:
@@ -31,43 +35,29 @@ def _kill_at(relay: Any, count: int, *, answered: bool) -> None:
         if left < 0:
             raise Killed
 
-    relay.before, relay.after = lambda *_: None, lambda *_: None
     setattr(relay, "after" if answered else "before", strike)
-
-
-def _spare(relay: Any) -> None:
-    relay.before, relay.after = lambda *_: None, lambda *_: None
+    with pytest.raises(Killed):
+        fake.operate(relay, None, state)
+    relay.spare()
 
 
 def test_killed_at_every_question_it_opens_the_same_session(tmp_path: Path) -> None:
     """Before the question has arrived, then after its answer was given."""
     for count in range(ANSWERS):
-        relay = fake.volatile(fake.agreement())
-        state = tmp_path / str(count)
-        presence = fake.W  # who is there is asked again
-        for answered, asked in ((False, count), (True, min(count, presence))):
-            _kill_at(relay, asked, answered=answered)
-            with pytest.raises(Killed):
-                _operate(relay, state)
-        _spare(relay)
-        opened = _operate(relay, state)
-        assert opened.users == frozenset(range(fake.W))
-        assert np.array_equal(opened.total, fake.VECTORS.sum(0))
+        relay, state = fake.FakeRelay(), tmp_path / str(count)
+        killed_at(relay, state, count, answered=False)
+        killed_at(relay, state, min(count, fake.W))  # who is there is asked again
+        assert fake.operate(relay, None, state) == fake.ALL
         assert set(relay.drawn.values()) == {1}
 
 
-def test_killed_twice_and_killed_after_the_end(tmp_path: Path) -> None:
-    relay = fake.volatile(fake.agreement())
+def test_killed_after_the_end_it_needs_nobody(tmp_path: Path) -> None:
+    relay = fake.FakeRelay()
     for count in (9, 14):
-        _kill_at(relay, count, answered=True)
-        with pytest.raises(Killed):
-            _operate(relay, tmp_path)
-    _spare(relay)
-    total = _operate(relay, tmp_path).total
-    for node in list(relay.endpoints):  # it was killed before the model was saved: nobody is needed
-        del relay.endpoints[node]
-    relay.nodes = list
-    assert np.array_equal(_operate(relay, tmp_path).total, total)
+        killed_at(relay, tmp_path, count)
+    assert fake.operate(relay, None, tmp_path) == fake.ALL
+    relay.endpoints.clear()  # it was killed before the model was saved
+    assert fake.operate(relay, None, tmp_path) == fake.ALL
     settle(tmp_path)
     with SessionLog(tmp_path) as record:
         assert record.session is None
@@ -77,39 +67,32 @@ def test_killed_twice_and_killed_after_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", [1, 3])
 def test_users_that_die_with_the_operator_are_dropouts(gone: int, tmp_path: Path) -> None:
     """Killed while masked vectors come: with the sum of the others, or a named refusal."""
-    relay = fake.volatile(fake.agreement())
-    _kill_at(relay, 5 + 5 + 5 + 3, answered=True)
-    with pytest.raises(Killed):
-        _operate(relay, tmp_path)
-    _spare(relay)
-    for node in range(14, 14 - gone, -1):
-        relay.endpoints[node] = relay.user(node - 10)  # started again: without its session
-    log = Log()
+    relay, log = fake.FakeRelay(), Log()
+    killed_at(relay, tmp_path, 5 + 5 + 5 + 3)
+    for user in range(5 - gone, 5):
+        relay.endpoints[10 + user] = relay.user(user)  # started again: without its session
     if gone == 1:
-        opened = _operate(relay, tmp_path, log)
-        assert np.array_equal(opened.total, fake.VECTORS[sorted(opened.users)].sum(0))
-        assert opened.users >= frozenset(range(4))
+        assert fake.operate(relay, log, tmp_path) >= set(range(4))
     else:
         with pytest.raises(ProtocolError):
-            _operate(relay, tmp_path, log)
+            fake.operate(relay, log, tmp_path)
         assert any("START must come first" in text for text in log.refused)
     assert max(relay.drawn.values()) == 1
 
 
-def test_a_record_that_is_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "session").write_bytes(b"\x01" + bytes(20))
+def test_a_record_that_is_another_file_or_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    path.write_bytes(b"\x01" + bytes(20))
     with pytest.raises(ValueError, match="session must be a session's, got another file"):
-        _operate(fake.volatile(fake.agreement()), tmp_path)
-    assert (tmp_path / "session").read_bytes() == b"\x01" + bytes(20)
-
-
-def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+        fake.operate(fake.FakeRelay(), None, tmp_path)
+    assert path.read_bytes() == b"\x01" + bytes(20)
+    path.unlink()
     with SessionLog(tmp_path) as record:
         record.begin(bytes(33))
         record.add(record.call({1: b"question"}), 1, bytes(9000))
-    content = bytearray((tmp_path / "session").read_bytes())
+    content = bytearray(path.read_bytes())
     content[-100] ^= 1
-    (tmp_path / "session").write_bytes(bytes(content))
+    path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match="session must be"), SessionLog(tmp_path):
         pass
 
@@ -124,29 +107,119 @@ def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> No
         assert record.session == bytes(33)
         with pytest.raises(CannotResume, match="call 0 must be the one before the restart"):
             record.call({1: b"another"})
-    with (
-        SessionLog(tmp_path),
-        pytest.raises(ValueError, match="one operator's, another runs"),
-        SessionLog(tmp_path),
-    ):
-        pass
+        with pytest.raises(ValueError, match="one operator's, another runs"), SessionLog(tmp_path):
+            pass
 
 
-def test_a_full_disk_ends_it_before_anything_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    relay = fake.volatile(fake.agreement())
-    asked: list[int] = []
+def test_a_full_disk_ends_it_before_anything_follows(tmp_path: Path, monkeypatch) -> None:
+    relay, asked = fake.FakeRelay(), list[int]()
     relay.before = lambda node, request: asked.append(request[0])
+
+    def full(self: SessionLog) -> None:
+        if self._complete:
+            raise OSError(28, "No space left on device", str(tmp_path))
+
     with monkeypatch.context() as patched:
-
-        def full(self: SessionLog) -> None:
-            if self._complete:
-                raise OSError(28, "No space left on device", str(tmp_path))
-
         patched.setattr(SessionLog, "sync", full)
         with pytest.raises(OSError, match="No space left on device"):
-            _operate(relay, tmp_path)
+            fake.operate(relay, None, tmp_path)
     assert Request.DELIVER not in asked
-    assert set(relay.drawn.values()) == {0}
-    assert np.array_equal(_operate(relay, tmp_path).total, fake.VECTORS.sum(0))
+    assert not relay.drawn
+    assert fake.operate(relay, None, tmp_path) == fake.ALL
+
+
+def kind(request: bytes) -> str:
+    if request[0] != Request.DELIVER:
+        return Request(request[0]).name.lower()
+    return kind_of(split(request[1:])[0])
+
+
+class Session(fake.FakeRelay):
+    """A session of five, with copies of user 2's memory from before it signs the survivors."""
+
+    def __init__(self, folder: Path) -> None:
+        own, others = DurableJournal(folder / "journal"), dict[int, Journal]()
+
+        def journal(user: int) -> Journal:
+            return own if user == USER else others.setdefault(user, VolatileJournal())
+
+        super().__init__(journals=journal)
+        self.copies: list[UserEndpoint] = []
+        self.questions: dict[str, bytes] = {}
+        self.answers: dict[str, bytes] = {}
+        self.before, self.after = self.copied, self.answered
+
+    def copied(self, node: int, request: bytes) -> None:
+        if node == NODE:
+            self.questions[kind(request)] = request
+            if kind(request) == "survivors":
+                self.copies = [fake.snapshot(self.endpoints[NODE]) for _ in range(3)]
+
+    def answered(self, node: int, request: bytes, answer: bytes) -> None:
+        if node == NODE:
+            self.answers[kind(request)] = answer
+
+    def other_survivors(self) -> bytes:
+        """The operator asks for another set of survivors, all it needs from user 2."""
+        copied: Any = self.copies[0]
+        payload = self.federation.session(copied._nonce).bitmap([0, 1, 2, 3])
+        signing = fake.KEYS[FIRST_SERVER].signing
+        given = copied._user._session, Kind.SURVIVORS, SERVER, USER, payload, signing
+        return bytes([Request.DELIVER]) + join([write(*given)])
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    made = Session(tmp_path)
+    assert fake.operate(made) == fake.ALL
+    assert made.answers["survivors"][:1] == made.answers["unmask"][:1] == DONE
+    return made
+
+
+def test_memory_that_is_put_back_signs_no_other_survivors(session: Session) -> None:
+    first, second, _ = session.copies
+    for request in (session.questions["survivors"], session.other_survivors()):
+        refused = first.answer(request)
+        assert refused[:1] == REFUSED
+        assert b"AlreadyOpened: agree must happen once per session" in refused
+    assert second.answer(session.questions["unmask"])[:1] == REFUSED  # it has agreed on nothing
+
+
+def test_memory_that_is_put_back_masks_its_vector_in_no_other_session(session: Session) -> None:
+    (*_, endpoint) = session.copies
+    assert endpoint._drawn is not None
+    end = fake.order(session.federation, Request.END, (endpoint._nonce or b"") + b"\0")
+    assert endpoint.answer(end)[:1] == DONE
+    refused = endpoint.answer(fake.start(session.federation))
+    assert b"sessions must be <= 1, got one more" in refused
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "left"), [("survivors", "submit", {0, 1, 3, 4}), ("unmask", "agree", fake.ALL)]
+)
+def test_a_party_whose_journal_is_put_back_refuses_its_session(
+    step: str, name: str, left: set[int], tmp_path: Path
+) -> None:
+    session, log = Session(tmp_path), Log()
+
+    def back(node: int, request: bytes) -> None:
+        if node == NODE and kind(request) == step:
+            (tmp_path / "journal" / "journal.sqlite").unlink()
+
+    session.before = back
+    assert left <= fake.operate(session, log)
+    words = f"OutOfOrder: journal must hold {name} of this session: it was put back"
+    assert [words in line for line in log.refused] == [True]
+
+
+def test_a_start_that_was_answered_is_answered_no_other_way_after_a_restart(
+    session: Session, tmp_path: Path
+) -> None:
+    assert session.endpoints[NODE].over
+    fresh = fake.FakeRelay(session.federation, lambda _: DurableJournal(tmp_path / "two"))
+    first, again = fresh.user(USER), fresh.user(USER)
+    answer = first.answer(session.questions["start"])
+    assert answer[:1] == DONE
+    assert first.answer(session.questions["start"]) == answer  # bit for bit
+    refused = again.answer(session.questions["start"])
+    assert b"AlreadyOpened: session must be a new one, got one this user has started" in refused

@@ -6,12 +6,11 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -27,19 +26,13 @@ def test_a_stranger_reaches_nothing(make_field: Callable[..., Any]) -> None:
         field.node(party)
     field.wait_for(lambda: len(field.status().get("present", [])) == 2)
     digest = field.federation.digest.hex()
-    found = {
-        path: _status(field, path)
-        for path in (
-            "/",
-            "/docs",
-            "/openapi.json",
-            f"/relay/{digest}",
-            f"/relay/{digest}/",
-            f"/relay/{'0' * 64}",
-            f"/tasks/{digest}/reports",
-            f"/invitations/{digest}/private.json",
-        )
-    }
+    tls = ssl.create_default_context(cafile=str(field.folder / "tls" / "server.pem"))
+    paths = [
+        *("/", "/docs", "/openapi.json", f"/relay/{digest}", f"/relay/{digest}/"),
+        *(f"/relay/{'0' * 64}", f"/tasks/{digest}/reports", f"/invitations/{digest}/private.json"),
+    ]
+    with httpx.Client(base_url=f"https://127.0.0.1:{field.port}", verify=tls, timeout=30) as http:
+        found = {path: http.post(path).status_code for path in paths}
     assert found.pop(f"/relay/{digest}") == 401
     assert set(found.values()) <= {307, 404}
     assert operator.poll() is None
@@ -48,16 +41,6 @@ def test_a_stranger_reaches_nothing(make_field: Callable[..., Any]) -> None:
         field.node(party)
     assert operator.wait(120) == 0
     assert field.opened() == list(range(5))
-
-
-def _status(field: Any, path: str) -> int:
-    context = ssl.create_default_context(cafile=str(field.folder / "tls" / "server.pem"))
-    request = urllib.request.Request(f"https://127.0.0.1:{field.port}{path}", data=b"")
-    try:
-        with urllib.request.urlopen(request, context=context, timeout=30) as response:
-            return response.status
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 @pytest.mark.parametrize("crowd", ["idlers", "flood"])
@@ -78,7 +61,7 @@ def _session(field: Any, crowd: str, there: bool) -> float:
     given = [str(field.folder), "user4", at] if flooding else [at, str(IDLE), str(SLOW)]
     strangers = None
     if there:
-        command = [sys.executable, str(Path(__file__).with_name(f"{crowd}.py")), *given]
+        command = [sys.executable, str(Path(__file__).with_name("crowds.py")), crowd, *given]
         strangers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     users = field.users[:4] if flooding else field.users
     try:

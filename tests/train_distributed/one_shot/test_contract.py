@@ -1,69 +1,149 @@
-"""What every statistic promises of itself, tried on the worst rows, for features of any length."""
+"""What every statistic promises of itself, tried on the worst rows, for features of any length.
+
+A row of zeros adds nothing to a sum and has no gradient: it stands for a record that was taken out.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from embed import PublicTransform
+from tests.kernels import ByPlace
+from tests.train_distributed.one_shot.builders import one_user, several
+from train_distributed import Privacy
 from train_distributed.one_shot.extra_sums import ClippedGradient, FeatureSum
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk, Statistic, submissions
 from train_distributed.one_shot.user_clip import UserClip
+from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
-K, FEATURES, GRID = 3, 4, 2.0**-12
+K, FEATURES, GRID, BESIDE, WHOLE = 3, 4, 2.0**-12, 2, 5
 LENGTHS = [0.3, 1.0, 1.8, 2.5]  # r of features; squares of those above √3 outweigh what they share
-ROUNDING = 1 + 1e-9
+ROUNDING = 1 + 1e-11
 HEAD: dict[str, Any] = {"l2_reg": 4.0}
+SGD: dict[str, Any] = {**HEAD, "solver": "sgd", "epochs": 3, "batch_size": 2}
+
+Builder = Callable[[PublicTransform], Statistic]
 
 
-def transform_of(reach: float, constant: float = 0.5) -> PublicTransform:
-    return PublicTransform.identity(FEATURES, math.hypot(reach, constant), constant)
+def transform_of(reach: float, constant: float = 0.5, features: int = FEATURES) -> PublicTransform:
+    return PublicTransform.identity(features, math.hypot(reach, constant), constant)
 
 
-def named(name: str, **options: Any) -> Callable[[PublicTransform], Statistic]:
-    return lambda transform: build_method(name, transform, K, options).statistic
+def named(name: str, classes: int = K, **options: Any) -> Builder:
+    return lambda transform: build_method(name, transform, classes, options).statistic
 
 
-def mapped(transform: PublicTransform) -> Statistic:
+def clipped(share: float, name: str, **options: Any) -> Builder:
+    """Users' vectors are clipped to a multiple of the length of one row."""
+
+    def build(transform: PublicTransform) -> Statistic:
+        reach = named(name, **options)(transform).zero_out_sensitivity(torch.tensor([WHOLE]))
+        return named(name, **options, user_clip=share * reach)(transform)
+
+    return build
+
+
+def clipped_first_sum(transform: PublicTransform) -> Statistic:
+    return UserClip(statistic=FeatureSum(transform=transform), norm=0.8 * transform.reach)
+
+
+def mapped(name: str, transform: PublicTransform) -> Statistic:
     """Rows along other directions, so short a length that nearly all are clipped again."""
     draw = torch.Generator().manual_seed(2)
     normal = torch.randn(FEATURES, FEATURES, generator=draw, dtype=torch.float64)
     centre = torch.zeros(FEATURES, dtype=torch.float64)
     turned = torch.linalg.qr(normal).Q
     along = replace(transform, directions=turned, centre=centre, length=0.3)
-    return named("discriminant")(along)
+    return named(name)(along)
 
 
-def clipped(transform: PublicTransform) -> Statistic:
-    return UserClip(statistic=FeatureSum(transform=transform), norm=0.8 * transform.reach)
-
-
-def gradient(transform: PublicTransform) -> Statistic:
-    weights = torch.linspace(-3, 3, transform.dim * K, dtype=torch.float64)
+def gradient(transform: PublicTransform, size: float = 3) -> Statistic:
+    weights = torch.linspace(-size, size, transform.dim * K, dtype=torch.float64)
     return ClippedGradient(weights=weights.view(-1, K), clip_norm=0.2 * transform.clip_norm)
 
 
-STATISTICS: dict[str, Callable[[PublicTransform], Statistic]] = {
-    "first sum": lambda transform: FeatureSum(transform=transform),
-    "clipped first sum": clipped,
-    "discriminant": named("discriminant"),
-    "discriminant without moments": named("discriminant", moments=False),
-    "mapped discriminant": mapped,
-    "heavy moments": named("discriminant", alpha=1.5),
-    "softmax": named("softmax", **HEAD),
-    "centred softmax": named("softmax", prior="equal", **HEAD),
-    "svm": named("svm", **HEAD),
-    "logistic": named("logistic", **HEAD),
-    "gradient": gradient,
+@dataclass(frozen=True)
+class Case:
+    """A statistic, and the shares of its stated movements that the worst rows must reach."""
+
+    build: Builder
+    replaced: float = 0.999  # by one record
+    removed: float = 0.999  # by one record
+    user: float | None = None  # by all records of a user; None: as `replaced`
+    short: float | None = None  # as `replaced`, of features shorter than the constant; None: alike
+
+    def reached(self, reach: float, *, by_user: bool = False) -> float:
+        share = self.replaced if self.user is None or not by_user else self.user
+        return share if self.short is None or reach > 0.5 else self.short
+
+
+def heads(name: str, **options: Any) -> Case:
+    return Case(named(name, **{**HEAD, **options}), 0.3, 0.35, 0.3)
+
+
+def in_a_ball(name: str, **options: Any) -> Case:
+    """Its bound on one record does not know the radius."""
+    return Case(named(name, **{**HEAD, **options}, radius=0.05), 0.09, 0.13, 0.8)
+
+
+def clipped_heads(name: str, **options: Any) -> Case:
+    return Case(clipped(0.4, name, **HEAD, **options), 0.3, 0.25, 0.8)
+
+
+def gradients(size: float) -> Case:
+    """Three classes: with two, the same row with the other label attains the bound."""
+    return Case(partial(gradient, size=size), 0.84)
+
+
+def findings(k: int, most: float, **options: Any) -> Case:
+    case = named("findings", k, most_findings=most, **options)
+    return Case(case, 0.96 if "alpha" in options else 0.999, 0.99, short=0.7)
+
+
+STATISTICS: dict[str, Case] = {
+    "first sum": Case(lambda transform: FeatureSum(transform=transform)),
+    "clipped first sum": Case(clipped_first_sum, 0.5, 0.4, 0.99),
+    "discriminant": Case(named("discriminant")),
+    "discriminant without moments": Case(named("discriminant", moments=False)),
+    "mapped discriminant": Case(partial(mapped, "discriminant")),
+    "mapped findings": Case(partial(mapped, "findings"), removed=0.99, short=0.7),
+    "heavy moments": Case(named("discriminant", alpha=1.5)),
+    "light moments": Case(named("discriminant", alpha=0.1)),
+    "clipped discriminant": Case(clipped(1.5, "discriminant", moments=False), 0.7, 0.9, 0.8),
+    "softmax": heads("softmax"),
+    "softmax in a ball": in_a_ball("softmax"),
+    "softmax by SGD": heads("softmax", **SGD),
+    "centred softmax": heads("softmax", prior="equal"),
+    "clipped centred softmax": clipped_heads("softmax", prior="equal"),
+    "svm": heads("svm"),
+    "svm in a ball by SGD": in_a_ball("svm", **SGD),
+    "clipped svm": clipped_heads("svm"),
+    "svm of findings": heads("svm", findings=True),
+    "logistic": heads("logistic"),
+    "centred logistic by SGD": heads("logistic", prior="equal", **SGD),
+    "gradient": gradients(3),
+    "gradient at zero": gradients(0),
+    "gradient at huge weights": gradients(1e100),
+    "a finding of 2": findings(2, 1),
+    "2 findings of 5": findings(5, 2),
+    "3 findings of 10, or unknown": findings(10, 3, unknown="ask"),
+    "2.5 findings of 4, heavy moments": findings(4, 2.5, alpha=3.0),
+    "9 findings of 3, light moments": findings(3, 9, alpha=0.1, unknown="ask"),
+    "clipped findings": Case(clipped(1.5, "findings", moments=False), 0.65, 0.7, 0.8),
 }
 EVERY = pytest.mark.parametrize("name", STATISTICS)
 OF_ROWS = pytest.mark.parametrize(
-    "name", [name for name, make in STATISTICS.items() if make(transform_of(1.0)).additive]
+    "name", [name for name, case in STATISTICS.items() if case.build(transform_of(1.0)).additive]
 )
 LONG = pytest.mark.parametrize("reach", LENGTHS)
 
@@ -77,71 +157,139 @@ def worst_rows(statistic: Statistic, transform: PublicTransform) -> Tensor:
     units = [one[0], one[1], one.sum(0) / 2]
     units += [-unit for unit in units] + [(one[0] + one[3]) / math.sqrt(2)]
     lengths = (0.0, 0.4, 0.7, 1 - 1e-12)
-    features = torch.stack([length * transform.reach * u for u in units for length in lengths])
-    rows = torch.nn.functional.pad(features, (1, 0), value=transform.constant)
-    own, rows = getattr(statistic.unclipped, "transform", None), rows.unique(dim=0)
+    features = [length * transform.reach * u for u in units for length in lengths]
+    if statistic.additive:  # every angle beside the first
+        angles = torch.linspace(0, math.pi, 49, dtype=torch.float64)
+        turned = angles.cos()[:, None] * one[0] + angles.sin()[:, None] * one[1]
+        features += list((1 - 1e-12) * transform.reach * turned)
+    rows = pad(torch.stack(features), (1, 0), value=transform.constant).unique(dim=0)
+    own = getattr(statistic.unclipped, "transform", None)
     return rows if own is None else own.map_rows(rows)
 
 
-def user_with(row: Tensor, label: int, others: Tensor) -> Chunk:
-    x, y = torch.cat([row[None], others])[None], torch.tensor([[label] + [0] * len(others)])
-    return Chunk(torch.zeros(1, dtype=torch.int64), x, y, torch.tensor([len(others) + 1]))
+def worst_targets(statistic: Statistic) -> Tensor:
+    """Two classes, or findings that several records may have."""
+    own: Any = statistic.unclipped
+    if not getattr(own, "findings", False) and not hasattr(own, "most"):
+        return torch.tensor([0, 1])
+    return several(own.num_classes)
 
 
-def sent(statistic: Statistic, rows: Tensor) -> Tensor:
-    """(records, D) scaled submissions for each record that a user may hold beside two others."""
-    users = [user_with(row, label, rows[1:3]) for row in rows for label in (0, 1)]
-    return torch.cat([submissions(statistic, user, None) for user in users])
+@dataclass(frozen=True)
+class Attack:
+    """A statistic of rows of this transform, and all records that a user may hold."""
+
+    case: Case
+    transform: PublicTransform
+    statistic: Statistic
+    rows: Tensor  # (m, d)
+    targets: Tensor  # (t,) or (t, K)
+
+    def users(self, rows: Tensor, beside: int = BESIDE, copies: int = 1) -> Chunk:
+        """A user for each of these rows with each target: so often, beside some rows of others."""
+        own = rows.repeat_interleave(len(self.targets), 0)[:, None].expand(-1, copies, -1)
+        y = self.targets.repeat(len(rows), *[1] * (self.targets.ndim - 1))[:, None]
+        others = self.rows[1 : 1 + beside].expand(len(own), -1, -1)
+        same = self.targets[:1].expand(len(own), beside, *self.targets.shape[1:])
+        y = torch.cat([y.expand(-1, copies, *y.shape[2:]), same], 1)
+        counts = torch.full((len(own),), copies + beside)
+        return Chunk(torch.arange(len(own)), torch.cat([own, others], 1), y, counts)
+
+    @property
+    def one(self) -> Chunk:
+        """One user with all of these rows."""
+        y = self.targets[torch.arange(len(self.rows)) % len(self.targets)]
+        return one_user(self.rows, y)
+
+    def sent(self, chunk: Chunk) -> Tensor:
+        """(u, D) scaled submissions."""
+        return submissions(self.statistic, chunk, None)
+
+    def farthest(self, sent: Tensor) -> float:
+        """Largest movement of one of C equal parts between any two."""
+        return float(torch.cdist(sent, sent).max()) / math.sqrt(self.statistic.compositions)
 
 
-def all_of(rows: Tensor, draw: torch.Generator) -> Chunk:
-    """One user with all of these rows."""
-    y = torch.randint(K, (1, len(rows)), generator=draw)
-    return Chunk(torch.zeros(1, dtype=torch.int64), rows[None], y, torch.tensor([len(rows)]))
+@cache
+def attack(name: str, reach: float) -> Attack:
+    case, transform = STATISTICS[name], transform_of(reach)
+    statistic = case.build(transform)
+    targets = worst_targets(statistic)
+    return Attack(case, transform, statistic, worst_rows(statistic, transform), targets)
 
 
 @LONG
 @EVERY
 def test_no_replaced_record_moves_a_submission_further(name: str, reach: float) -> None:
-    transform = transform_of(reach)
-    statistic = STATISTICS[name](transform)
-    made = sent(statistic, worst_rows(statistic, transform))
-    moved = float(torch.cdist(made, made).max()) / math.sqrt(statistic.compositions)
-    bound = statistic.record_sensitivity(torch.tensor([3]))
-    assert moved <= bound * ROUNDING
-    assert moved >= (0.999 if statistic.additive else 0.2) * bound
-
-
-@LONG
-@OF_ROWS
-def test_no_record_that_is_taken_out_moves_a_sum_further(name: str, reach: float) -> None:
-    transform = transform_of(reach)
-    statistic = STATISTICS[name](transform)
-    rows = worst_rows(statistic, transform)
-    without = submissions(statistic, user_with(0 * rows[0], 0, rows[1:3]), None)
-    moved = float((sent(statistic, rows) - without).norm(dim=1).max())
-    bound = statistic.zero_out_sensitivity(torch.tensor([3]))
-    assert 0.999 * bound <= moved <= bound * ROUNDING
+    tried = attack(name, reach)
+    bound = tried.statistic.record_sensitivity(torch.tensor([1 + BESIDE]))
+    moved = tried.farthest(tried.sent(tried.users(tried.rows)))
+    assert tried.case.reached(reach) * bound <= moved <= bound * ROUNDING
 
 
 @LONG
 @EVERY
-def test_a_submission_has_the_stated_shape_and_bounds(name: str, reach: float) -> None:
-    transform = transform_of(reach)
-    statistic = STATISTICS[name](transform)
-    made = sent(statistic, worst_rows(statistic, transform))
+def test_no_record_that_is_taken_out_moves_a_submission_further(name: str, reach: float) -> None:
+    tried = attack(name, reach)
+    size = torch.tensor([1 + BESIDE])
+    without = tried.sent(tried.users(0 * tried.rows[:1]))[:1]
+    moved = float((tried.sent(tried.users(tried.rows)) - without).norm(dim=1).max())
+    moved /= math.sqrt(tried.statistic.compositions)
+    bound = tried.statistic.zero_out_sensitivity(size)
+    assert tried.case.removed * bound <= moved <= bound * ROUNDING
+    assert bound <= tried.statistic.record_sensitivity(size) * ROUNDING
+
+
+@LONG
+@EVERY
+def test_no_user_moves_a_sum_further_than_all_of_its_records(name: str, reach: float) -> None:
+    """Its rows, all alike, become others or are taken out; what it sends keeps its bounds."""
+    tried, size = attack(name, reach), torch.tensor([WHOLE])
+    statistic = tried.statistic
+    made = tried.sent(tried.users(tried.rows, beside=0, copies=WHOLE))
+    bound = float(statistic.user_sensitivity(size)[0])
+    share = tried.case.reached(reach, by_user=True)
+    assert share * bound <= tried.farthest(made) <= bound * ROUNDING
+    gone = float(statistic.user_zero_out(size)[0]) * math.sqrt(statistic.compositions)
+    assert float(made.norm(dim=1).max()) <= gone * ROUNDING
+    assert gone == float(statistic.norm_bounds(size)[0])
+    assert float(made.abs().max()) <= statistic.entry_bound(WHOLE) * ROUNDING
     assert made.shape[1] == statistic.dimension
     assert made.dtype == torch.float64
-    assert float(made.abs().max()) <= statistic.entry_bound(3) * ROUNDING
-    assert float(made.norm(dim=1).max()) <= statistic.norm_bounds(torch.tensor([3])) * ROUNDING
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+@pytest.mark.parametrize("group", [1, 2])
+@EVERY
+def test_integers_of_neighbours_are_no_further_apart_than_is_charged(
+    name: str, unit: Any, group: int
+) -> None:
+    """As many users turn round as the group has units, between the two farthest submissions."""
+    tried = attack(name, 1.0)
+    rows = tried.rows[tried.rows.norm(dim=1) > 0.999 * tried.rows.norm(dim=1).max()][::3]
+    rows = torch.cat([rows, pad(-rows[:, 1:], (1, 0), value=float(rows[0, 0]))])
+    one_record = unit == "record"
+    chunk = tried.users(rows, BESIDE if one_record else 0, 1 if one_record else WHOLE)
+    sizes = torch.full((4,), int(chunk.counts[0]))
+    guarantee = Guarantee.of(
+        sizes, tried.statistic, Privacy(1.0, 1e-5, unit=unit, group_size=group)
+    )
+    mechanism = DiscreteGaussian.calibrated(tried.statistic, guarantee, sizes)
+    sent = submissions(tried.statistic, chunk, mechanism.grid)
+    far = torch.cdist(sent, sent)
+    pair = divmod(int(far.argmax()), len(far))
+    words = [mechanism.encode(sent[place].numpy()).view(np.int64) for place in pair]
+    moved = group * np.linalg.norm((words[0] - words[1]) * mechanism.step)
+    share = tried.case.reached(1.0, by_user=not one_record)
+    assert 0.95 * share * guarantee.joint_sensitivity <= moved
+    assert moved <= mechanism.charged_sensitivity * (1 + 1e-12)
 
 
 @LONG
 @OF_ROWS
 def test_sums_of_rows_on_a_grid_are_whole_steps_in_any_order(name: str, reach: float) -> None:
-    transform, draw = transform_of(reach), torch.Generator().manual_seed(0)
-    statistic = STATISTICS[name](transform)
-    chunk = all_of(worst_rows(statistic, transform), draw)
+    tried, draw = attack(name, reach), torch.Generator().manual_seed(0)
+    statistic, chunk = tried.statistic, tried.one
     first = submissions(statistic, chunk, GRID)
     for _ in range(3):
         assert torch.equal(submissions(statistic, chunk.shuffled(draw), GRID), first)
@@ -152,11 +300,57 @@ def test_sums_of_rows_on_a_grid_are_whole_steps_in_any_order(name: str, reach: f
 
 
 @LONG
+@pytest.mark.parametrize("name", [name for name in STATISTICS if "SGD" not in name])
+def test_neither_order_nor_place_of_rows_moves_a_submission_by_more_than_rounding(
+    name: str, reach: float
+) -> None:
+    """Where products round a row by its place, too."""
+    tried, draw = attack(name, reach), torch.Generator().manual_seed(1)
+    chunk = tried.one
+    made = [tried.sent(chunk.shuffled(draw)) for _ in range(3)]
+    with ByPlace():
+        made.append(tried.sent(chunk.shuffled(draw)))
+    spread = tried.farthest(torch.cat(made))
+    assert spread <= 1e-5 * tried.statistic.record_sensitivity(chunk.counts)
+
+
+@LONG
 @EVERY
-def test_no_order_of_rows_moves_a_submission_by_more_than_rounding(name: str, reach: float) -> None:
-    transform, draw = transform_of(reach), torch.Generator().manual_seed(1)
-    statistic = STATISTICS[name](transform)
-    chunk = all_of(worst_rows(statistic, transform), draw)
-    made = torch.cat([submissions(statistic, chunk.shuffled(draw), None) for _ in range(4)])
-    spread = float(torch.cdist(made, made).max())
-    assert spread <= 1e-5 * statistic.record_sensitivity(chunk.counts)
+def test_padding_adds_nothing_and_pooled_rows_their_sum(name: str, reach: float) -> None:
+    tried = attack(name, reach)
+    one, draw = tried.one, torch.Generator().manual_seed(2)
+    every = one.shuffled(draw)
+    users = 3
+    half = len(tried.rows) // users
+    parts = [slice(k * half, (k + 1) * half) for k in range(users)]
+    counts = torch.tensor([half, half - 3, half - 1])
+    x, y = (torch.stack([of[0, part] for part in parts]) for of in (every.x, every.y))
+    padded = Chunk(torch.arange(users), x, y, counts)
+    others = replace(padded, x=x.where(padded.own[..., None], x.flip(1)))
+    made = tried.sent(padded)
+    tolerance = 1e-9 if tried.statistic.additive else 1e-3  # of solvers
+    tolerance *= tried.statistic.record_sensitivity(counts)
+    torch.testing.assert_close(tried.sent(others), made, rtol=0, atol=tolerance)
+    for user, count in enumerate(counts.tolist()):
+        alone = padded.select(torch.arange(users) == user)
+        alone = replace(alone, x=alone.x[:, :count], y=alone.y[:, :count])
+        torch.testing.assert_close(tried.sent(alone)[0], made[user], rtol=0, atol=tolerance)
+    if tried.statistic.additive:
+        torch.testing.assert_close(tried.sent(padded.pooled())[0], made.sum(0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in STATISTICS if not {"first", "mapped", "gradient"} & set(name.split())],
+)
+def test_numbers_are_found_again_among_those_of_more_features(name: str) -> None:
+    """Directions of length 0 are sent, and left out of what was summed."""
+    tried = attack(name, 1.0)
+    wide = tried.case.build(transform_of(1.0, features=FEATURES + 3))
+    chunk = tried.one
+    sent = wide.submit(replace(chunk, x=pad(chunk.x, (0, 3))))
+    places = tried.statistic.positions(wide)
+    tolerance = 1e-9 if tried.statistic.additive else 5e-3
+    torch.testing.assert_close(
+        sent[:, places], tried.statistic.submit(chunk), rtol=0, atol=tolerance
+    )

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 
 from embed import PublicTransform
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed.one_shot.reachable import unreachable
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import Chunk, Statistic

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 
 from embed import EmbeddingSet, PublicTransform
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, Release, accounting, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
@@ -168,17 +168,6 @@ def test_unseeded_noise_differs():
     for noise in ("discrete", "float"):
         first, second = (learned(epsilon=1.0, noise=noise).weights for _ in range(2))
         assert not torch.equal(first, second)
-
-
-def test_user_level_protects_the_largest_user():
-    sizes = torch.tensor([2, 9, 4])
-    for method in METHODS_OF_CLASSES:
-        built = built_by_name(method, public_transform()).statistic
-        record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
-        user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
-        group = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, group_size=3))
-        assert user.sensitivity == pytest.approx(9 * record.sensitivity, rel=2e-3)
-        assert group.sensitivity == pytest.approx(3 * record.sensitivity, rel=1e-9)
 
 
 def test_a_radius_caps_what_a_user_can_move():

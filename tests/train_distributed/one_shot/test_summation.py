@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from torch import Tensor
 
 from embed import PublicTransform
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
 from train_distributed import Privacy, accounting
 from train_distributed.one_shot import summation as module
 from train_distributed.one_shot.registry import METHODS, build_method

@@ -1,7 +1,6 @@
-"""A directory is read as it was written, or refused in one line that says what is wrong."""
+"""A model is read as it was written, or refused in one line; its figures take any names."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from train_distributed import Release
+from tests.train_distributed.released.conftest import make_release
+from train_distributed import Privacy, Release
+from train_distributed.one_shot.figure import draw_confusion, draw_release
+from train_distributed.one_shot.report_file import Report
+
+
+@pytest.fixture
+def released() -> Release:
+    return make_release()
 
 
 @pytest.fixture
@@ -39,6 +46,7 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
     assert torch.equal(loaded.predict(rows), released.predict(rows))
     assert torch.equal(loaded.predict_proba(rows), released.predict_proba(rows))
     assert loaded.encoding == released.encoding
+    assert json.loads((tmp_path / "model" / "report.json").read_text()) == released.report
     for name in ("class_names", "report", "temperature", "method", "opened"):
         assert getattr(loaded, name) == getattr(released, name)
     with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
@@ -46,11 +54,16 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
         assert file.metadata()["method"] == "discriminant"
 
 
-def test_equal_models_are_equal_files(released, tmp_path) -> None:
+def test_models_appear_whole_once_and_equal_ones_are_equal_files(released, tmp_path) -> None:
     for name in "abc":
         released.save(tmp_path / name)
+        written = sorted(path.name for path in (tmp_path / name).iterdir())
+        assert written == ["model.safetensors", "report.json"]
     files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
     assert len(files) == 1
+    with pytest.raises(FileExistsError, match="must not exist"):
+        released.save(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
 
 
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
@@ -96,6 +109,12 @@ def _metadata(name: str, text: str):
     return lambda tensors, metadata: metadata.update({name: text})
 
 
+def _shares(values: list):
+    shares = torch.tensor(values)
+    shares = shares.double() if shares.is_floating_point() else shares
+    return lambda tensors, metadata: tensors.update(class_shares=shares)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -123,6 +142,19 @@ def _metadata(name: str, text: str):
         (_tensor("transform.scale", lambda s: 0 * s), r"scale must be in \[2\^-126"),
         (_tensor("transform.bounds", lambda b: b.flip(0)), "clip_norm must be > constant"),
         (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
+        (_shares([0.5, 0.5]), r"class_shares must be float \(3,\), got .*\(2,\)"),
+        (_shares([[0.2, 0.3, 0.5]]), r"class_shares must be float \(3,\)"),
+        (_shares([1, 1, 1]), r"class_shares must be float \(3,\), got torch.int64"),
+        (_shares([0.5, 0.5, 0.0]), "class_shares must be > 0, got 0"),
+        (_shares([1.5, -0.25, -0.25]), "class_shares must be > 0, got -0.25"),
+        (_shares([torch.nan, 0.5, 0.5]), "class_shares must be > 0, got nan"),
+        (_shares([torch.inf, 0.5, 0.5]), "class_shares must have the sum 1, got inf"),
+        (_shares([0.3, 0.3, 0.3]), r"class_shares must have the sum 1, got 0\.9"),
+        (_shares([0.2, 0.3, 0.500002]), "class_shares must have the sum 1"),
+        (_metadata("prior", '"flat"'), "prior must be one of"),
+        (_metadata("prior", "[0.5, 0.5]"), "3 shares"),
+        (_metadata("prior", "{"), "prior"),
+        (_metadata("prior", "1"), "prior"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(saved, change, message: str) -> None:
@@ -171,7 +203,25 @@ def test_no_directory_is_refused(tmp_path) -> None:
         Release.load(tmp_path / "model")
 
 
-def test_report_and_model_say_the_same_of_the_encoder(released, saved) -> None:
-    shutil.copytree(saved, saved.parent / "copy")
-    assert Release.load(saved.parent / "copy").encoding == released.encoding
-    assert json.loads((saved.parent / "copy" / "report.json").read_text()) == released.report
+# Figures
+
+LONG = "a name that goes on, " * 20
+NAMES = {
+    "long": [LONG + "a", LONG + "b", "c"],
+    "formula": ["$x^", "$\\frac$", "_"],
+    "many": [f"class {k}" for k in range(60)],
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_any_classes_can_be_drawn(kind: str, tmp_path) -> None:
+    """What matplotlib cannot lay out is a warning, which fails here."""
+    names = NAMES[kind]
+    counts = np.ones((len(names), len(names)), np.int64)
+    draw_confusion(counts, names, tmp_path / "confusion.png")
+    report = Privacy(1.0, 1e-5).report() | {
+        "test_accuracy": 0.5,
+        "test_accuracy_per_class": {name: k / len(names) for k, name in enumerate(names)},
+    }
+    draw_release(Report.of(report), tmp_path / "privacy.png")
+    assert len(list(tmp_path.iterdir())) == 2

@@ -1,6 +1,7 @@
 """Several sums under one promise: what they cost together, and what rounds of gradients give."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import dp_accounting
@@ -50,22 +51,20 @@ def planned(epsilon: float, delta: float, rounds: int, before: int = 1) -> list[
     return Plan.of(method, SIZES, Privacy(epsilon, delta)).integers
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 3, 16])
+@pytest.mark.parametrize("rounds", [0, 3, 16])
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("epsilon", [0.4, 3.0])
 def test_all_sums_together_keep_the_promise_by_another_accountant(epsilon, first, rounds):
     plans = planned(epsilon, 1e-5, rounds, first)
     assert len(plans) == first + rounds
     accountant = PLDAccountant(value_discretization_interval=1e-4)
-    for each in plans:
-        accountant.compose(dp_accounting.GaussianDpEvent(each.noise_multiplier))
+    for multiplier, times in Counter(each.noise_multiplier for each in plans).items():
+        accountant.compose(dp_accounting.GaussianDpEvent(multiplier), times)
     found = accountant.get_epsilon(1e-5)
     assert found == pytest.approx(epsilon, rel=2e-3)
     assert Cost.of(each.cost() for each in plans).at(1e-5) <= epsilon * (1 + 1e-9)
-    if len(plans) > 1:
-        assert (
-            Cost.of(each.cost() for each in plans[1:]).at(1e-5) < epsilon
-        )  # a round left out shows
+    if len(plans) > 1:  # a round left out shows
+        assert Cost.of(each.cost() for each in plans[1:]).at(1e-5) < epsilon
 
 
 @pytest.mark.parametrize("rounds", [1, 8])

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,9 +46,7 @@ def records(x: Tensor, y: Tensor) -> Chunk:
 @pytest.mark.parametrize(("m", "k"), [(1, 2), (1, 3), (2, 6), (3, 14), (4, 5)])
 @pytest.mark.parametrize("constant", [0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("heavy", [0.5, 1.0, 2.0])
-def test_no_numbers_of_findings_move_a_sum_further(
-    g: float, m: int, k: int, constant: float, heavy: float
-) -> None:
+def test_no_numbers_of_findings_move_a_sum_further(g, m, k, constant, heavy):
     """Every |y|, |z| and overlap, at every angle; counts that are free, and heavier ones."""
     length2, kappa = 1 + g**2 * min(m, k), max(1.0, k / m) / g**2
     alpha = heavy * math.sqrt(length2 / 2)
@@ -169,9 +166,7 @@ PUBLIC = PublicTransform.fit(rows_of(2000, seed=5)[0])
     ],
 )
 @pytest.mark.parametrize("unknown", [False, True])
-def test_a_release_of_findings(
-    options: dict, privacy: Privacy, unknown: bool, tmp_path: Path
-) -> None:
+def test_a_release_of_findings(options, privacy, unknown, tmp_path):
     """The default method learns them: by sums, two or one, clipped, and for every unit."""
     rows = held(unknown=unknown)
     released = release(rows, "discriminant", privacy, transform=PUBLIC, **options)

@@ -15,11 +15,10 @@ from embed.water_filling import LEAST_SHARE, Centre, noised_place
 from tests.train_distributed.one_shot.builders import embedded, one_user, simulated
 from train_distributed import Privacy, Release, release
 from train_distributed.ledger.entry import Entry
-from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE, FeatureSum
+from train_distributed.one_shot.extra_sums import FIRST_SHARE, FeatureSum
 from train_distributed.one_shot.method import ReleaseState
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.statistic import NoisedSum, Statistic
-from train_distributed.one_shot.summation import second_dimension
 
 P, D, K, USERS, EACH = 12, 8, 3, 40, 30
 PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
@@ -67,9 +66,7 @@ def longest(draw: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("method", ["discriminant", "softmax"])
 @pytest.mark.parametrize("length", [0.0, 0.7, 1.0])
-def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
-    method: str, length: float
-) -> None:
+def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(method, length):
     """Numbers that an operator publishes are its own; rows are as long as was planned."""
     transform, draw = fitted(), torch.Generator().manual_seed(1)
     options = {**TWO, **({"l2_reg": 4.0} if method == "softmax" else {})}
@@ -100,9 +97,7 @@ def test_whatever_the_centre_is_a_record_moves_the_second_sum_no_further(
         ("softmax", {"l2_reg": 4.0, "prior": "equal", "user_clip": (9.0, 0.5)}),
     ],
 )
-def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(
-    method: str, more: dict[str, Any]
-) -> None:
+def test_directions_of_length_0_are_sent_as_zeros_and_left_out_again(method, more):
     """Of eight that were planned, fewer pay where rows turn out to lie as the public ones do."""
     draw, transform = torch.Generator().manual_seed(2), fitted()
     planned = {"sums": 2, "class_noise": 0.15, "components": D, **more}
@@ -198,20 +193,6 @@ def test_the_model_is_that_of_rows_mapped_by_hand(labels: bool) -> None:
         assert found.report["common_share"] == pytest.approx(centre.common, rel=1e-4)
 
 
-def test_rounds_after_both_sums_are_of_mapped_rows_and_all_keep_one_promise() -> None:
-    private, transform, fields = rows_at(3.0), fitted(), {}
-    found = release(
-        private, "discriminant", PROMISE, transform=transform, reserve=fields.update, rounds=3
-    )
-    left = 1 - FIRST_SHARE
-    shares = [FIRST_SHARE, left * OWN_SHARE, *3 * [left * (1 - OWN_SHARE) / 3]]
-    assert found.report["share_per_round"] == pytest.approx(shares)
-    assert sum(shares) == pytest.approx(1)
-    assert spent(fields) == pytest.approx(1.0, rel=1e-6)
-    with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
-        second_dimension(build_method("discriminant", transform, K, {**TWO, "rounds": 3}))
-
-
 def test_hostile_centres_are_refused_by_users() -> None:
     state = ReleaseState(build_method("discriminant", fitted(), K, TWO))
     for value in (math.nan, math.inf, 1e300, 0.5):
@@ -224,14 +205,3 @@ def test_hostile_centres_are_refused_by_users() -> None:
         numbers[-1] = square
         with pytest.raises(ValueError, match="centre_squared_length must be in"):
             state.receive(numbers)
-
-
-def test_clips_of_both_sums_bound_what_a_user_moves() -> None:
-    """Where all rows of a user are replaced; about the public mean, which needs no length."""
-    by_user = Privacy(3.0, 1e-5, unit="user")
-    private, transform = rows_at(0.0), fitted()
-    for given, rounds in (({"user_clip": 5.0}, 1), ({"user_clip": (4.0, 5.0)}, 2), ({}, 1)):
-        found = release(private, "discriminant", by_user, transform=transform, **given)
-        assert found.report["rounds"] == rounds
-        if rounds == 2:
-            assert found.report["sensitivity_per_round"] == pytest.approx([8.0, 10.0], rel=1e-6)

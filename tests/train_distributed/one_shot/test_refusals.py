@@ -20,6 +20,7 @@ from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.request import FaultInjection, FederationSize, ReleaseRequest
 from train_distributed.one_shot.source import EmbeddingUsers, own_partition
+from train_distributed.one_shot.summation import second_dimension
 from train_distributed.partition import Partition, split
 from train_distributed.research.experiments.catalogue import raw_transform
 
@@ -190,6 +191,9 @@ def test_constructors_refuse_what_no_option_can_say() -> None:
         replace(head(PUBLIC, prior="equal").statistic, constant=None).validate()
     with pytest.raises(ValueError, match="transform must clip features to length 1"):
         made("discriminant", LONG, K, class_noise=0.1)
+    rounds = made("discriminant", PUBLIC, K, sums=2, class_noise=0.1, rounds=3)
+    with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
+        second_dimension(rounds)
     for value in (math.nan, math.inf, 1e101):  # with which scores could overflow
         with pytest.raises(ValueError, match=r"weights must be finite and at most 1e\+100"):
             ClippedGradient(weights=torch.full((2, 2), value, dtype=torch.float64), clip_norm=1.0)
@@ -271,44 +275,48 @@ def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) ->
         assert ("are spread over several users" in str(report)) is not suits
 
 
-# A transform that has seen private rows
+# Public transforms and classes
 
 
-def leaked() -> dict[str, EmbeddingSet]:
-    public, train = rows(1), ROWS.subset(ROWS.split == 0)
-
-    def beside(x: np.ndarray) -> EmbeddingSet:
-        x = np.concatenate([public.embeddings, x])
-        return EmbeddingSet(embeddings=x, labels=np.zeros(len(x), np.int64))
-
-    return {
-        "the training rows alone": train,
-        "reversed": train.subset(np.arange(72)[::-1]),
-        "one user's rows": ROWS.subset(np.flatnonzero(ROWS.users == 4)),
-        "the test rows": ROWS.subset(ROWS.split == 1),
-        "one row among public ones": beside(ROWS.embeddings[7:8]),
-        "one row in half precision": beside(ROWS.embeddings[7:8].astype(np.float16)),
-    }
+def beside(x: np.ndarray) -> EmbeddingSet:
+    """Rows among public ones."""
+    x = np.concatenate([rows(1).embeddings, x])
+    return EmbeddingSet(embeddings=x, labels=np.zeros(len(x), np.int64))
 
 
-@pytest.mark.parametrize("what", leaked())
+TRAIN = ROWS.subset(ROWS.split == 0)
+LEAKED = {
+    "the training rows alone": TRAIN,
+    "reversed": TRAIN.subset(np.arange(72)[::-1]),
+    "one user's rows": ROWS.subset(np.flatnonzero(ROWS.users == 4)),
+    "the test rows": ROWS.subset(ROWS.split == 1),
+    "one row among public ones": beside(ROWS.embeddings[7:8]),
+    "one row in half precision": beside(ROWS.embeddings[7:8].astype(np.float16)),
+}
+OTHERS: dict[str, dict[str, Any]] = {  # learners, and what they need to be asked
+    "discriminant": {"noise": "discrete"},
+    "gradient-perturbation": {"noise": "discrete"},
+    "centralised-svm": {"noise": "float"},
+    "charter-sum": {"cut_rounds": 2},
+}
+
+
+@pytest.mark.parametrize("what", LEAKED)
 def test_a_transform_that_has_seen_a_private_row_is_refused(what: str) -> None:
-    transform = fitted(leaked()[what])
+    transform, refusal = fitted(LEAKED[what]), "transform must not have seen private rows, got"
     for method in ("discriminant", "softmax"):
         for noise in ("discrete", "float"):
-            with pytest.raises(ValueError, match="transform must not have seen private rows, got"):
+            with pytest.raises(ValueError, match=refusal):
                 release(ROWS, method, PROMISE, transform=transform, noise=noise)
-    with pytest.raises(ValueError, match="transform must not have seen private rows"):
+    with pytest.raises(ValueError, match=refusal):
         release(EmbeddingUsers(ROWS, transform, OWN), "discriminant", PROMISE, num_classes=K)
 
 
-@pytest.mark.parametrize("method", ["gradient-perturbation", "centralised-svm", "charter-sum"])
+@pytest.mark.parametrize("method", OTHERS)
 def test_so_it_is_by_every_other_learner(method: str) -> None:
-    transform = fitted(leaked()["one user's rows"])
-    noise: Any = {"gradient-perturbation": "discrete", "centralised-svm": "float"}.get(method)
-    options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
+    transform = fitted(LEAKED["one user's rows"])
     with pytest.raises(ValueError, match="transform must not have seen private rows, got 10 of 90"):
-        learn(ROWS, method, PROMISE, transform=transform, noise=noise, **options)
+        learn(ROWS, method, PROMISE, transform=transform, **OTHERS[method])
 
 
 def test_the_paper_s_transform_knows_its_rows() -> None:
@@ -328,84 +336,81 @@ def test_the_report_counts_what_was_compared() -> None:
     assert bare["suitable_for_release"] is True
 
 
-@pytest.mark.parametrize(
-    ("public", "private", "words", "reason"),
-    [
-        ({"dropped_rows": 3}, {}, "transform must be fitted on a whole public set", "taken out"),
-        ({}, {"held_out": {"seed": 0}}, "rows must be held out by the operating", "a seed says"),
-    ],
-)
-def test_what_private_rows_or_a_seed_have_shaped_is_not_released(
-    public: dict, private: dict, words: str, reason: str
-) -> None:
-    transform = fitted(rows(1, meta=DECLARED | public))
-    given = rows(meta=DECLARED | private)
-    with pytest.raises(ValueError, match=words):
-        release(given, "discriminant", PROMISE, transform=transform)
-    report = release(given, "discriminant", PROMISE, transform=transform, noise="float").report
-    assert any(reason in why for why in report["unsuitable_because"])
+UNKNOWN = PublicTransform.from_tensors(PUBLIC.tensors(), fitted_on=PUBLIC.fitted_on)
+SILENT = replace(PUBLIC, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look
+SIX = np.where(np.arange(N) == 5, 6, np.arange(N) % K)  # a record that adds columns: K is private
+COUNTED = rows(labels=SIX, meta={"class_names": [str(k) for k in range(7)], "classes": "inferred"})
+EXTRACTED = {"class_names": ["0", "1", "2"], "encoder": "simclr-small"}
+SIMULATED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"transform": fitted(rows(1, meta=DECLARED | {"dropped_rows": 3}))},
+        "transform must be fitted on a whole public set",
+        "taken out",
+    ),
+    (
+        {"embeddings": rows(meta=DECLARED | {"held_out": {"seed": 0}})},
+        "rows must be held out by the operating",
+        "a seed says",
+    ),
+    ({"transform": UNKNOWN}, "transform must say which rows it has", "nobody knows which rows"),
+    ({"transform": SILENT}, "transform must say which rows it has", "nobody knows which rows"),
+    ({"embeddings": COUNTED}, "num_classes must be given for discrete", "classes were counted"),
+    (
+        {"embeddings": rows(meta=EXTRACTED)},
+        "num_classes must be given for discrete",
+        "classes were counted",
+    ),
+    *(
+        (
+            {"embeddings": rows(meta=DECLARED | {"transform": made_by})},
+            "the rows must be raw or compared",
+            "nobody knows",
+        )
+        for made_by in ({"clip_norm": 1.4}, {"compared": False}, "some transform")
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message", "reason"), SIMULATED)
+def test_what_may_depend_on_private_rows_is_simulated_alone(change, message, reason):
+    given = {"embeddings": ROWS, "method": "discriminant", "privacy": PROMISE} | change
+    with pytest.raises(ValueError, match=message):
+        release(**given)
+    why = release(**given, noise="float").report["unsuitable_because"]
+    assert any(reason in each for each in why)
+    if "raw" in message:
+        release(**given, vouch_for_transform=True)
 
 
 def test_a_transform_of_unknown_origin_needs_somebody_s_word() -> None:
-    unknown = PublicTransform.from_tensors(PUBLIC.tensors(), fitted_on=PUBLIC.fitted_on)
-    silent = replace(PUBLIC, seen=np.empty(0, np.uint64))  # to have seen nothing it does not look
-    for method, transform in (
-        *((method, unknown) for method in (*METHODS_OF_CLASSES, "gradient-perturbation")),
-        ("discriminant", silent),
-    ):
+    for method in (*METHODS_OF_CLASSES, "gradient-perturbation"):
         with pytest.raises(ValueError, match="transform must say which rows it has seen"):
-            learn(ROWS, method, PROMISE, transform=transform, noise="discrete")
+            learn(ROWS, method, PROMISE, transform=UNKNOWN, noise="discrete")
     vouch: dict[str, Any] = {"vouch_for_transform": True}
-    vouched = release(ROWS, "discriminant", PROMISE, transform=unknown, **vouch).report
+    vouched = release(ROWS, "discriminant", PROMISE, transform=UNKNOWN, **vouch).report
     assert vouched["public_transform"] == "unknown, vouched for"
     assert vouched["suitable_for_release"] is True
-    simulated = release(ROWS, "discriminant", PROMISE, transform=unknown, noise="float").report
-    assert "nobody knows which rows the public transform has seen" in str(simulated)
     very = PublicTransform.from_tensors(PUBLIC.tensors(), fitted_on=ROWS.content_hash())
     with pytest.raises(ValueError, match="transform must not be fitted on the private rows"):
         release(ROWS, "discriminant", PROMISE, transform=very, **vouch)
 
 
-@pytest.mark.parametrize("made_by", [{"clip_norm": 1.4}, {"compared": False}, "some transform"])
-def test_rows_that_were_transformed_unseen_need_it_as_well(made_by: Any) -> None:
-    held = rows(meta=DECLARED | {"transform": made_by})
-    with pytest.raises(ValueError, match="the rows must be raw or compared"):
-        release(held, "discriminant", PROMISE)
-    release(held, "discriminant", PROMISE, vouch_for_transform=True)
-    release(rows(meta=DECLARED | {"transform": {"compared": True}}), "discriminant", PROMISE)
-
-
-# Classes and numbers
-
-
 def test_classes_that_were_counted_are_refused_for_a_release() -> None:
-    """One record with label 6 adds columns to the weights: K itself would be private."""
-    labels = np.arange(N) % K
-    labels[5] = 6
-    counted = {"class_names": [str(k) for k in range(7)], "classes": "inferred"}
-    held = rows(labels=labels, meta=counted)
-    for method in ("discriminant", "gradient-perturbation", "charter-sum"):
-        noise: Any = None if method == "charter-sum" else "discrete"
-        options: dict[str, Any] = {"cut_rounds": 2} if method == "charter-sum" else {}
+    for method in ("gradient-perturbation", "charter-sum"):
         with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
-            learn(held, method, PROMISE, noise=noise, **options)
-    simulated = learn(held, "discriminant", PROMISE, noise="float").report
-    assert simulated["classes"] == "inferred"
-    assert "its classes were counted" in str(simulated["unsuitable_because"])
+            learn(COUNTED, method, PROMISE, **OTHERS[method])
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 6 and 1 outside"):
-        release(held, "discriminant", PROMISE, num_classes=K)
-    released = release(held, "discriminant", PROMISE, num_classes=10)
+        release(COUNTED, "discriminant", PROMISE, num_classes=K)
+    released = release(COUNTED, "discriminant", PROMISE, num_classes=10)
     assert released.class_names == tuple(map(str, range(10)))
     assert released.report["classes"] == "declared"
     assert released.report["suitable_for_release"] is True
-
-
-def test_numbers_that_an_extraction_says_nothing_about_were_counted() -> None:
-    counted = {"class_names": ["0", "1", "2"], "encoder": "simclr-small"}
-    with pytest.raises(ValueError, match="num_classes must be given for discrete noise"):
-        release(rows(meta=counted), "discriminant", PROMISE)
-    release(rows(meta=counted | {"classes": "declared"}), "discriminant", PROMISE)
-    release(rows(meta=DECLARED | {"encoder": "simclr-small"}), "discriminant", PROMISE)
+    for meta in (
+        EXTRACTED | {"classes": "declared"},
+        DECLARED | {"encoder": "simclr-small"},
+        DECLARED | {"transform": {"compared": True}},
+    ):
+        release(rows(meta=meta), "discriminant", PROMISE)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -1,7 +1,9 @@
-"""The release as a whole: noise, dropouts, partitions; its report, which never says yes wrongly."""
+"""The release as a whole: noise, dropouts, its report, and all that is refused before it spends."""
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
 from tests.train_distributed.one_shot.builders import METHODS_OF_CLASSES, embedded, made, simulated
 from train_distributed import Privacy, Release, accounting, release
-from train_distributed.one_shot.class_prior import class_names
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.report_file import VERSION, Report
 from train_distributed.one_shot.request import FaultInjection
+from train_distributed.one_shot.source import EmbeddingUsers, own_partition
+from train_distributed.one_shot.statistic import Chunk
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
+from train_distributed.privacy import mechanism
+from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
+from train_distributed.privacy.mechanism import DiscreteGaussian
+from train_distributed.released.evaluation import Evaluation
 
 PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
 CLASSES, DIM, ROWS = 3, 6, 60
@@ -103,13 +114,6 @@ def test_dropouts_divide_by_what_arrived_and_keep_the_promise() -> None:
     assert "a rehearsal: 2 users were made to drop out" in dropped.report["unsuitable_because"]
 
 
-def test_not_private_says_so() -> None:
-    report = learned().report
-    assert report["epsilon"] == "not private"
-    assert report["private"] is False
-    assert report["suitable_for_release"] is False
-
-
 def test_seeded_runs_repeat_and_are_marked() -> None:
     once, again, other = (simulated(DATA, "svm", 1.0, seed, transform=PUBLIC) for seed in (3, 3, 4))
     assert torch.equal(once.weights, again.weights)
@@ -162,17 +166,6 @@ def test_facts_come_first_and_keep_their_places() -> None:
     assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
 
 
-def test_accuracy_is_counted_by_class() -> None:
-    always_a = Release(torch.tensor([[1.0, 0], [0, 0], [0, 0]]).double(), TRANSFORM, ("a", "b"))
-    report = reported(always_a, {}, {}, embedding_set(4)).report
-    assert report["test_accuracy"] == 0.5
-    assert report["test_accuracy_per_class"] == {"a": 1.0, "b": 0.0}
-    assert report["majority_baseline"] == 0.5
-    assert report["test_metrics"]["confusion"] == [[2, 0], [2, 0]]
-    assert report["test_metrics"]["warnings"][0].startswith("one class only")
-    assert "no epsilon covers" in report["test_metrics"]["of"]
-
-
 def test_a_model_says_what_made_its_rows() -> None:
     """The set says it, or where it says nothing the transform does."""
     meta = {"encoder": "simclr-small", "encoder_hash": "a" * 64, "preprocess": asdict(Preprocess())}
@@ -211,9 +204,7 @@ def test_a_model_says_what_made_its_rows() -> None:
         ),
     ],
 )
-def test_every_reason_makes_a_model_unsuitable(
-    privacy: Privacy, noise: Any, more: dict[str, Any], why: list[str]
-) -> None:
+def test_every_reason_makes_a_model_unsuitable(privacy, noise, more, why):
     arguments: dict[str, Any] = {"seeded": False} | more
     verdict = suitability(privacy, noise, **arguments)
     assert verdict["suitable_for_release"] is (not why)
@@ -245,11 +236,6 @@ def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None
     told = {*played.report} ^ {*real.report}
     # a rehearsal leaves it at 1, and other priors with it
     assert told == {"unsuitable_because", "temperature", "other_priors"}
-
-
-def test_classes_without_names_are_numbered() -> None:
-    assert class_names((), 3) == ("0", "1", "2")
-    assert class_names(["x", "y"], 2) == ("x", "y")
 
 
 def test_every_key_comes_back_in_its_place(tmp_path: Path) -> None:
@@ -287,3 +273,190 @@ def test_a_known_key_of_another_kind_is_one_line(written: dict[str, Any], tmp_pa
         Report.read(tmp_path / "report.json")
     assert "\n" not in str(refused.value)
     assert f"$.{next(iter(written))}" in str(refused.value)
+
+
+# What is reserved is followed by a noised sum
+
+PRIVACY = st.builds(
+    Privacy,
+    st.sampled_from(np.geomspace(1e-3, 50, 99).tolist()),
+    st.sampled_from([1e-3, 1e-5, 1e-9]),
+    unit=st.sampled_from(["record", "user"]),
+    noise_by=st.sampled_from(["users", "servers"]),
+    group_size=st.sampled_from([1, 1, 3]),
+)
+ASKED = st.one_of(
+    st.sampled_from(["softmax", "svm", "logistic"]).flatmap(
+        lambda name: st.tuples(
+            st.just(name),
+            st.fixed_dictionaries(
+                {},
+                optional={"l2_reg": st.sampled_from([1e-4, 1.0, 1e2]), "user_clip": st.just(0.5)},
+            ),
+        )
+    ),
+    st.tuples(
+        st.just("discriminant"),
+        st.sampled_from(
+            [
+                {},
+                {"moments": False},
+                {"user_clip": 0.03},
+                {"user_clip": 300.0},
+                {"rounds": 3},
+                {"sums": 2, "class_noise": 0.1},
+                {"sums": 2, "class_noise": 30.0, "user_clip": (2.0, 0.3)},
+                {"sums": 2, "class_noise": 0.1, "rounds": 2},
+            ]
+        ),
+    ),
+)
+UNIT = PublicTransform.identity(3)  # features of length 1, as all that are mapped
+ALWAYS = settings(max_examples=150, deadline=None)
+
+
+@contextmanager
+def events() -> Iterator[list[str]]:
+    """Reservations and draws in their order; `append` is what `reserve` is given."""
+    seen, right, right_float = [], mechanism.add_noise, mechanism.gaussian
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "add_noise", lambda *of: (seen.append("draw"), right(*of))[1])
+        patch.setattr(mechanism, "gaussian", lambda *of: (seen.append("draw"), right_float(*of))[1])
+        yield seen
+
+
+def rows_of(users: int, rows: int, scale: float = 1.0) -> EmbeddingSet:
+    """So many users of equally many rows of three columns."""
+    draw, count = np.random.default_rng(0), users * rows
+    x = draw.standard_normal((count, 3)) * 10.0 ** draw.uniform(-scale, scale, (count, 1))
+    return embedded(x, draw.integers(0, 4, count), 4, users=np.arange(count) % users)
+
+
+def refused_before_anything(refusal: Any, data: Any, method: str, **given: Any) -> None:
+    """Neither reserved nor drawn."""
+    with events() as seen, refusal:
+        reserve = lambda _: seen.append("reserve")  # noqa: E731
+        release(data, method, Privacy(1.0, 1e-5), reserve=reserve, **given)
+    assert not seen
+
+
+@ALWAYS
+@given(
+    PRIVACY,
+    ASKED,
+    st.sampled_from([1, 2, 5, 300, 3000]),
+    st.sampled_from([1, 50, 900, 20_000]),
+)
+def test_every_grid_is_one_that_the_sampler_takes(privacy, asked, users, rows):
+    """Of every sum, before any of them is made; none of these is refused."""
+    method = made(asked[0], UNIT, 4, **asked[1])
+    sizes = torch.full((users,), rows)
+    sizes[0] = 1
+    for planned in Plan.of(method, sizes, privacy).integers:
+        for std in np.unique(planned.stds_in_steps):
+            discrete_gaussian(float(std), 1)
+        assert planned.code.largest_sum < 2.0**63
+
+
+@ALWAYS
+@given(
+    PRIVACY, st.sampled_from([0, 10]), st.sampled_from([1, 7, 900]), st.sampled_from([1, 30_000])
+)
+def test_so_is_that_of_an_evaluation(privacy: Privacy, bins: int, users: int, rows: int) -> None:
+    method, sizes = Evaluation(num_classes=7, bins=bins), torch.full((users,), rows)
+    (planned,) = Plan.of(method, sizes, privacy).integers
+    assert float(np.max(planned.stds_in_steps)) <= MOST_STD
+
+
+@ALWAYS
+@given(
+    PRIVACY,
+    ASKED,
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([1, 50]),
+    st.sampled_from([0.0, 30.0]),
+    st.sampled_from(["discrete", "discrete", "float"]),
+)
+def test_a_reservation_is_followed_by_a_noised_sum(privacy, asked, users, rows, scale, noise):
+    data, (name, options) = rows_of(users, rows, scale), asked
+    given = {"noise": noise, "allow_delta": True, "num_classes": 4, **options}
+    with events() as seen:
+        released = release(data, name, privacy, reserve=lambda _: seen.append("reserve"), **given)
+    adders = 1 if noise == "float" else 2 if privacy.noise_by == "servers" else users
+    assert seen == ["reserve"] + ["draw"] * adders * released.report["rounds"]
+    assert released.weights.isfinite().all()
+
+
+def test_a_small_promise_for_users_of_many_rows_is_kept() -> None:
+    """The finest grid would need noise of more steps than the sampler draws."""
+    with events() as seen:
+        promise, given = Privacy(0.02, 1e-5, unit="user"), {"sums": 2, "class_noise": 9.0}
+        released = release(rows_of(5, 50), "discriminant", promise, **given)
+    assert len(seen) == released.report["rounds"] * 5 == 10
+
+
+def test_noise_that_nobody_can_draw_is_no_plan() -> None:
+    sizes, enough = {"honest": 1, "dimension": 2}, {"sensitivity": 1.0, "rounded_users": 0}
+    DiscreteGaussian(local_std=2.0**53, step=1.0, **sizes, **enough)
+    steps = np.array([1.0, 0.5])
+    for step in (steps, 0.5):
+        with pytest.raises(ValueError, match=r"must be <= 2\^53 steps.* got 1.801e\+16 steps"):
+            DiscreteGaussian(local_std=2.0**53, step=step, **sizes, **enough)
+
+
+class Broken(EmbeddingUsers):
+    """A stream whose last user has one row that is wrong."""
+
+    bad: float | int
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in super().chunks():
+            x, y = chunk.x.clone(), chunk.y.clone()
+            (y if isinstance(self.bad, int) else x)[chunk.users == len(self.sizes) - 1] = self.bad
+            yield replace(chunk, x=x, y=y)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 3.0, 4, -1])
+@pytest.mark.parametrize("method", ["discriminant", "softmax"])
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_rows_that_stream_in_are_refused_before(method: str, bad: float, noise: Any) -> None:
+    data = rows_of(4, 5)
+    stream = Broken(data, PublicTransform.identity(3), own_partition(data))
+    object.__setattr__(stream, "bad", bad)
+    refusal = pytest.raises(ValueError, match=r"must (be finite|lie in|have|begin)")
+    refused_before_anything(refusal, stream, method, num_classes=4, noise=noise)
+
+
+class Short(EmbeddingUsers):
+    """A stream that leaves its last user out."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in super().chunks():
+            yield chunk.select(chunk.users < len(self.sizes) - 1)
+
+
+@pytest.mark.parametrize("least", [None, 3])
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_users_that_do_not_stream_in_are_missed_before(noise: Any, least: int | None) -> None:
+    """Their rows would be counted, and their noise."""
+    data = rows_of(4, 5)
+    stream = Short(data, PublicTransform.identity(3), own_partition(data))
+    refusal = pytest.raises(ValueError, match="got none for 3")
+    given = {"num_classes": 4, "noise": noise, "min_survivors": least}
+    refused_before_anything(refusal, stream, "discriminant", **given)
+
+
+@pytest.mark.parametrize("stop", [ArithmeticError, MemoryError, KeyboardInterrupt])
+def test_a_user_that_cannot_be_trained_costs_nothing(monkeypatch, stop):
+    """The last of them, after all others have been."""
+    right, trained = TrainedHeads.submit, []
+
+    def submit(self: TrainedHeads, chunk: Chunk) -> torch.Tensor:
+        trained.extend(chunk.users.tolist())
+        if len(trained) == 6:
+            raise stop("tolerance must be reached, got 1")
+        return right(self, chunk)
+
+    monkeypatch.setattr(TrainedHeads, "submit", submit)
+    data = replace(rows_of(6, 4), users=np.repeat(range(6), [1, 2, 3, 4, 5, 9]))
+    refused_before_anything(pytest.raises(stop), data, "softmax")

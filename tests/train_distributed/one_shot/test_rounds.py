@@ -166,29 +166,6 @@ def test_rounds_are_of_the_users_that_are_left():
     torch.testing.assert_close(found.weights, expected.weights)
 
 
-def test_a_prior_moves_the_intercepts_alone():
-    bare = Privacy(math.inf, 1e-5)
-    own, given = (
-        release(rows(), "discriminant", bare, rounds=2, prior=prior).weights
-        for prior in ("private", (0.1, 0.2, 0.7))
-    )
-    torch.testing.assert_close(own[1:], given[1:])
-    counted = torch.bincount(torch.tensor(rows().labels[rows().split == 0])).double() / 80
-    moved = (given - own)[0]  # the constant is 1
-    wanted = torch.tensor([0.1, 0.2, 0.7]).double().log() - counted.log()
-    torch.testing.assert_close(moved - moved.mean(), wanted - wanted.mean(), rtol=1e-6, atol=1e-6)
-
-
-def test_one_sum_costs_what_it_did():
-    method = build_method("discriminant", TRANSFORM, 3, {})
-    (single,) = Plan.of(method, SIZES, Privacy(1.0, 1e-5)).integers
-    assert single.epsilon(1e-5) == pytest.approx(1.0, rel=1e-9)
-    assert Cost.of([single.cost()]).at(1e-5) == pytest.approx(single.epsilon(1e-5), rel=1e-9)
-    assert single.cost_of_removal(2 * single.sensitivity).squared_mu == pytest.approx(
-        4 * single.cost().squared_mu
-    )
-
-
 # Rounds of clipped gradients
 
 

@@ -96,9 +96,7 @@ def good(**changes: Any) -> Chunk:
         ("discriminant", [0.0, 1.1, 0.0], "rows must begin with the constant 1.0, got 0.0"),
     ],
 )
-def test_bad_rows_are_refused_under_either_noise(
-    method: str, row: list[float], message: str, noise: Any
-) -> None:
+def test_bad_rows_are_refused_under_either_noise(method, row, message, noise):
     held = good()
     release(Stream((held,)), method, PROMISE, noise=noise, num_classes=2)
     held.x[1, 1] = torch.tensor(row)
@@ -114,9 +112,7 @@ def test_bad_rows_are_refused_under_either_noise(
         (Stream((good(),), again=1.3), "norm <="),  # not when they are first read
     ],
 )
-def test_users_come_once_with_their_rows_and_the_same_ones_again(
-    stream: Stream, message: str
-) -> None:
+def test_users_come_once_with_their_rows_and_the_same_ones_again(stream, message):
     two: dict[str, Any] = {"sums": 2, "class_noise": 0.1} if stream.again > 1 else {}
     with pytest.raises(ValueError, match=message):
         release(stream, "discriminant", PROMISE, noise="float", num_classes=2, **two)
@@ -236,16 +232,6 @@ def test_a_grid_that_division_would_round_is_refused(grid: float) -> None:
         one_row(GOOD).rounded(grid)
 
 
-def test_selected_users_keep_their_own_rows() -> None:
-    y = torch.arange(8).view(4, 2)
-    chunk = chunk_of(torch.arange(24.0).reshape(4, 2, 3), [2, 1, 2, 1], y)
-    picked = chunk.select(torch.tensor([False, True, False, True]))
-    assert picked.users.tolist() == [1, 3]
-    assert torch.equal(picked.x, chunk.x[[1, 3]])
-    assert torch.equal(picked.y, chunk.y[[1, 3]])
-    assert picked.counts.tolist() == [1, 1]
-
-
 def test_only_training_rows_stream_in_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where memory cuts the users into several chunks."""
     monkeypatch.setattr("train_distributed.one_shot.source.CHUNK", 30)
@@ -292,24 +278,6 @@ def numbered(**fields: Any) -> EmbeddingSet:
     labels = np.array([0, 0, 1, 0, 1])
     users = np.array([4, 4, 4, 9, 9])
     return embedded(np.arange(5)[:, None], **{"labels": labels} | fields, classes=2, users=users)
-
-
-def test_shuffled_users_keep_their_own_rows_and_padding_its_place() -> None:
-    x = torch.randn(3, 40, 4, generator=torch.Generator().manual_seed(0))
-    chunk = chunk_of(x, [40, 7, 1], torch.arange(120).view(3, 40) % 3)
-    for generator in (None, torch.Generator().manual_seed(1)):
-        shuffled = chunk.shuffled(generator)
-        assert torch.equal(shuffled.counts, chunk.counts)
-        for user, count in enumerate(chunk.counts.tolist()):
-            pairs = [
-                sorted((*row, label) for row, label in zip(x.tolist(), y.tolist(), strict=True))
-                for x, y in (
-                    (each.x[user, :count], each.y[user, :count]) for each in (chunk, shuffled)
-                )
-            ]
-            assert pairs[0] == pairs[1]
-            assert torch.equal(shuffled.x[user, count:], chunk.x[user, count:])
-        assert not torch.equal(shuffled.x[0], chunk.x[0])
 
 
 def test_rows_of_a_set_are_shuffled_before_their_transform(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,31 +285,23 @@ PRIVACY = st.builds(
     noise_by=st.sampled_from(["users", "servers"]),
     group_size=st.sampled_from([1, 1, 3]),
 )
+REGULARISED: list[dict[str, Any]] = [{}, {"l2_reg": 1e-4}, {"l2_reg": 1.0}, {"l2_reg": 1e2}]
+OF_SUMS: list[dict[str, Any]] = [
+    {},
+    {"moments": False},
+    {"user_clip": 0.03},
+    {"user_clip": 300.0},
+    {"rounds": 3},
+    {"sums": 2, "class_noise": 0.1},
+    {"sums": 2, "class_noise": 30.0, "user_clip": (2.0, 0.3)},
+    {"sums": 2, "class_noise": 0.1, "rounds": 2},
+]
 ASKED = st.one_of(
-    st.sampled_from(["softmax", "svm", "logistic"]).flatmap(
-        lambda name: st.tuples(
-            st.just(name),
-            st.fixed_dictionaries(
-                {},
-                optional={"l2_reg": st.sampled_from([1e-4, 1.0, 1e2]), "user_clip": st.just(0.5)},
-            ),
-        )
-    ),
     st.tuples(
-        st.just("discriminant"),
-        st.sampled_from(
-            [
-                {},
-                {"moments": False},
-                {"user_clip": 0.03},
-                {"user_clip": 300.0},
-                {"rounds": 3},
-                {"sums": 2, "class_noise": 0.1},
-                {"sums": 2, "class_noise": 30.0, "user_clip": (2.0, 0.3)},
-                {"sums": 2, "class_noise": 0.1, "rounds": 2},
-            ]
-        ),
+        st.sampled_from(["softmax", "svm", "logistic"]),
+        st.sampled_from(REGULARISED + [each | {"user_clip": 0.5} for each in REGULARISED]),
     ),
+    st.tuples(st.just("discriminant"), st.sampled_from(OF_SUMS)),
 )
 UNIT = PublicTransform.identity(3)  # features of length 1, as all that are mapped
 ALWAYS = settings(max_examples=150, deadline=None)
@@ -335,8 +327,7 @@ def rows_of(users: int, rows: int, scale: float = 1.0) -> EmbeddingSet:
 def refused_before_anything(refusal: Any, data: Any, method: str, **given: Any) -> None:
     """Neither reserved nor drawn."""
     with events() as seen, refusal:
-        reserve = lambda _: seen.append("reserve")  # noqa: E731
-        release(data, method, Privacy(1.0, 1e-5), reserve=reserve, **given)
+        release(data, method, PROMISE, reserve=lambda _: seen.append("reserve"), **given)
     assert not seen
 
 

@@ -1,8 +1,11 @@
 """Methods, rows and findings that several tests are about."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.statistic import Chunk, NoisedSum
+from train_distributed.privacy import mechanism
 
 METHODS_OF_CLASSES = [name for name, entry in METHODS.items() if entry.classes]
 SUMS = [name for name in METHODS_OF_CLASSES if METHODS[name].sums_rows]
@@ -64,3 +68,21 @@ def several(k: int) -> Tensor:
     first = (torch.arange(k) < torch.arange(k + 1)[:, None]).to(torch.int8)
     known = torch.cat([first, first.flip(1)])
     return torch.cat([known, known.where(known == 1, -1)]).unique(dim=0)
+
+
+@contextmanager
+def events() -> Iterator[list[str]]:
+    """Reservations and draws in their order; `append` is what `reserve` is given."""
+    seen, right, right_float = [], mechanism.add_noise, mechanism.gaussian
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "add_noise", lambda *of: (seen.append("draw"), right(*of))[1])
+        patch.setattr(mechanism, "gaussian", lambda *of: (seen.append("draw"), right_float(*of))[1])
+        yield seen
+
+
+def refused_before_anything(refusal: Any, data: Any, method: str, **given: Any) -> None:
+    """Neither reserved nor drawn."""
+    given |= {"privacy": Privacy(1.0, 1e-5, 1.0)}
+    with events() as seen, refusal:
+        release(data, method, reserve=lambda _: seen.append("reserve"), **given)
+    assert not seen

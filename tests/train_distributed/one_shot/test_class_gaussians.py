@@ -103,11 +103,6 @@ def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
     assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 
-def test_covariance_is_the_noised_one_where_there_is_no_noise() -> None:
-    public, private = conditioned(covariance(6, 16), 0.05), covariance(6, 17)
-    assert torch.allclose(spiked_covariance(public, private, 0.0), private, atol=1e-12)
-
-
 def test_conditioned_covariance_keeps_its_trace_where_it_is_positive() -> None:
     given = covariance(6, 15)
     found = conditioned(given, 0.3)

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.one_shot import class_posterior
-from train_distributed.one_shot.class_gaussians import Posterior
 from train_distributed.one_shot.class_posterior import (
-    LEAST_TRUE,
     SHIFTS,
     Guess,
     NoisyMeans,
@@ -255,16 +253,3 @@ def test_noise_in_the_means_is_by_their_slopes(sizes: list[float]) -> None:
     expected = torch.einsum("jkik,k->ij", slopes, tau.square()) / (k - 1)
     found = believed(NoisyMeans(seen, tau, shares), [guess], one, one)[0].noise
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_the_true_share_is_as_usual_where_noise_says_nothing_of_it() -> None:
-    none = torch.zeros(4, 3).double()
-    loud = NoisyMeans(
-        1e6 * torch.eye(4, 3).double(),
-        torch.full((3,), 1e6).double(),
-        torch.full((3,), 1 / 3).double(),
-    )
-    one = torch.eye(4, dtype=torch.float64)
-    posterior = Posterior(torch.eye(4, 3).double(), one, one, one)
-    assert true_share(loud, posterior, one) == pytest.approx((1 + LEAST_TRUE) / 2, abs=1e-3)
-    assert true_share(loud, replace(posterior, means=none), one) == 1

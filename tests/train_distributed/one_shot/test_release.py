@@ -2,8 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,22 @@ from hypothesis import strategies as st
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
 from pretrain.preprocess import Preprocess
-from tests.train_distributed.one_shot.builders import METHODS_OF_CLASSES, embedded, made, simulated
+from tests.train_distributed.one_shot.builders import (
+    METHODS_OF_CLASSES,
+    embedded,
+    events,
+    made,
+    refused_before_anything,
+    simulated,
+)
 from train_distributed import Privacy, Release, accounting, release
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.release import reported, suitability
 from train_distributed.one_shot.report_file import VERSION, Report
 from train_distributed.one_shot.request import FaultInjection
-from train_distributed.one_shot.source import EmbeddingUsers, own_partition
 from train_distributed.one_shot.statistic import Chunk
 from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
-from train_distributed.privacy import mechanism
 from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
 from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.released.evaluation import Evaluation
@@ -307,28 +310,11 @@ UNIT = PublicTransform.identity(3)  # features of length 1, as all that are mapp
 ALWAYS = settings(max_examples=150, deadline=None)
 
 
-@contextmanager
-def events() -> Iterator[list[str]]:
-    """Reservations and draws in their order; `append` is what `reserve` is given."""
-    seen, right, right_float = [], mechanism.add_noise, mechanism.gaussian
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mechanism, "add_noise", lambda *of: (seen.append("draw"), right(*of))[1])
-        patch.setattr(mechanism, "gaussian", lambda *of: (seen.append("draw"), right_float(*of))[1])
-        yield seen
-
-
 def rows_of(users: int, rows: int, scale: float = 1.0) -> EmbeddingSet:
     """So many users of equally many rows of three columns."""
     draw, count = np.random.default_rng(0), users * rows
     x = draw.standard_normal((count, 3)) * 10.0 ** draw.uniform(-scale, scale, (count, 1))
     return embedded(x, draw.integers(0, 4, count), 4, users=np.arange(count) % users)
-
-
-def refused_before_anything(refusal: Any, data: Any, method: str, **given: Any) -> None:
-    """Neither reserved nor drawn."""
-    with events() as seen, refusal:
-        release(data, method, PROMISE, reserve=lambda _: seen.append("reserve"), **given)
-    assert not seen
 
 
 @ALWAYS
@@ -393,48 +379,6 @@ def test_noise_that_nobody_can_draw_is_no_plan() -> None:
     for step in (steps, 0.5):
         with pytest.raises(ValueError, match=r"must be <= 2\^53 steps.* got 1.801e\+16 steps"):
             DiscreteGaussian(local_std=2.0**53, step=step, **sizes, **enough)
-
-
-class Broken(EmbeddingUsers):
-    """A stream whose last user has one row that is wrong."""
-
-    bad: float | int
-
-    def chunks(self) -> Iterator[Chunk]:
-        for chunk in super().chunks():
-            x, y = chunk.x.clone(), chunk.y.clone()
-            (y if isinstance(self.bad, int) else x)[chunk.users == len(self.sizes) - 1] = self.bad
-            yield replace(chunk, x=x, y=y)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 3.0, 4, -1])
-@pytest.mark.parametrize("method", ["discriminant", "softmax"])
-@pytest.mark.parametrize("noise", ["discrete", "float"])
-def test_rows_that_stream_in_are_refused_before(method: str, bad: float, noise: Any) -> None:
-    data = rows_of(4, 5)
-    stream = Broken(data, PublicTransform.identity(3), own_partition(data))
-    object.__setattr__(stream, "bad", bad)
-    refusal = pytest.raises(ValueError, match=r"must (be finite|lie in|have|begin)")
-    refused_before_anything(refusal, stream, method, num_classes=4, noise=noise)
-
-
-class Short(EmbeddingUsers):
-    """A stream that leaves its last user out."""
-
-    def chunks(self) -> Iterator[Chunk]:
-        for chunk in super().chunks():
-            yield chunk.select(chunk.users < len(self.sizes) - 1)
-
-
-@pytest.mark.parametrize("least", [None, 3])
-@pytest.mark.parametrize("noise", ["discrete", "float"])
-def test_users_that_do_not_stream_in_are_missed_before(noise: Any, least: int | None) -> None:
-    """Their rows would be counted, and their noise."""
-    data = rows_of(4, 5)
-    stream = Short(data, PublicTransform.identity(3), own_partition(data))
-    refusal = pytest.raises(ValueError, match="got none for 3")
-    given = {"num_classes": 4, "noise": noise, "min_survivors": least}
-    refused_before_anything(refusal, stream, "discriminant", **given)
 
 
 @pytest.mark.parametrize("stop", [ArithmeticError, MemoryError, KeyboardInterrupt])

@@ -233,7 +233,7 @@ def test_without_noise_and_clip_many_rounds_reach_logistic_regression(classes):
     assert gaps[2] < gap / 10_000
 
 
-@pytest.mark.parametrize("rounds", [1, 4, 16])
+@pytest.mark.parametrize("rounds", [1, 16])
 def test_where_noise_drowns_the_gradient_it_adds_its_standard_deviation_and_no_more(rounds):
     x, y, found = blobs(500, 3, 4)
     start, ended, released = start_of(found, rounds), [], []

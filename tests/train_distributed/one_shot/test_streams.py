@@ -15,7 +15,12 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_sensitivity
 from tests.kernels import ByPlace
-from tests.train_distributed.one_shot.builders import embedded, made, one_user
+from tests.train_distributed.one_shot.builders import (
+    embedded,
+    made,
+    one_user,
+    refused_before_anything,
+)
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.source import EmbeddingUsers, Source, check_stream, own_partition
@@ -49,12 +54,9 @@ class Stream:
     """Users whose rows somebody else has transformed: chunks, as often as they are read."""
 
     parts: tuple[Chunk, ...]
+    sizes: Tensor = field(default_factory=lambda: torch.tensor([2, 2]))
     again: float = 1.0  # factor of the features whenever they are read once more
     passes: list[int] = field(default_factory=list)
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.parts[-1].counts
 
     @property
     def dim(self) -> int:
@@ -69,54 +71,48 @@ class Stream:
             yield replace(part, x=x)
 
 
-def good(**changes: Any) -> Chunk:
-    """Two users of two rows each that no transform has clipped."""
-    return replace(chunk_of(torch.tensor(GOOD).expand(2, 2, 3).clone()), **changes)
+def good(row: list[float] = GOOD, label: int = 0, counts: list[int] | None = None) -> Chunk:
+    """Two users of two rows each that no transform has clipped; the last one may be another."""
+    x = torch.tensor(GOOD).expand(2, 2, 3).clone()
+    x[1, 1] = torch.tensor(row)
+    return chunk_of(x, counts, torch.tensor([[0, 0], [0, label]]))
 
 
 # What is refused
 
+STREAMS: list[tuple[tuple[Chunk, ...], str]] = [
+    ((good([1.0, 1.0, 0.01]),), "norm <= clip_norm"),
+    ((good([1.0, 1e30, 0.0]),), "norm <= clip_norm"),
+    ((good([1.0, math.nan, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
+    ((good([1.0, -math.inf, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
+    ((good([0.5, 1.0, 0.0]),), "rows must begin with the constant 1.0, got 0.5"),
+    ((good([0.0, 1.1, 0.0]),), "rows must begin with the constant 1.0, got 0.0"),
+    ((good(label=2),), r"labels must lie in \[0, 2\)"),
+    ((good(label=-1),), r"labels must lie in \[0, 2\)"),
+    ((good(), good()), "users must stream in once each"),
+    ((good(counts=[2, 1]), good()), "as many rows as their sizes say"),
+    ((good().select(torch.tensor([True, False])),), "got none for 1"),  # whose noise would count
+]
+
 
 @pytest.mark.parametrize("noise", ["discrete", "float"])
-@pytest.mark.parametrize(
-    ("method", "row", "message"),
-    [
-        *(
-            (method, row, message)
-            for method in ("discriminant", "softmax")
-            for row, message in (
-                ([1.0, 1.0, 0.01], "norm <= clip_norm"),
-                ([1.0, 1e30, 0.0], "norm <= clip_norm"),
-                ([1.0, math.nan, 0.0], "finite"),
-                ([1.0, -math.inf, 0.0], "finite"),
-            )
-        ),
-        # a trained head needs no constant
-        ("discriminant", [0.5, 1.0, 0.0], "rows must begin with the constant 1.0, got 0.5"),
-        ("discriminant", [0.0, 1.1, 0.0], "rows must begin with the constant 1.0, got 0.0"),
-    ],
-)
-def test_bad_rows_are_refused_under_either_noise(method, row, message, noise):
-    held = good()
-    release(Stream((held,)), method, PROMISE, noise=noise, num_classes=2)
-    held.x[1, 1] = torch.tensor(row)
-    with pytest.raises(ValueError, match=message):
-        release(Stream((held,)), method, PROMISE, noise=noise, num_classes=2)
+@pytest.mark.parametrize("method", ["discriminant", "softmax"])
+@pytest.mark.parametrize(("parts", "message"), STREAMS)
+def test_streams_are_refused_before_anything_is_reserved_or_drawn(parts, message, method, noise):
+    if method == "softmax" and "constant" in message:
+        return  # a trained head needs none
+    for least in (None, 1):
+        given = {"num_classes": 2, "noise": noise, "min_survivors": least}
+        release(Stream((good(),)), method, PROMISE, **given)
+        refusal = pytest.raises(ValueError, match=message)
+        refused_before_anything(refusal, Stream(parts), method, **given)
 
 
-@pytest.mark.parametrize(
-    ("stream", "message"),
-    [
-        (Stream((good(), good())), "users must stream in once each"),
-        (Stream((good(counts=torch.tensor([2, 1])), good())), "as many rows as their sizes say"),
-        (Stream((good(),), again=1.3), "norm <="),  # not when they are first read
-    ],
-)
-def test_users_come_once_with_their_rows_and_the_same_ones_again(stream, message):
-    two: dict[str, Any] = {"sums": 2, "class_noise": 0.1} if stream.again > 1 else {}
-    with pytest.raises(ValueError, match=message):
+def test_rows_of_a_stream_are_held_to_their_bound_whenever_they_are_read() -> None:
+    stream, two = Stream((good(),), again=1.3), {"sums": 2, "class_noise": 0.1}
+    with pytest.raises(ValueError, match="norm <="):
         release(stream, "discriminant", PROMISE, noise="float", num_classes=2, **two)
-    assert len(stream.passes) == (2 if two else 1)
+    assert len(stream.passes) == 2
 
 
 def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
@@ -301,7 +297,8 @@ def test_rows_of_a_set_are_shuffled_before_their_transform(monkeypatch: pytest.M
 def test_rows_of_a_stream_are_shuffled() -> None:
     x = torch.tensor([[[1, 0], [1, 1 / 4], [1, 1 / 2]], [[1, 3 / 4], [1, 1], [9, 9]]])
     y = torch.tensor([[0, 0, 1], [0, 1, 0]])
-    rows, drawn = Source.of(Stream((chunk_of(x, [3, 2], y),)), None, None, 2), []
+    held = Stream((chunk_of(x, [3, 2], y),), torch.tensor([3, 2]))
+    rows, drawn = Source.of(held, None, None, 2), []
     for _ in range(1200):
         (chunk,) = rows.chunks()
         drawn.append(tuple((4 * chunk.x[0, :, 1]).int().tolist()))

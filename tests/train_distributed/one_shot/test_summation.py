@@ -321,10 +321,10 @@ def test_the_bound_is_that_of_the_users_in_the_sum() -> None:
 
 
 def test_noise_alone_stays_within_its_tails() -> None:
-    """At most 2^-40 of sums are beyond, so none of 2,000; and the bounds are not idle."""
+    """At most 2^-40 of sums are beyond, so none of 1,000; and the bounds are not idle."""
     method, integers, sizes = planned("discriminant", 2, 1e-3)
     words = np.zeros(method.dimension, np.uint64)
-    totals = [integers.decode(integers.noised(words) + integers.noised(words)) for _ in range(2000)]
+    totals = [integers.decode(integers.noised(words) + integers.noised(words)) for _ in range(1000)]
     assert all(unreachable(total, method, integers, sizes) is None for total in totals)
     longest = max(totals, key=torch.linalg.vector_norm)
     assert unreachable(12 * longest, method, integers, sizes) is not None

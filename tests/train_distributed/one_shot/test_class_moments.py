@@ -1,19 +1,24 @@
-"""Class sums and second moments: what a record moves, what is sent, and what it counts."""
+"""Class sums and second moments: what is sent, counted, and made of them whatever the noise."""
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from torch import Tensor
 
-from embed import PublicTransform
+from embed import EmbeddingSet, PublicTransform
+from embed.known_classes import ClassGuess, KnownClasses
 from heads import class_sums, class_sums_sensitivity, least_squares_sensitivity, second_moments
-from tests.train_distributed.one_shot.fitting import made
+from tests.train_distributed.one_shot.builders import embedded, made, one_user
+from train_distributed import Privacy
 from train_distributed.one_shot.discriminant import ClassMoments, class_counts
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.method import ReleaseState
+from train_distributed.one_shot.release import release_of
+from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
 K, FEATURES, CONSTANT = 3, 4, 0.5
@@ -25,15 +30,11 @@ def rows_of(n: int, seed: int = 0) -> Chunk:
     draw = torch.Generator().manual_seed(seed)
     labels = (torch.arange(n) % 6).clamp(max=K - 1)
     x = torch.randn(n, FEATURES, generator=draw) / 4 + torch.eye(K, FEATURES)[labels] / 2
-    return Chunk(torch.zeros(1).long(), TRANSFORM(x)[None], labels[None], torch.tensor([n]))
+    return one_user(TRANSFORM(x), labels)
 
 
-def statistic(transform: PublicTransform = TRANSFORM, k: int = K, **options) -> ClassMoments:
-    return made("discriminant", transform, k, options).statistic
-
-
-def scaled(own: ClassMoments, chunk: Chunk) -> Tensor:
-    return own.submit(chunk)[0] * own.scale
+def statistic(k: int = K, **options: Any) -> ClassMoments:
+    return made("discriminant", TRANSFORM, k, **options).statistic
 
 
 def test_what_is_sent_are_sums_and_the_triangle_of_moments() -> None:
@@ -56,126 +57,9 @@ def test_what_is_sent_are_sums_and_the_triangle_of_moments() -> None:
 
 def test_a_users_clip_leaves_the_moments_out() -> None:
     """Of n rows they are about n/√2 long, where class sums of mixed classes are √n long."""
-    clipped = build_method("discriminant", TRANSFORM, K, {"user_clip": 1.0}).statistic
+    clipped = statistic(user_clip=1.0)
     assert clipped.dimension == TRANSFORM.dim * K
     assert clipped.unclipped == statistic(moments=False)
-    with pytest.raises(ValueError, match="moments must be left out with user_clip, got True"):
-        build_method("discriminant", TRANSFORM, K, {"user_clip": 1.0, "moments": True})
-    with pytest.raises(ValueError, match=r"alpha must be left out without moments, got 0\.5"):
-        build_method("discriminant", TRANSFORM, K, {"user_clip": 1.0, "alpha": 0.5})
-    with pytest.raises(ValueError, match="alpha must be left out without moments"):
-        statistic(moments=False, alpha=0.5)
-
-
-@pytest.mark.parametrize("same_label", [True, False])
-def test_the_worst_pairs_attain_the_reach_and_no_pair_exceeds_it(same_label: bool) -> None:
-    """Antipodal rows of one label, or rows of two labels, beside records of others."""
-    constant = 0.125 if same_label else 0.9
-    clip = math.sqrt(1 + constant**2) if same_label else 1.0
-    reach = math.sqrt(clip**2 - constant**2)
-    own = statistic(PublicTransform.identity(FEATURES, clip, constant), moments=False)
-    stated = own.record_sensitivity(torch.tensor([3]))
-    assert stated == class_sums_sensitivity(clip, constant)
-    draw, largest = torch.Generator().manual_seed(2), 0.0
-    for trial in range(50):
-        features = torch.randn(3, FEATURES, generator=draw, dtype=torch.float64)
-        features *= reach / features.norm(dim=1, keepdim=True)
-        other = features.clone()
-        other[2] = -features[2] if trial % 2 else other[2].roll(1)
-        x = torch.stack([features, other])
-        x = torch.cat([torch.full((2, 3, 1), constant, dtype=torch.float64), x], 2)
-        y = torch.tensor([[0, 1, 2], [0, 1, 2 if same_label else 0]])
-        sent = own.submit(Chunk(torch.arange(2), x, y, torch.tensor([3, 3])))
-        moved = float((sent[0] - sent[1]).norm())
-        assert moved <= stated * (1 + 1e-12)
-        largest = max(largest, moved)
-    assert largest >= stated * (1 - 1e-12)
-
-
-def test_padding_and_partition_leave_the_sum_alone() -> None:
-    own, one = statistic(), rows_of(24)
-    x, y = one.x.view(4, 6, -1).clone(), one.y.view(4, 6).clone()
-    x[1, 4:], y[1, 4:] = 7.0, 0  # two rows that are nobody's
-    padded = Chunk(torch.arange(4), x, y, torch.tensor([6, 4, 6, 6]))
-    alone = Chunk(torch.tensor([1]), x[1:2, :4], y[1:2, :4], torch.tensor([4]))
-    assert torch.equal(own.submit(padded)[1], own.submit(alone)[0])
-
-
-@pytest.mark.parametrize("n", [1, 40])
-def test_no_entry_of_a_sum_exceeds_its_bound(n: int) -> None:
-    """n equal rows, almost all of whose length is in one entry."""
-    own = statistic(PublicTransform.identity(2, 1.0, 1e-3), 2, moments=False)
-    row = torch.tensor([1e-3, math.sqrt(1 - 1e-6), 0.0], dtype=torch.float64)
-    held = Chunk(
-        torch.zeros(1).long(), row.expand(1, n, 3), torch.zeros(1, n).long(), torch.tensor([n])
-    )
-    largest = float(own.submit(held).abs().max())
-    assert 0.999 * own.entry_bound(n) <= largest <= own.entry_bound(n)
-
-
-@pytest.mark.parametrize("weight", [0.2, 1 / math.sqrt(2), 1.0, 3.0])
-@pytest.mark.parametrize("same_label", [True, False])
-def test_no_pair_moves_further_than_the_reach(weight: float, same_label: bool) -> None:
-    """Full length at every angle; the worst of them attains what is stated, labels included."""
-    constant = 0.5
-    own = statistic(k=2, alpha=weight)  # r = 1
-    largest = 0.0
-    for cosine in np.linspace(-1, 1, 401):
-        pair = torch.tensor(
-            [[1.0, 0, 0, 0], [cosine, math.sqrt(1 - cosine**2), 0, 0]], dtype=torch.float64
-        )
-        x = torch.cat([torch.full((2, 1), constant, dtype=torch.float64), pair], 1)[:, None]
-        y = torch.tensor([[0], [0 if same_label else 1]])
-        sent = own.submit(Chunk(torch.arange(2), x, y, torch.ones(2).long())) * own.scale
-        largest = max(largest, float((sent[0] - sent[1]).norm()))
-    stated = own.record_sensitivity(torch.ones(1))
-    assert largest <= stated * (1 + 1e-12)
-    alone = statistic(k=2, moments=False).record_sensitivity(torch.ones(1))
-    if same_label:
-        expected = 2.0 if weight**2 <= 0.5 + 1e-12 else math.sqrt(2) * (weight + 1 / (2 * weight))
-        assert largest == pytest.approx(expected, rel=1e-4)
-        assert (stated == pytest.approx(alone)) is (weight**2 <= 0.5 + 1e-12)
-
-
-def test_by_default_the_moments_cost_nothing() -> None:
-    """The largest α whose pair moves no further than the class sums alone."""
-    own, alone = statistic(k=2), statistic(k=2, moments=False).record_sensitivity(torch.ones(1))
-    assert own.record_sensitivity(torch.ones(1)) == pytest.approx(alone, rel=1e-12)
-    heavier = statistic(k=2, alpha=1.01 * own.weight)
-    assert heavier.record_sensitivity(torch.ones(1)) > alone * (1 + 1e-5)
-
-
-def test_scaled_moments_have_the_frobenius_norm_of_their_matrix() -> None:
-    held, own = rows_of(50), statistic(alpha=0.3)
-    x = held.x[0, :, 1:].double()
-    expected = 0.3 * torch.linalg.matrix_norm(x.T @ x)
-    assert float(scaled(own, held)[TRANSFORM.dim * K :].norm()) == pytest.approx(float(expected))
-    assert len(scaled(own, held)) == own.dimension == len(own.grid_powers)
-
-
-@pytest.mark.parametrize("alpha", [0.1, 5.0])
-@pytest.mark.parametrize("n", [1, 30])
-def test_no_entry_exceeds_its_bound(alpha: float, n: int) -> None:
-    """n equal rows along an axis, or a diagonal, whose moment counts √2 times."""
-    own = statistic(k=2, alpha=alpha)
-    for features in ([1.0, 0, 0, 0], [math.sqrt(0.5), math.sqrt(0.5), 0, 0]):
-        row = torch.tensor([CONSTANT, *features], dtype=torch.float64)
-        held = Chunk(
-            torch.zeros(1).long(), row.expand(1, n, 5), torch.zeros(1, n).long(), torch.tensor([n])
-        )
-        assert float(scaled(own, held).abs().max()) <= own.entry_bound(n)
-
-
-def test_grid_rows_give_whole_steps_of_the_stated_powers() -> None:
-    """Sums are multiples of g, moments of g², and neither of anything coarser."""
-    grid = 2.0**-6
-    own = statistic()
-    sent = own.submit(rows_of(41).rounded(grid))[0]
-    steps = sent / grid ** own.grid_powers.double()
-    assert torch.equal(steps, steps.round())
-    split = TRANSFORM.dim * K
-    assert (steps[:split] % 2 != 0).any()
-    assert (steps[split:] % 2 != 0).any()
 
 
 @pytest.mark.parametrize("counts", [[30.0, 30, 30], [60.0, 20, 10], [88.0, 1, 1]])
@@ -212,9 +96,73 @@ def test_class_counts_are_posterior_means(counts: list[float], std: float) -> No
     assert torch.allclose(found, 22.5 * (1 + keep * spread), rtol=1e-4, atol=1e-4)
 
 
-def test_noise_alone_is_not_taken_for_classes_that_differ() -> None:
-    """Of noise of 0.7 equal shares a tenth is left, the mean of many draws."""
-    draw = torch.Generator().manual_seed(0)
-    rows = 25 + 17.5 * torch.randn(500, 10, generator=draw, dtype=torch.float64)
-    found = torch.stack([class_counts(row, 1.0, 250, 17.5) for row in rows])
-    assert found.std(1).mean() < 0.1 * 17.5
+# Discriminant
+
+CLASSES, P, Q = 4, 12, 8
+
+
+def drawn(n: int, classes: int, seed: int) -> EmbeddingSet:
+    """Gaussian classes; public and private means are drawn alike, so differ by their seed."""
+    rng = np.random.default_rng(seed)
+    means = 1.5 * rng.standard_normal((classes, P))
+    labels = rng.choice(classes, n)
+    rows = means[labels] + rng.standard_normal((n, P)) * np.linspace(0.3, 2.0, P)
+    return embedded(rows, labels, classes, test=np.arange(n) % 4 == 3)
+
+
+@pytest.fixture(scope="module")
+def transform() -> PublicTransform:
+    return PublicTransform.fit(drawn(4000, 30, 1), components=Q, constant=CONSTANT)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 2.0, math.inf])
+def test_the_model_is_a_function_of_what_was_opened(transform, epsilon):
+    """By two sums, one after the other; the first says along which directions the second is."""
+    data = drawn(400, CLASSES, 7)
+    request = ReleaseRequest(
+        embeddings=data,
+        method="discriminant",
+        privacy=Privacy(epsilon, 1e-5),
+        transform=transform,
+        generator=torch.Generator().manual_seed(1),
+        noise="float",
+        options={"alpha": 0.5},
+    )
+    released, state = release_of(request), ReleaseState(request.built)
+    assert released.opened is not None
+    stds = released.report["local_noise_std_per_round"]  # of the one user
+    for total, std in zip((released.opened[: Q + 1], released.opened[Q + 1 :]), stds, strict=True):
+        state = state.advance(total, 300, std)
+    found = state.fitted()
+    assert torch.equal(found.weights, released.weights)
+    assert found.temperature == released.temperature
+    assert 0 < released.temperature < math.inf
+    assert released.predict_proba(data.embeddings).isfinite().all()
+
+
+def test_a_guess_that_errs_where_public_classes_do_not_differ_still_serves(transform):
+    """A source that says V = one direction, and errs in all: as good as if it had said C."""
+    draw, counts, spread = torch.Generator().manual_seed(8), 100.0, transform.public.covariance
+    root = torch.linalg.cholesky(0.3 * spread)
+    risks = torch.zeros(3, dtype=torch.float64)
+    narrow = 0.3 * spread.trace() * torch.eye(Q, dtype=torch.float64)[:, :1]
+    shapes = {1: narrow @ narrow.T / float(narrow.norm()), 2: 0.3 * spread.double()}
+    for _ in range(20):
+        normal = torch.randn(3, Q, CLASSES, generator=draw, dtype=torch.float64)
+        truth = 1.5 * torch.linalg.cholesky(spread) @ normal[0]
+        guessed = truth + root @ normal[1]
+        std = counts * float(root.diagonal().mean())
+        counted = torch.full((1, CLASSES), counts * CONSTANT)
+        sums = torch.cat([counted, counts * truth + std * normal[2]])
+        noised = NoisedSum(sums.flatten(), int(counts) * CLASSES, std)
+        for place in range(3):
+            guess = () if not place else (ClassGuess("names", guessed, shapes[place]),)
+            known = KnownClasses(tuple("abcd"), guess) if guess else None
+            knowing = replace(transform, known=known)
+            method = made("discriminant", knowing, CLASSES, moments=False)
+            found, odds = method.estimator.posterior(noised)
+            assert sum(odds.values()) == pytest.approx(1)
+            risks[place] += (found.means - truth).square().sum()
+    nothing, narrowly, widely = risks.tolist()
+    assert widely < 0.9 * nothing
+    assert narrowly < 1.05 * widely

@@ -1,22 +1,30 @@
-"""Class priors: the words, the file, and what each kind of method makes of them."""
+"""Class priors: what each kind of method makes of them, moved models, and files of shares."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from heads import SoftmaxHead
-from tests.train_distributed.one_shot.fitting import fitted
-from train_distributed import Privacy, release
+from tests.train_distributed.one_shot.builders import embedded, made, one_user, simulated
+from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.blind_averaging import HEADS, AveragedHeads, TrainedHeads
-from train_distributed.one_shot.class_prior import ClassPrior
-from train_distributed.one_shot.registry import build_method
+from train_distributed.one_shot.class_prior import (
+    ClassPrior,
+    checked_prior,
+    read_shares,
+    shares_of,
+)
+from train_distributed.one_shot.metrics import brief
 from train_distributed.one_shot.release import measure
+from train_distributed.one_shot.report_file import MEASURED
 from train_distributed.one_shot.statistic import Chunk, NoisedSum
 from train_distributed.partition import split
 
@@ -28,14 +36,11 @@ WITH_PRIOR = ("discriminant", "softmax", "logistic")
 
 def rows_of(n: int, shares: list[float], seed: int = 0, gap: float = 1.0) -> EmbeddingSet:
     """Gaussian classes off the origin; every fourth row is for testing; the classes are public."""
-    rng = np.random.default_rng(seed)
+    rng, every = np.random.default_rng(seed), np.arange(n)
     means = gap * np.random.default_rng(9).standard_normal((len(shares), P)) + 0.5
     labels = rng.choice(len(shares), n, p=shares)
-    rows = (means[labels] + rng.standard_normal((n, P))).astype(np.float32)
-    users = np.arange(n) % 40
-    split = (np.arange(n) // 40 % 4 == 3).astype(np.uint8)
-    names = {"class_names": [str(k) for k in range(len(shares))]}
-    return EmbeddingSet(embeddings=rows, labels=labels, split=split, users=users, meta=names)
+    x = means[labels] + rng.standard_normal((n, P))
+    return embedded(x, labels, len(shares), users=every % 40, test=every // 40 % 4 == 3)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +54,7 @@ def transform() -> PublicTransform:
 
 @pytest.mark.parametrize("name", WITH_PRIOR)
 @pytest.mark.parametrize("epsilon", [1.0, 3.0])
-def test_equal_shares_keep_a_class_of_a_tenth(
-    transform: PublicTransform, name: str, epsilon: float
-) -> None:
+def test_equal_shares_keep_a_class_of_a_tenth(transform, name, epsilon):
     """Noise and ridge pull scores to the shares: without a prior the larger class is all there is.
 
     100 users x 40 rows in their proportion; the bar is far from 50, where a constant stands.
@@ -60,55 +63,22 @@ def test_equal_shares_keep_a_class_of_a_tenth(
     more: dict[str, Any] = {"l2_reg": 0.03} if name in ("softmax", "logistic") else {}
     found = []
     for seed in range(3):
-        draw = torch.Generator().manual_seed(seed)
-        more |= {"noise": "float", "generator": draw, "prior": "equal"}
-        made = release(data, name, Privacy(epsilon, 1e-5), transform=transform, **more)
-        assert made.report["prior"] == "equal"
-        assert made.report["class_prior"] == {"0": 0.5, "1": 0.5}
-        found.append(measure(made, data)["balanced_accuracy"])
+        own = simulated(data, name, epsilon, seed, transform=transform, prior="equal", **more)
+        assert own.report["prior"] == "equal"
+        assert own.report["class_prior"] == {"a": 0.5, "b": 0.5}
+        found.append(measure(own, data)["balanced_accuracy"])
     assert np.mean(found) > (0.70 if epsilon == 1.0 else 0.76)
 
 
-def weighted_lda(x: np.ndarray, y: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """(n,) classes by the textbook: pooled covariance of the rows as they are, shares as given."""
-    means = np.stack([x[y == k].mean(0) for k in range(len(shares))])
-    pooled = sum(np.cov(x[y == k].T, bias=True) * np.mean(y == k) for k in range(len(shares)))
-    solved = np.linalg.solve(pooled, means.T)
-    return (x @ solved - 0.5 * (means.T * solved).sum(0) + np.log(shares)).argmax(1)
-
-
-@pytest.mark.parametrize("moments", [True, False])
-def test_log_shares_are_what_a_prior_adds(transform: PublicTransform, moments: bool) -> None:
-    data = rows_of(2000, [0.6, 0.3, 0.1], 4)
-    x, y = transform(data.embeddings), torch.from_numpy(data.labels)
-    chunk = Chunk(torch.zeros(1).long(), x[None], y[None], torch.tensor([len(x)]))
-    equal = build_method("discriminant", transform, 3, {"prior": "equal", "moments": moments})
-    total = equal.statistic.submit(chunk)[0]
-    plain = fitted(equal, total, len(x), 0.0)
-    cases: tuple[tuple[ClassPrior, Tensor], ...] = (
-        ((0.2, 0.3, 0.5), torch.tensor([0.2, 0.3, 0.5])),
-        ("private", torch.bincount(y) / len(y)),
-    )
-    for prior, shares in cases:
-        method = build_method("discriminant", transform, 3, {"prior": prior, "moments": moments})
-        made = method.fit(NoisedSum(total, len(x), 0.0))
-        shift = (made.weights - plain) / made.temperature
-        assert shift[1:].abs().max() < 1e-12
-        moved = CONSTANT * shift[0]
-        assert torch.allclose(moved - moved[0], (shares / shares[0]).log().double(), atol=1e-6)
-
-
-def test_probabilities_are_calibrated_to_the_prior(
-    transform: PublicTransform,
-) -> None:
+def test_probabilities_are_calibrated_to_the_prior(transform: PublicTransform) -> None:
     """Where the model is used classes are equal, though 85 % of the private rows are of one.
 
     Raw coordinates, which the clip spares: rows that all are as long are no Gaussian classes.
     """
     data, used = rows_of(6000, [0.85, 0.15], 5, 0.6), rows_of(6000, [0.5, 0.5], 6, 0.6)
-    method = build_method("discriminant", transform, 2, {"prior": "equal"})
-    made = release(data, method, Privacy(1e3, 1e-5), transform=transform, noise="float")
-    sure = made.predict_proba(used.embeddings)[:, 1].numpy()
+    method = made("discriminant", transform, 2, prior="equal")
+    own = release(data, method, Privacy(1e3, 1e-5), transform=transform, noise="float")
+    sure = own.predict_proba(used.embeddings)[:, 1].numpy()
     for low, high in ((0.05, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.95)):
         held = (sure >= low) & (sure < high)
         assert held.sum() > 100
@@ -120,42 +90,8 @@ def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> Traine
     return TrainedHeads(head=head, dim=4, prior=prior, constant=CONSTANT)
 
 
-def pair_of(same_label: bool, draw: torch.Generator, n: int) -> Chunk:
-    """Two users alike but for their last record, of full length, opposite or of another label."""
-    features = torch.randn(n, 3, generator=draw, dtype=torch.float64)
-    features /= features.norm(dim=1, keepdim=True)
-    other = features.clone()
-    other[-1] = -features[-1] if same_label else features[-1]
-    x = torch.stack([features, other])
-    x = torch.cat([torch.full((2, n, 1), CONSTANT, dtype=torch.float64), x], 2)
-    y = torch.zeros(2, n, dtype=torch.int64)
-    y[1, -1] = 0 if same_label else 1
-    return Chunk(torch.arange(2), x, y, torch.full((2,), n))
-
-
-@pytest.mark.parametrize("name", ["softmax", "logistic"])
-@pytest.mark.parametrize("same_label", [True, False])
-def test_no_record_moves_head_and_features_further_than_the_joint_reach(
-    name: str, same_label: bool
-) -> None:
-    """A flipped label moves both parts at once; the head alone would be under-noised by it."""
-    draw, largest = torch.Generator().manual_seed(0), 0.0
-    method = head_method(name, l2_reg=10.0)  # where losses are steepest
-    for n in (1, 2, 7):
-        stated = method.record_sensitivity(torch.tensor([n])) * math.sqrt(method.compositions)
-        removal = method.zero_out_sensitivity(torch.tensor([n])) * math.sqrt(method.compositions)
-        for _ in range(10):
-            chunk = pair_of(same_label, draw, n)
-            sent = method.submit(chunk) * method.scale
-            moved = float((sent[0] - sent[1]).norm())
-            assert moved <= stated
-            assert sent.abs().max() <= method.entry_bound(n)
-            assert float(sent[0].norm()) <= float(method.user_zero_out(torch.tensor([n]))[0]) * (
-                math.sqrt(method.compositions)
-            )
-            largest = max(largest, moved / stated)
-        assert removal < stated
-    assert largest > 0.35
+def mean_of(heads: TrainedHeads, total: Tensor, rows: int) -> Tensor:
+    return AveragedHeads(statistic=heads).fit(NoisedSum(total, rows, 0.0)).weights
 
 
 @pytest.mark.parametrize("name", ["softmax", "logistic", "svm"])
@@ -169,7 +105,10 @@ def test_the_sum_of_features_is_charged(name: str) -> None:
         (float(joint.user_sensitivity(sizes)), float(alone.user_sensitivity(sizes))),
     ):
         assert stated == pytest.approx(math.sqrt(1.1) * of_head, rel=2e-3)
-    chunk = pair_of(True, torch.Generator().manual_seed(0), 40)
+    x = torch.tensor([CONSTANT, 1.0, 0.0, 0.0], dtype=torch.float64).repeat(2, 40, 1)
+    x[1, -1, 1] = -1.0  # two users alike but for their last record, whose row is opposite
+    y = torch.zeros(2, 40, dtype=torch.int64)
+    chunk = Chunk(torch.arange(2), x, y, torch.tensor([40, 40]))
     sent = (joint.submit(chunk) * joint.scale)[:, -3:]
     moved = float((sent[0] - sent[1]).norm()) / math.sqrt(joint.compositions)
     left = math.sqrt(joint.record_sensitivity(sizes) ** 2 - alone.record_sensitivity(sizes) ** 2)
@@ -187,12 +126,10 @@ def test_what_all_rows_share_does_not_decide(name: str) -> None:
     apart = torch.tensor([[0.2, 0.2, 0.0], [0.0, 0.2, 0.2], [0.0, 0.0, 0.0]])
     x = 0.5 + apart[y] + 0.05 * torch.randn(600, 3, generator=draw)
     x = torch.cat([torch.full((600, 1), CONSTANT), 0.99 * x / x.norm(dim=1).max()], 1)
-    chunk = Chunk(torch.zeros(1).long(), x.double()[None], y[None], torch.tensor([600]))
     found = {}
     for prior in ("equal", "private"):
         method = head_method(name, prior, l2_reg=1.0)
-        total = method.submit(chunk)[0]
-        weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 600, 0.0)).weights
+        weights = mean_of(method, method.submit(one_user(x.double(), y))[0], 600)
         found[prior] = float(((x.double() @ weights).argmax(1) == y).double().mean())
     assert found["private"] < 0.7
     assert found["equal"] > 0.9
@@ -213,25 +150,163 @@ def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) 
     for bucket in partition.buckets(100):
         chunk = Chunk(bucket.users, x[bucket.rows], y[bucket.rows], bucket.counts)
         total += method.submit(chunk).sum(0)
-    weights = AveragedHeads(statistic=method).fit(NoisedSum(total, 100, 0.0)).weights
     order = torch.repeat_interleave(torch.arange(3), torch.tensor([20, 30, 50]))
-    everyone = Chunk(torch.zeros(1).long(), x[None], order[None], torch.tensor([100]))
     alone = replace(method, prior="private")
-    plain = NoisedSum(alone.submit(everyone)[0], 100, 0.0)
-    expected = AveragedHeads(statistic=alone).fit(plain).weights
-    assert torch.allclose(weights, expected, atol=3e-4)  # what solvers leave
+    expected = mean_of(alone, alone.submit(one_user(x, order))[0], 100)
+    assert torch.allclose(mean_of(method, total, 100), expected, atol=3e-4)  # what solvers leave
 
 
-def test_a_head_that_hardly_regularises_learns_the_logarithms() -> None:
-    head = SoftmaxHead(num_classes=3, l2_reg=1e-6, clip_norm=CLIP)
-    method = TrainedHeads(head=head, dim=2, prior="equal", constant=CONSTANT)
-    shares: Tensor = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
-    scores = CONSTANT * AveragedHeads(statistic=method).taught_by(shares)
-    assert torch.allclose(torch.softmax(scores, 0), shares, atol=1e-4)
+# Releases
+
+GIVEN = (0.2, 0.3, 0.5)
+PRIORS: tuple[ClassPrior, ...] = ("equal", "private", GIVEN)
 
 
-def test_a_margin_has_no_prior(transform: PublicTransform) -> None:
-    with pytest.raises(ValueError, match="prior must be 'equal' or 'private' for an SVM"):
-        build_method("svm", transform, 3, {"prior": (0.2, 0.3, 0.5), "l2_reg": 1.0})
-    with pytest.raises(ValueError, match=r"constant must be given .* got None"):
-        replace(head_method("softmax"), constant=None).validate()
+def three(n: int = 2400) -> EmbeddingSet:
+    """Rows of three classes, 6:3:1, that lie close together; every fourth is for testing."""
+    draw, every = np.random.default_rng(0), np.arange(n)
+    labels = draw.choice(3, n, p=[0.6, 0.3, 0.1])
+    x = np.eye(3, 6)[labels] + draw.standard_normal((n, 6))
+    return embedded(x, labels, 3, users=every // 4 % 20, test=every % 4 == 3)
+
+
+ROWS = three()
+
+
+def released(method: str = "discriminant", epsilon: float = 1.0, **options: Any) -> Release:
+    return simulated(ROWS, method, epsilon, **options)
+
+
+@pytest.fixture(scope="module")
+def model() -> Release:
+    return released()
+
+
+@pytest.mark.parametrize("prior", PRIORS[1:])
+def test_scores_differ_by_the_log_ratio(model: Release, prior: ClassPrior) -> None:
+    """Of tempered shares: T log π."""
+    assert (model.prior, model.report["prior"]) == ("equal", "equal")
+    assert model.temperature != 1
+    assert model.class_shares is not None
+    shares = model.class_shares.numpy() if prior == "private" else np.array(GIVEN)
+    powers = shares**model.temperature
+    scores = [each.scores(ROWS.embeddings) for each in (model.with_prior(prior), model)]
+    moved = (scores[0] - scores[1]).numpy()
+    wanted = np.log(powers / powers.sum()) - np.log(1 / 3)
+    assert np.abs(moved - wanted).max() < 1e-12
+    again = model.with_prior(prior).with_prior("equal")
+    assert torch.allclose(again.weights, model.weights, rtol=0, atol=1e-12)
+    assert torch.equal(again.weights[1:], model.weights[1:])
+    assert model.with_prior("equal") is model
+
+
+@pytest.mark.parametrize("options", [{}, {"rounds": 2}, {"moments": False}])
+@pytest.mark.parametrize("prior", PRIORS[1:])
+def test_a_model_moved_is_the_model_made(prior: ClassPrior, options: dict[str, Any]) -> None:
+    """One prior is chosen before the sum, the other after it; the noise is the same."""
+    moved, meant = released(**options).with_prior(prior), released(prior=prior, **options)
+    assert torch.allclose(moved.weights, meant.weights, rtol=1e-9, atol=1e-12)
+    assert moved.prior == meant.prior == prior
+    assert moved.report.class_prior == pytest.approx(meant.report.class_prior)
+    assert moved.report.prior == meant.report.prior
+    assert moved.report.learned_shares == pytest.approx(meant.report.learned_shares)
+    assert not set(MEASURED) & set(moved.report)
+    assert torch.equal(shares_in(moved), shares_in(meant))
+
+
+def shares_in(model: Release) -> Tensor:
+    assert model.class_shares is not None
+    return model.class_shares
+
+
+def test_metrics_are_those_of_each_model(model: Release) -> None:
+    metrics = model.report["test_metrics"]
+    assert list(metrics["by_prior"]) == ["equal", "private"]
+    for prior, found in metrics["by_prior"].items():
+        alone = measure(model.with_prior(prior), ROWS)
+        assert found == {name: alone[name] for name in ("accuracy", "balanced_accuracy")}
+    assert metrics["by_prior"]["equal"]["accuracy"] == metrics["accuracy"]
+    equal, private = metrics["by_prior"].values()
+    assert private["accuracy"] > equal["accuracy"]
+    assert equal["balanced_accuracy"] > private["balanced_accuracy"]
+    assert {"with prior equal", "with prior private"} <= dict(brief(metrics)).keys()
+    typed = model.report.test_metrics
+    assert typed is not None
+    assert typed.by_prior is not None
+    assert typed.by_prior["private"].accuracy == private["accuracy"]
+
+
+@pytest.mark.parametrize("method", ["softmax", "svm", "logistic"])
+def test_a_head_has_one_prior_and_says_so(method: str) -> None:
+    head = released(method)
+    assert (head.prior, head.class_shares) == ("equal", None)
+    assert head.report.other_priors is not None
+    assert "carries the prior of its rows inside" in head.report.other_priors
+    assert "by_prior" not in head.report["test_metrics"]
+    assert head.with_prior("equal") is head
+    with pytest.raises(ValueError, match=r"prior must be the model's own, 'equal' .*inside.* got"):
+        head.with_prior("private")
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_shares_and_prior_are_saved_and_loaded(model, prior, tmp_path):
+    moved = model.with_prior(prior)
+    moved.save(tmp_path / "model")
+    loaded = Release.load(tmp_path / "model")
+    assert torch.equal(shares_in(loaded), shares_in(model))
+    assert loaded.prior == prior
+    again = loaded.with_prior("equal").weights
+    assert torch.equal(again, moved.with_prior("equal").weights)
+    released("softmax").save(tmp_path / "head")
+    head = Release.load(tmp_path / "head")
+    assert (head.class_shares, head.prior) == (None, "equal")
+    with safe_open(tmp_path / "head" / "model.safetensors", "pt") as file:
+        assert "class_shares" not in file.keys()  # noqa: SIM118
+
+
+def test_no_model_is_moved_to_what_is_no_prior_nor_from_an_unknown_one(model: Release) -> None:
+    for prior in ("flat", (0.5, 0.5), (0.5, 0.4, 0.2)):
+        with pytest.raises(ValueError, match="prior must"):
+            model.with_prior(prior)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="prior must be the model's own, unknown"):
+        replace(model, prior=None).with_prior("equal")
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "Expecting value"),
+        ("[0.2, 0.3, 0.5]", "JSON object"),
+        ('{"cat": 0.5, "dog": 0.5}', "'owl'"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": 0.4, "emu": 0.1}', "'emu'"),
+        ('{"cat": 0.2, "cat": 0.3, "dog": 0.3, "owl": 0.2}', "'cat' twice"),
+        ('{"0": 0.2, "1": 0.3, "owl": 0.5}', "'cat'"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": NaN}', "got nan"),
+        ('{"cat": 0.2, "dog": 0.3, "owl": {"a": 1}}', "shares > 0"),
+        ('{"cat": 1, "dog": 1, "owl": 1}', "sum 1, got 3"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_files_that_are_no_prior_are_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "prior.json").write_text(text)
+    with pytest.raises(ValueError, match=r"prior must be .*prior\.json") as caught:
+        read_shares(tmp_path / "prior.json", NAMES)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    with pytest.raises(ValueError, match=r"prior must be .*missing\.json"):
+        read_shares(tmp_path / "missing.json", NAMES)
+
+
+def test_a_file_may_name_classes_or_number_them(tmp_path: Path) -> None:
+    path = tmp_path / "prior.json"
+    path.write_text(json.dumps({"owl": 0.5, "cat": 0.2, "dog": 0.3}))
+    assert read_shares(path, NAMES) == (0.2, 0.3, 0.5)
+    path.write_text(json.dumps({"2": 0.5, "0": 0.2, "1": 0.3}))
+    assert read_shares(path, NAMES) == (0.2, 0.3, 0.5)
+    assert checked_prior([0.5, 0.5], 2) == (0.5, 0.5)
+    exact = shares_of((0.5, 0.5000001), torch.ones(2).double())
+    assert float(exact.sum()) == 1.0

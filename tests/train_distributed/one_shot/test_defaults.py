@@ -12,13 +12,11 @@ import torch
 from embed import EmbeddingSet, PublicTransform
 from embed.known_classes import ClassGuess, KnownClasses
 from embed.water_filling import MOST, PLANNED_SHARE, Channel
-from tests.train_distributed.research.learning import learn
-from train_distributed import Privacy, release
-from train_distributed.one_shot.extra_sums import FIRST_SHARE, OWN_SHARE
+from tests.train_distributed.one_shot.builders import METHODS_OF_CLASSES, embedded, simulated
+from train_distributed import Privacy
 from train_distributed.one_shot.registry import METHODS, SURE, build_method, moment_weight
 from train_distributed.one_shot.request import (
     L2_REGS,
-    OTHERS,
     QUIET,
     RIVALS,
     ROUNDS,
@@ -77,9 +75,7 @@ def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
     labels = rng.integers(classes, size=n)
     spread = np.concatenate([np.full(40, 1.0), np.geomspace(0.7, 0.1, 160)])
     rows = means[labels] + spread * rng.standard_normal((n, 200))
-    cut = (np.arange(n) >= n - 1000).astype(np.uint8)
-    names = {"class_names": [str(k) for k in range(classes)]}
-    return EmbeddingSet(embeddings=rows.astype(np.float32), labels=labels, split=cut, meta=names)
+    return embedded(rows, labels, classes, test=np.arange(n) >= n - 1000)
 
 
 @cache
@@ -88,29 +84,6 @@ def public_transform() -> PublicTransform:
 
 
 # Noise
-
-
-@pytest.mark.parametrize(
-    ("sums", "rounds", "share"),
-    [
-        (1, 0, 1.0),
-        (2, 0, 1 - FIRST_SHARE),
-        (1, 4, OWN_SHARE),
-        (2, 4, (1 - FIRST_SHARE) * OWN_SHARE),
-    ],
-)
-def test_the_noise_is_that_of_a_class_mean(sums: int, rounds: int, share: float) -> None:
-    """By simulation: K class sums, each of N/K rows of norm 1, and one sum's noise.
-
-    A row may become the opposite one, which moves its class sum by 2.
-    """
-    draw = torch.Generator().manual_seed(0)
-    multiplier = 3.7306  # of epsilon 1 at delta 1e-5
-    shares = torch.randn(100, 10_000, generator=draw, dtype=torch.float64)
-    noise = 2 * shares.sum(0) * multiplier / math.sqrt(50 * share)  # half of 100 users must suffice
-    expected = float(noise.std()) / 250
-    found = known().class_noise(sums=sums, rounds=rounds)
-    assert found == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -193,79 +166,108 @@ def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisat
 # Settings
 
 
-def test_rows_of_a_public_transform_are_summed_twice_and_mapped_for_their_noise() -> None:
-    transform = public_transform()
-    rule, noise = rule_of("discriminant"), known().class_noise(sums=2)
-    assert settings(transform=transform) == {
-        "sums": 2,
-        "class_noise": noise,
-        "components": components_of(rule, transform, noise),
-    }
-    for method in HEADS:
-        rule = rule_of(method)
-        noise = known(method).class_noise(sums=2)
-        l2_reg = rule.l2_reg * noise  # pyright: ignore[reportOptionalOperand]
-        assert settings(method, transform=transform) == {
-            "sums": 2,
-            "class_noise": noise,
-            "components": components_of(rule, transform, noise),
-            "l2_reg": min(max(l2_reg, L2_REGS[0]), L2_REGS[1]),
-            "prior": "equal",
-        }
+def regulariser(method: str, noise: float) -> float:
+    l2_reg = rule_of(method).l2_reg
+    assert l2_reg is not None
+    return min(max(l2_reg * noise, L2_REGS[0]), L2_REGS[1])
 
 
-def test_rows_of_the_identity_are_summed_once_as_they_are() -> None:
-    assert settings() == {}
-    for method in HEADS:
-        found = settings(method, epsilon=0.3)
-        rule = rule_of(method)
-        assert found.keys() == {"l2_reg", "prior"}
-        wanted = rule.l2_reg * noise_of(method, 0.3)  # pyright: ignore[reportOptionalOperand]
-        assert found["l2_reg"] == min(wanted, L2_REGS[1])
+@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
+def test_settings_follow_from_the_noise_of_the_method_s_own_sum(method: str) -> None:
+    """Rows of a public transform are summed twice and mapped, those of the identity as they are."""
+    transform, noise = public_transform(), known(method).class_noise(sums=2)
+    q = components_of(rule_of(method), transform, noise)
+    mapped = {"sums": 2, "class_noise": noise, "components": q}
+    plain: dict[str, Any] = {}
+    if method in HEADS:
+        mapped |= {"l2_reg": regulariser(method, noise), "prior": "equal"}
+        plain = {"l2_reg": regulariser(method, noise_of(method, 0.3)), "prior": "equal"}
+    assert settings(method, transform=transform) == mapped
+    assert settings(method, epsilon=0.3) == plain
 
 
-@pytest.mark.parametrize(
-    ("given", "unit", "sums"),
-    [
-        ({}, "record", 2),
-        ({}, "user", 1),
-        ({"user_clip": 5.0}, "record", 1),
-        ({"user_clip": 5.0}, "user", 1),
-        ({"user_clip": (5.0,)}, "user", 1),
-        ({"user_clip": (4.0, 5.0)}, "record", 2),
-        ({"user_clip": (4.0, 5.0)}, "user", 2),
-        ({"sums": 1}, "record", 1),
-        ({"sums": 2}, "user", 2),
-        ({"sums": 1, "user_clip": (4.0,)}, "record", 1),
-    ],
-)
-@pytest.mark.parametrize("method", ["discriminant", "softmax"])
-def test_two_sums_are_for_records_or_where_the_first_is_clipped(
-    method: str, given: dict, unit: Any, sums: int
-) -> None:
-    """50 rows of one user move a sum of features by 100, unless it is clipped."""
-    privacy = Privacy(1.0, 1e-5, unit=unit)
-    request = known(method, privacy=privacy, transform=public_transform(), **given)
-    assert request.settings.options["sums"] == sums
-    built = request.built
-    assert (built.first is not None) == (sums == 2)
-    assert built.transform is not None
-    assert built.transform.directions is not None
+MAPPED = {"transform": public_transform()}
+ALONE: dict[str, Any] = {"epsilon": 3.0, "users": 1, "rows": 7000}  # one owner, little noise
+CROWD, HONEST = torch.full((1000,), 50), 7.9  # √(1.25 · 50)
+STRANGERS: dict[str, Any] = {"held_by": "strangers", "sizes": CROWD}
+TRAINED = {"l2_reg": 7.0, "prior": "private"}
+GIVEN = {"sums": 1, "class_noise": 0.3, "components": 7, "l2_reg": 0.2, "prior": "private"}
+SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # asked, and what is found; None: nothing
+    # two sums are for records, or where the first is clipped: 50 rows of a user move it by 100
+    *(
+        (given | more | {"privacy": Privacy(1.0, 1e-5, unit=unit)}, {"sums": sums})
+        for more in (MAPPED, MAPPED | {"method": "softmax"}, MAPPED | {"held_by": "parties"})
+        for given, unit, sums in (
+            ({}, "record", 2),
+            ({}, "user", 1),
+            ({"user_clip": 5.0}, "record", 1),
+            ({"user_clip": 5.0}, "user", 1),
+            ({"user_clip": (5.0,)}, "user", 1),
+            ({"user_clip": (4.0, 5.0)}, "record", 2),
+            ({"user_clip": (4.0, 5.0)}, "user", 2),
+            ({"sums": 1}, "record", 1),
+            ({"sums": 2}, "user", 2),
+            ({"sums": 1, "user_clip": (4.0,)}, "record", 1),
+        )
+    ),
+    # what is given wins
+    (TRAINED | {"method": "svm"}, TRAINED),
+    ({"method": "softmax", "l2_reg": 7.0}, {"l2_reg": 7.0, "prior": "equal"}),
+    (GIVEN | MAPPED | {"method": "logistic"}, GIVEN),
+    (MAPPED | {"components": 7}, {"components": 7}),
+    (MAPPED | {"method": "softmax", "user_clip": 1.0}, {"prior": None}),  # shortens features too
+    # further rounds are one owner's, where noise is small
+    *(
+        (ALONE | more | other, {"rounds": rounds})
+        for more in ({}, MAPPED)
+        for other, rounds in (
+            ({}, ROUNDS),
+            ({"users": 2, "rows": 35_000}, None),
+            ({"epsilon": math.inf}, None),  # nothing is hidden
+            ({"epsilon": 0.1}, None),
+            ({"user_clip": 3.0}, None),
+            ({"method": "softmax"}, None),
+            ({"held_by": "parties"}, 0),
+            ({"rounds": 0}, 0),
+            ({"rounds": 4}, 4),
+        )
+    ),
+    # many users' vectors are as long as honest ones; liars do not lengthen them
+    *(
+        (STRANGERS | other, {"user_clip": clip})
+        for other, clip in (
+            ({}, HONEST),
+            ({"prior": "equal"}, HONEST),
+            ({"user_clip": 3.0}, 3.0),
+            ({"sizes": None, "users": 99}, None),
+            ({"sizes": None, "users": 100}, 5.6),
+            ({"method": "softmax"}, None),
+            ({"held_by": "parties"}, None),
+            ({"sizes": torch.cat([CROWD[:900], torch.full((100,), 10**6)])}, HONEST),
+            ({"sizes": torch.cat([CROWD[:900], torch.full((100,), 1)])}, HONEST),
+            (MAPPED, (55.9, HONEST)),  # √1.25 · 50 of rows with a mean in common
+            (MAPPED | {"sums": 1}, HONEST),
+        )
+    ),
+]
 
 
-def test_what_is_given_wins() -> None:
-    transform = public_transform()
-    plain = {"l2_reg": 7.0, "prior": "private"}
-    assert settings("svm", **plain) == plain
-    assert settings("softmax", l2_reg=7.0) == {"l2_reg": 7.0, "prior": "equal"}
-    given = {"sums": 1, "class_noise": 0.3, "components": 7, "l2_reg": 0.2, "prior": "private"}
-    assert settings("logistic", transform=transform, **given) == given
-    few = settings(transform=transform, components=7)
-    assert few["components"] == 7
-    noisy = settings(transform=transform, class_noise=9.0)
-    assert noisy["components"] == components_of(rule_of("discriminant"), transform, 9.0)
-    clipped = settings("softmax", transform=transform, user_clip=1.0)
-    assert "prior" not in clipped  # a clip would shorten the features with the head
+@pytest.mark.parametrize(("asked", "found"), SETTINGS)
+def test_settings_that_are_left_out(asked: dict[str, Any], found: dict[str, Any]) -> None:
+    request = known(**asked)
+    options = request.settings.options
+    assert {name: options.get(name) for name in found} == found
+    if "sums" in found:
+        assert (request.built.first is not None) == (found["sums"] == 2)
+
+
+def test_settings_of_mapped_rows_follow_from_the_noise_of_the_own_sum() -> None:
+    noisy = settings(**MAPPED, class_noise=9.0)
+    assert noisy["components"] == components_of(rule_of("discriminant"), public_transform(), 9.0)
+    for more, sums in (({}, 1), (MAPPED, 2)):
+        assert 0 < known(**ALONE, **more).class_noise(sums=sums) < QUIET
+    noise = known(**ALONE, **MAPPED).class_noise(sums=2, rounds=ROUNDS)
+    assert settings(**ALONE, **MAPPED)["class_noise"] == noise
 
 
 def test_directions_hold_what_the_rule_asks_for_and_all_where_classes_are_known() -> None:
@@ -286,26 +288,6 @@ def test_directions_hold_what_the_rule_asks_for_and_all_where_classes_are_known(
     assert few < components_of(rule_of("discriminant"), knowing, 2.0) == min(MOST, width)
 
 
-def test_one_owner_makes_further_rounds_where_noise_is_small_and_nobody_else_does() -> None:
-    for transform, sums in ((PLAIN, 1), (public_transform(), 2)):
-        alone: dict[str, Any] = {"epsilon": 3.0, "users": 1, "rows": 7000, "transform": transform}
-        assert 0 < known(**alone).class_noise(sums=sums) < QUIET
-        found = settings(**alone)
-        assert found["rounds"] == ROUNDS
-        if sums == 2:
-            assert found["class_noise"] == known(**alone).class_noise(sums=2, rounds=ROUNDS)
-        for other in (
-            {"users": 2, "rows": 35_000},
-            {"epsilon": math.inf},  # nothing is hidden
-            {"epsilon": 0.1},
-            {"user_clip": 3.0},
-            {"method": "softmax"},
-        ):
-            assert "rounds" not in settings(**{**alone, **other})
-        assert settings(**alone, rounds=0)["rounds"] == 0
-        assert settings(**alone, rounds=4)["rounds"] == 4
-
-
 def test_a_resolved_request_says_every_setting() -> None:
     """Those of the method's statistic, too, which no rule fills in."""
     head = known("softmax", transform=public_transform(), solver="sgd").resolved
@@ -315,37 +297,6 @@ def test_a_resolved_request_says_every_setting() -> None:
     alone = known(epsilon=3.0, users=1, rows=7000).resolved
     assert (alone["sums"], alone["statistic"]["moments"]) == (1 + ROUNDS, True)
     assert "statistic" not in known("amp").resolved
-
-
-def test_parties_take_the_sums_that_one_process_takes_but_no_further_rounds() -> None:
-    for method in METHODS:
-        for transform in (PLAIN, public_transform()):
-            given = {"transform": transform, "users": 1, "rows": 7000}
-            found = settings(method, held_by="parties", **given)
-            assert found.get("sums", 1) == settings(method, **given).get("sums", 1)
-            assert found.get("rounds", 0) == 0
-        clip = {"user_clip": (4.0, 5.0), "transform": public_transform()}
-        assert settings(method, held_by="parties", **clip)["sums"] == 2
-
-
-def test_many_users_vectors_are_as_long_as_honest_ones() -> None:
-    """Unless there are few users, a clip, or heads; liars do not lengthen them."""
-
-    def clip(method: str = "discriminant", held_by: str = "strangers", **more: Any) -> Any:
-        return settings(method, held_by=held_by, **more).get("user_clip")
-
-    many, honest = torch.full((1000,), 50), 7.9  # √(1.25 · 50)
-    assert clip(sizes=many) == clip(sizes=many, prior="equal") == honest
-    assert clip(sizes=many, user_clip=3.0) == 3.0
-    assert clip(users=99) is None
-    assert clip(users=100) == 5.6
-    assert clip("softmax", sizes=many) is clip(held_by="parties", sizes=many) is None
-    assert clip(sizes=torch.cat([many[:900], torch.full((100,), 10**6)])) == honest
-    assert clip(sizes=torch.cat([many[:900], torch.full((100,), 1)])) == honest
-    mapped = {"sizes": many, "transform": public_transform()}
-    assert clip(**mapped) == (55.9, honest)  # √1.25 · 50 of rows with a mean in common
-    assert clip(**mapped, sums=1) == honest
-    assert settings(held_by="strangers", **mapped)["sums"] == 2
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
@@ -378,14 +329,8 @@ def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
 # Methods that we compare with
 
 
-def test_rules_are_of_methods_that_exist() -> None:
-    assert set(RIVALS) <= set(ALL_METHODS)
-    assert OTHERS.l2_reg is None
-    for method in METHODS:
-        assert rule_of(method) is METHODS[method].rule
-
-
 def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
+    assert set(RIVALS) <= set(ALL_METHODS)
     transform = public_transform()
     for method in sorted(set(ALL_METHODS) - set(METHODS)):
         rule, noise = rule_of(method), noise_of(method)
@@ -394,7 +339,7 @@ def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
         assert made.same_rows(transform.mapped(noise, q))
         assert ("l2_reg" in options) == (rule.l2_reg is not None)
         if rule.l2_reg is not None:
-            assert options["l2_reg"] == min(max(rule.l2_reg * noise, L2_REGS[0]), L2_REGS[1])
+            assert options["l2_reg"] == regulariser(method, noise)
         few, rest = known(method, transform=transform, components=3).settings
         assert few.same_rows(transform.mapped(noise, 3))
         assert "components" not in rest
@@ -424,27 +369,16 @@ def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
 # What they are worth
 
 
-@pytest.mark.parametrize(
-    ("method", "loss"), [("softmax", 0.05), ("svm", 0.05), ("discriminant", 0.05)]
-)
-def test_defaults_are_near_the_best_of_a_grid(method: str, loss: float) -> None:
+@pytest.mark.parametrize("method", ["softmax", "svm", "discriminant"])
+def test_defaults_are_near_the_best_of_a_grid(method: str) -> None:
     """Rows of no task that the rule was fitted to; the grid looks at the test rows, it does not."""
     data = digits_like(3500, 1)
     users = split(torch.from_numpy(data.labels[:2500]), 100, "iid", generator=torch.Generator())
-    transform = PublicTransform.fit(digits_like(1500, 2))
+    given: dict[str, Any] = {"transform": PublicTransform.fit(digits_like(1500, 2))}
 
     def accuracy(**options: Any) -> float:
-        made = learn(
-            data,
-            method,
-            Privacy(3.0, 1e-5),
-            transform=transform,
-            partition=users,
-            noise="float",
-            generator=torch.Generator().manual_seed(0),
-            **options,
-        )
-        return made.report["test_accuracy"]
+        found = simulated(data, method, 3.0, partition=users, **given, **options)
+        return found.report["test_accuracy"]
 
     l2_regs = (0.03, 0.3, 1.0) if method != "discriminant" else (None,)
     grid = [
@@ -452,17 +386,4 @@ def test_defaults_are_near_the_best_of_a_grid(method: str, loss: float) -> None:
         for q in (4, 9, 40)
         for l2_reg in l2_regs
     ]
-    assert accuracy() > max(grid) - loss
-
-
-def test_a_release_says_which_regulariser_it_took() -> None:
-    data = digits_like(1400, 3)
-    users = split(torch.from_numpy(data.labels[:400]), 10, "iid", generator=torch.Generator())
-    promise = Privacy(3.0, 1e-5)
-    size = {"epsilon": 3.0, "users": 10, "rows": 40}
-    for transform in (None, public_transform()):
-        made = release(
-            data, "softmax", promise, partition=users, noise="float", transform=transform
-        )
-        wanted = settings("softmax", transform=transform or PLAIN, **size)
-        assert made.report["l2_reg"] == wanted["l2_reg"]
+    assert accuracy() > max(grid) - 0.05

@@ -1,9 +1,8 @@
-"""Several findings a picture: what a record moves, what is sent, and what is made of it."""
+"""Several findings a picture: the sensitivity of their sums, what is read back, and models."""
 
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,82 +20,33 @@ from heads import (
     fit_exact,
     fit_sgd,
 )
-from tests.train_distributed.one_shot.fitting import made
-from train_distributed import Privacy, release
-from train_distributed.one_shot.findings import KNOWN, FindingMoments
-from train_distributed.one_shot.model import Release
-from train_distributed.one_shot.request import ReleaseRequest
-from train_distributed.one_shot.statistic import Chunk, NoisedSum, submissions
+from tests.train_distributed.one_shot.builders import embedded, made, several
+from train_distributed import Privacy, Release, release
+from train_distributed.one_shot.findings import FindingMoments
+from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
 FEATURES = 3
 
 
-def transform(constant: float = 0.5, features: int = FEATURES) -> PublicTransform:
-    return PublicTransform.identity(features, math.hypot(1, constant), constant)
+def transform(features: int = FEATURES) -> PublicTransform:
+    return PublicTransform.identity(features, math.hypot(1, 0.5), 0.5)
 
 
-def statistic(k: int = 4, constant: float = 0.5, **options: object) -> FindingMoments:
-    return made("findings", transform(constant), k, options).statistic
+def statistic(k: int, **options: object) -> FindingMoments:
+    return made("findings", transform(), k, **options).statistic
 
 
-def records(x: Tensor, y: Tensor, constant: float) -> Chunk:
+def records(x: Tensor, y: Tensor) -> Chunk:
     """One user for every row: (n, q) features and (n, K) findings."""
-    rows = torch.cat([torch.full((len(x), 1), constant, dtype=torch.float64), x], 1)[:, None]
+    rows = torch.nn.functional.pad(x, (1, 0), value=0.5)[:, None]
     return Chunk(torch.arange(len(x)), rows, y[:, None].to(torch.int8), torch.ones(len(x)).long())
-
-
-def several(k: int) -> Tensor:
-    """Findings 0 to K from the first on, the same from the last on, and all known or unknown."""
-    first = (torch.arange(k) < torch.arange(k + 1)[:, None]).long()
-    known = torch.cat([first, first.flip(1)])
-    return torch.cat([known, known.where(known == 1, -1)])
-
-
-CASES = [
-    (m, k, a, alpha, ask)
-    for m, k, a in [
-        (1, 2, 0.5),
-        (2, 5, 0.5),
-        (3, 10, 0.5),
-        (4, 14, 0.2),
-        (2.5, 4, 0.7),
-        (9, 3, 0.9),
-    ]
-    for alpha in (None, 0.3, 3.0)
-    for ask in (None, "ask")
-]
-
-
-@pytest.mark.parametrize(("m", "k", "a", "alpha", "ask"), CASES)
-@pytest.mark.parametrize("grid", [None, 2.0**-10])
-def test_the_worst_pair_moves_as_far_as_is_stated(
-    m: float, k: int, a: float, alpha: float | None, ask: str | None, grid: float | None
-) -> None:
-    """All pairs of findings at every angle, also of rows that were rounded to a grid."""
-    own = statistic(k, a, most_findings=m, alpha=alpha, unknown=ask)
-    stated, worst = own.record_sensitivity(torch.ones(1)), 0.0
-    angles = torch.linspace(0, math.pi, 25, dtype=torch.float64)
-    turned = torch.stack([angles.cos(), angles.sin(), 0 * angles], 1)
-    y = several(k)
-    straight = torch.eye(1, FEATURES, dtype=torch.float64).expand(len(y), -1)
-    one = submissions(own, records(straight, y, a), grid)
-    for each in turned:
-        other = submissions(own, records(each.expand(len(y), -1), y, a), grid)
-        worst = max(worst, float(torch.cdist(one, other).max()))
-    assert worst <= stated * (1 + 1e-12)
-    if alpha is None and a <= 0.5:
-        free = 2 * math.sqrt(own.length2)
-        assert stated == pytest.approx(free, rel=1e-12)  # moments and counts cost nothing
-        assert worst >= free * (1 - 1e-3 if grid is None else 0.99)
 
 
 @pytest.mark.parametrize("g", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("m", "k"), [(1, 2), (1, 3), (2, 6), (3, 14), (4, 5)])
 @pytest.mark.parametrize("constant", [0.1, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("heavy", [0.5, 1.0, 2.0])
-def test_no_numbers_of_findings_move_a_sum_further(
-    g: float, m: int, k: int, constant: float, heavy: float
-) -> None:
+def test_no_numbers_of_findings_move_a_sum_further(g, m, k, constant, heavy):
     """Every |y|, |z| and overlap, at every angle; counts that are free, and heavier ones."""
     length2, kappa = 1 + g**2 * min(m, k), max(1.0, k / m) / g**2
     alpha = heavy * math.sqrt(length2 / 2)
@@ -124,35 +74,18 @@ def test_the_spread_is_that_of_the_lightest_findings(m: float, k: int, ask: str 
     """No two records' findings differ in more places than κ times their distance."""
     own, y = statistic(k, most_findings=m, unknown=ask), several(k)
     features = torch.zeros(len(y), FEATURES, dtype=torch.float64)
-    sent = own.submit(records(features, y, 0.5)) * own.scale / 0.5
+    sent = own.submit(records(features, y)) * own.scale / 0.5
     b = sent[:, k : k + own.columns]
     places = torch.cdist((y == 1).double(), (y == 1).double()).square()
     assert (places <= own.spread * torch.cdist(b, b).square() + 1e-9).all()
     assert float(b.square().sum(1).max()) <= own.length2 + 1e-12
 
 
-def test_rows_on_a_grid_give_whole_steps_and_fit_their_bounds() -> None:
-    """Also of records whose findings weigh less than one each."""
-    draw, grid, own = torch.Generator().manual_seed(0), 2.0**-9, statistic(6, most_findings=2)
-    x = torch.nn.functional.normalize(torch.randn(80, FEATURES, generator=draw).double())
-    held = records(x, several(6).repeat(3, 1)[:80], 0.5)
-    sent = own.submit(held.rounded(grid))
-    steps = sent / grid ** own.grid_powers.double()
-    assert torch.equal(steps, steps.round())
-    assert float((sent * own.scale).norm(dim=1).max()) <= own.zero_out_sensitivity(torch.ones(1))
-    assert float((sent * own.scale).abs().max()) <= own.entry_bound(1)
-    assert own.dimension == sent.shape[1] == len(own.scale)
-    pooled = own.submit(held.pooled())[0]
-    assert torch.allclose(pooled, own.submit(held).sum(0))
-    padded = replace(held.pooled(), counts=torch.tensor([70]))
-    assert torch.allclose(own.submit(padded)[0], own.submit(held)[:70].sum(0))
-
-
 @pytest.mark.parametrize("ask", [None, "ask"])
 def test_sums_and_counts_are_read_back(ask: str | None) -> None:
     own, y = statistic(3, unknown=ask, most_findings=2), torch.tensor([[1, 1, 1], [0, -1, 1]] * 40)
     x = torch.eye(2, FEATURES, dtype=torch.float64).repeat(40, 1)
-    total = own.submit(records(x, y, 0.5).pooled())[0]
+    total = own.submit(records(x, y).pooled())[0]
     noised = NoisedSum(total, 80, 0.0)
     assert own.counts(noised).tolist() == pytest.approx([40, 40, 80])
     w = math.floor(64 * math.sqrt(2 / 3)) / 64
@@ -173,8 +106,8 @@ def rows_of(n: int, k: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_without_noise_it_is_fishers_discriminant_and_calibrated() -> None:
     x, y = rows_of(30_000)
     x /= 60.0
-    method = made("findings", transform(features=8), 4, {"most_findings": 4})
-    chunk = records(torch.from_numpy(x).double(), torch.from_numpy(y), 0.5).pooled()
+    method = made("findings", transform(8), 4, most_findings=4)
+    chunk = records(torch.from_numpy(x).double(), torch.from_numpy(y)).pooled()
     fitted = method.fit(NoisedSum(method.statistic.submit(chunk)[0], len(x), 1e-9))
     assert fitted.class_shares.numpy() == pytest.approx(y.mean(0), rel=1e-3)
     held = np.concatenate([np.full((len(x), 1), 0.5), x], 1)
@@ -213,11 +146,11 @@ def test_a_findings_head_is_that_of_two_classes(head: type) -> None:
 
 def held(n: int = 600, *, unknown: bool = False, seed: int = 0) -> EmbeddingSet:
     x, y = rows_of(n, seed=seed)
-    meta = {"class_names": ["a", "b", "c", "d"]} | ({"unknown": "ask"} if unknown else {})
     if unknown:
         y[::3, 0] = -1
-    none = np.full(n, -1)
-    return EmbeddingSet(embeddings=x, labels=none, findings=y, users=np.arange(n) // 20, meta=meta)
+    meta = {"class_names": list("abcd")} | ({"unknown": "ask"} if unknown else {})
+    users = np.arange(n) // 20
+    return embedded(x, np.full(n, -1), 4, findings=y, users=users, meta=meta)
 
 
 PUBLIC = PublicTransform.fit(rows_of(2000, seed=5)[0])
@@ -233,9 +166,7 @@ PUBLIC = PublicTransform.fit(rows_of(2000, seed=5)[0])
     ],
 )
 @pytest.mark.parametrize("unknown", [False, True])
-def test_a_release_of_findings(
-    options: dict, privacy: Privacy, unknown: bool, tmp_path: Path
-) -> None:
+def test_a_release_of_findings(options, privacy, unknown, tmp_path):
     """The default method learns them: by sums, two or one, clipped, and for every unit."""
     rows = held(unknown=unknown)
     released = release(rows, "discriminant", privacy, transform=PUBLIC, **options)
@@ -254,57 +185,6 @@ def test_a_release_of_findings(
     )
 
 
-def test_neighbours_move_every_sum_by_no_more_than_is_planned() -> None:
-    """Through the transform and the grid of the plan: one record opposite, with other findings."""
-    rows = held()
-    request = ReleaseRequest(
-        embeddings=rows, method="findings", privacy=Privacy(3.0, 1e-5), transform=PUBLIC
-    )
-    planned = request.planned(discrete=True).sums[-1]
-    x = rows.embeddings.copy() * 100  # all clipped
-    findings, state = np.asarray(rows.findings), request.built
-    assert state.transform is not None
-    mapping = state.transform
-
-    def sent(x: np.ndarray, y: np.ndarray) -> Tensor:
-        mapped = mapping.map_rows(PUBLIC(x))
-        chunk = Chunk(
-            torch.zeros(1).long(), mapped[None], torch.from_numpy(y)[None], torch.tensor([len(x)])
-        )
-        return submissions(state.statistic, chunk, planned.mechanism.grid)[0]
-
-    for row, y in ((3, findings[3]), (4, 1 - findings[4])):
-        other, found = x.copy(), findings.copy()
-        other[row], found[row] = -x[row], y
-        moved = float((sent(x, findings) - sent(other, found)).norm())
-        assert 0 < moved <= planned.guarantee.sensitivity
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"method": "softmax"}, "method must be one of findings, svm, logistic"),
-        ({"embeddings": "classes"}, "must hold findings"),
-        ({"method": "logistic", "prior": "equal"}, "prior must be private, got equal"),
-        ({"most_findings": 0.5}, "most_findings must be in"),
-        ({"unknown": "no"}, "unknown must be one of"),
-        ({"rounds": 3}, "options must fit method 'findings'"),
-        ({"prior": (0.2, 0.3, 0.3, 1.0)}, "prevalences < 1"),
-        ({"num_classes": 5}, "num_classes must be 4"),
-    ],
-)
-def test_refusals(change: dict, words: str) -> None:
-    x, _ = rows_of(60)
-    given = {"embeddings": held(60), "method": "findings", "privacy": Privacy(1.0, 1e-3)} | change
-    if given["embeddings"] == "classes":
-        meta = {"class_names": ["a", "b"]}
-        given["embeddings"] = EmbeddingSet(
-            embeddings=x, labels=np.arange(60) % 2, users=np.arange(60), meta=meta
-        )
-    with pytest.raises(ValueError, match=words):
-        release(**given)
-
-
 def test_findings_of_a_set() -> None:
     """Unknown ones only where the set says that they may be."""
     rows = held(20)
@@ -315,4 +195,3 @@ def test_findings_of_a_set() -> None:
             replace(rows, findings=findings)
     with pytest.raises(ValueError, match="labels must be -1"):
         replace(rows, labels=np.zeros(20, np.int64))
-    assert KNOWN > 0

@@ -1,216 +1,397 @@
-"""The release as a whole: noise, dropouts, partitions, refusals."""
+"""The release as a whole: noise, dropouts, its report, and all that is refused before it spends."""
 
 import json
 import math
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
+from embed.encoding import Encoding
+from pretrain.preprocess import Preprocess
+from tests.train_distributed.one_shot.builders import (
+    METHODS_OF_CLASSES,
+    embedded,
+    events,
+    made,
+    refused_before_anything,
+    simulated,
+)
 from train_distributed import Privacy, Release, accounting, release
-from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.blind_averaging import TrainedHeads
+from train_distributed.one_shot.release import reported, suitability
+from train_distributed.one_shot.report_file import VERSION, Report
 from train_distributed.one_shot.request import FaultInjection
+from train_distributed.one_shot.statistic import Chunk
+from train_distributed.one_shot.summation import Plan
 from train_distributed.partition import split
-from train_distributed.privacy.guarantee import Guarantee
+from train_distributed.privacy.discrete_gaussian import MOST_STD, discrete_gaussian
+from train_distributed.privacy.mechanism import DiscreteGaussian
+from train_distributed.released.evaluation import Evaluation
 
+PROMISE, BARE = Privacy(1.0, 1e-5), Privacy(math.inf, 1e-5)
 CLASSES, DIM, ROWS = 3, 6, 60
 
 
-def embedding_set(rows: int = ROWS, seed: int = 0, test_rows: int = 30) -> EmbeddingSet:
-    rng = np.random.default_rng(seed)
-    labels = np.arange(rows + test_rows) % CLASSES
-    centres = 2 * np.eye(CLASSES, DIM)
-    x = centres[labels] + 0.3 * rng.standard_normal((rows + test_rows, DIM))
-    return EmbeddingSet(
-        embeddings=x.astype(np.float32),
-        labels=labels,
-        split=np.repeat([0, 1], [rows, test_rows]).astype(np.uint8),
-        meta={"class_names": ["a", "b", "c"]},
-    )
+def drawn(rows: int, seed: int = 0, test_rows: int = 0) -> EmbeddingSet:
+    """Classes far apart, of six users."""
+    rng, every = np.random.default_rng(seed), np.arange(rows + test_rows)
+    labels = every % CLASSES
+    x = 2 * np.eye(CLASSES, DIM)[labels] + 0.3 * rng.standard_normal((len(every), DIM))
+    return embedded(x, labels, CLASSES, users=every // 2 % 6, test=every >= rows)
 
 
-def public_transform() -> PublicTransform:
-    public = embedding_set(200, seed=9).embeddings
-    return PublicTransform.fit(public)
+DATA = drawn(ROWS, test_rows=30)
+PUBLIC = PublicTransform.fit(drawn(200, seed=9).embeddings)
 
 
 def partition(users: int = 6, scheme: str = "iid"):
-    labels = torch.from_numpy(embedding_set().labels[:ROWS])
+    labels = torch.from_numpy(DATA.labels[:ROWS])
     return split(labels, users, scheme, generator=torch.Generator().manual_seed(1))
 
 
-def learned(method: str = "discriminant", epsilon: float = math.inf, **more: Any) -> Release:
-    settings = {"transform": public_transform(), "partition": partition()} | more
-    return release(embedding_set(), method, Privacy(epsilon, 1e-5), **settings)
-
-
-def built_by_name(name: str, transform: PublicTransform) -> Method:
-    options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
-    return build_method(name, transform, CLASSES, options)
+def learned(method: str = "discriminant", privacy: Privacy = BARE, **more: Any) -> Release:
+    return release(DATA, method, privacy, **{"transform": PUBLIC} | more)
 
 
 @pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
-def test_every_method_learns_at_large_epsilon(method: str, noise: str):
-    released = learned(method, 500.0, noise=noise)
-    assert released.report["test_accuracy"] > 0.9
-    assert released.report["suitable_for_release"] is (noise == "discrete")
-    assert released.report["noise"] == noise
-    assert "replace one record" in released.report["neighbouring"]
-    json.dumps(dict(released.report), allow_nan=False)
+def test_every_method_learns_at_large_epsilon(method: str, noise: str) -> None:
+    report = learned(method, Privacy(500.0, 1e-5), noise=noise).report
+    assert report["test_accuracy"] > 0.9
+    assert report["suitable_for_release"] is (noise == "discrete")
+    assert report["noise"] == noise
+    assert "replace one record" in report["neighbouring"]
+    json.dumps(dict(report), allow_nan=False)
 
 
 @pytest.mark.parametrize("method", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("noise", ["discrete", "float"])
-def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: str):
+def test_the_noise_in_the_sum_is_what_the_promise_needs(method: str, noise: Any) -> None:
     """Observed standard deviation of the released sum against the exact curve, per coordinate."""
-    transform, users, least = public_transform(), 6, 5
-    promise = Privacy(1.0, 1e-5, honest_fraction=0.7)
-    built = built_by_name(method, transform)
+    data, users, least = drawn(ROWS), 6, 5
+    built = made(method, PUBLIC, CLASSES)
     statistic = built.statistic
-    held = partition(users)
-    sizes = held.counts
     honest = least - 1  # ⌊0.3 · 6⌋ = 1 may be dishonest
     needed = accounting.noise_multiplier(1.0, 1e-5, statistic.compositions)
-    needed *= statistic.record_sensitivity(sizes) * math.sqrt(users / honest)
-    exact, draws = None, []
-    for epsilon, repeats in ((math.inf, 1), (1.0, 20)):
-        for _ in range(repeats):
-            total = release(
-                embedding_set(test_rows=0),
-                built,
-                Privacy(epsilon, 1e-5, 0.7) if math.isinf(epsilon) else promise,
-                transform=transform,
-                partition=held,
-                noise=noise,  # pyright: ignore[reportArgumentType]
-                min_survivors=least,
-            ).opened
-            assert total is not None
-            if exact is None:
-                exact = total
-            else:
-                draws.append((total - exact).numpy())
-    observed = np.concatenate(draws)
+    needed *= statistic.record_sensitivity(torch.tensor([10])) * math.sqrt(users / honest)
+
+    def opened(epsilon: float) -> np.ndarray:
+        privacy = Privacy(epsilon, 1e-5, honest_fraction=0.7)
+        given: dict[str, Any] = {"noise": noise, "min_survivors": least}
+        total = release(data, built, privacy, transform=PUBLIC, **given).opened
+        assert total is not None
+        return total.numpy()
+
+    exact = opened(math.inf)
+    observed = np.concatenate([opened(1.0) - exact for _ in range(20)])
     spread = observed.std() / needed
     assert 1 - 4 / math.sqrt(2 * observed.size) < spread < 1 + 4 / math.sqrt(2 * observed.size)
 
 
 @pytest.mark.parametrize("moments", [True, False])
-def test_statistics_do_not_see_the_partition(moments: bool):
+def test_statistics_do_not_see_the_partition(moments: bool) -> None:
     found = [
-        learned("discriminant", moments=moments, partition=partition(users, scheme)).weights
+        learned(moments=moments, partition=partition(users, scheme)).weights
         for users, scheme in ((1, "iid"), (6, "iid"), (17, "iid"), (6, "one-class"), (60, "iid"))
     ]
     for other in found[1:]:
         assert torch.linalg.norm(other - found[0]) <= 1e-9 * torch.linalg.norm(found[0])
 
 
-def test_dropouts_divide_by_what_arrived_and_keep_the_promise():
+def test_dropouts_divide_by_what_arrived_and_keep_the_promise() -> None:
     """With two of six users gone the average is that of the other four."""
-    held = partition(6)
-    kept = torch.cat([held.rows(user) for user in (0, 1, 3, 5)])
-    promise = Privacy(math.inf, 1e-5, honest_fraction=0.9)
-    dropped = release(
-        embedding_set(),
-        "softmax",
-        promise,
-        partition=held,
-        min_survivors=4,
-        transform=public_transform(),
-        faults=FaultInjection(dropped=(2, 4)),
-        l2_reg=0.1,
-    )
-    whole = embedding_set(test_rows=0).subset(kept.numpy())
-    alone = split(torch.from_numpy(whole.labels), 4, "iid")
-    present = release(
-        EmbeddingSet(embeddings=whole.embeddings, labels=whole.labels),
-        "softmax",
-        promise,
-        partition=alone,
-        num_classes=CLASSES,
-        transform=public_transform(),
-        l2_reg=0.1,
-    )
+    promise, given = Privacy(math.inf, 1e-5, honest_fraction=0.9), {"l2_reg": 0.1}
+    faults = FaultInjection(dropped=(2, 4))
+    dropped = learned("softmax", promise, min_survivors=4, faults=faults, **given)
+    kept = DATA.subset(~np.isin(DATA.users, [2, 4]))  # pyright: ignore[reportArgumentType]
+    present = release(kept, "softmax", promise, transform=PUBLIC, **given)
     assert torch.allclose(dropped.weights, present.weights, rtol=0, atol=1e-6)
-    assert dropped.report["survivors"] == 4
-    assert dropped.report["honest_users"] == 4
+    assert (dropped.report["survivors"], dropped.report["honest_users"]) == (4, 4)
     assert "a rehearsal: 2 users were made to drop out" in dropped.report["unsuitable_because"]
 
 
-def test_too_few_survivors_release_nothing():
-    with pytest.raises(ValueError, match=r"survivors must be >= min_survivors = 6, got 5"):
-        learned(epsilon=1.0, faults=FaultInjection(dropped=[0]))
+def test_seeded_runs_repeat_and_are_marked() -> None:
+    once, again, other = (simulated(DATA, "svm", 1.0, seed, transform=PUBLIC) for seed in (3, 3, 4))
+    assert torch.equal(once.weights, again.weights)
+    assert not torch.equal(once.weights, other.weights)
+    assert "3" not in json.dumps(once.report.get("seed", ""))
+    assert any("seed" in why for why in once.report["unsuitable_because"])
 
 
-def test_not_private_says_so():
-    released = learned()
-    assert released.report["epsilon"] == "not private"
-    assert released.report["private"] is False
-    assert released.report["suitable_for_release"] is False
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_unseeded_noise_differs(noise: str) -> None:
+    first, second = (learned(privacy=PROMISE, noise=noise).weights for _ in range(2))
+    assert not torch.equal(first, second)
 
 
-def test_seeded_runs_repeat_and_are_marked():
-    def once(seed: int) -> Release:
-        draw = torch.Generator().manual_seed(seed)
-        return learned("svm", 1.0, noise="float", generator=draw)
-
-    assert torch.equal(once(3).weights, once(3).weights)
-    assert not torch.equal(once(3).weights, once(4).weights)
-    assert "3" not in json.dumps(once(3).report.get("seed", ""))
-    assert any("seed" in why for why in once(3).report["unsuitable_because"])
-
-
-def test_unseeded_noise_differs():
-    for noise in ("discrete", "float"):
-        first, second = (learned(epsilon=1.0, noise=noise).weights for _ in range(2))
-        assert not torch.equal(first, second)
-
-
-def test_user_level_protects_the_largest_user():
-    sizes = torch.tensor([2, 9, 4])
-    for method in METHODS_OF_CLASSES:
-        built = built_by_name(method, public_transform()).statistic
-        record = Guarantee.of(sizes, built, Privacy(1.0, 1e-5))
-        user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
-        group = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, group_size=3))
-        assert user.sensitivity == pytest.approx(9 * record.sensitivity, rel=2e-3)
-        assert group.sensitivity == pytest.approx(3 * record.sensitivity, rel=1e-9)
-
-
-def test_a_radius_caps_what_a_user_can_move():
-    sizes = torch.tensor([2, 9, 4])
-    built = build_method(
-        "softmax", public_transform(), CLASSES, {"l2_reg": 1.0, "radius": 0.01}
-    ).statistic
-    user = Guarantee.of(sizes, built, Privacy(1.0, 1e-5, unit="user"))
-    assert user.sensitivity == pytest.approx(2 * 9 * 0.01, rel=1e-5)
-    released = learned("softmax", radius=0.01)
-    assert torch.linalg.norm(released.weights) <= 0.01 * (1 + 1e-9)
-
-
-def test_solvers_agree_and_paper_bound_is_larger():
-    found = {
-        solver: learned("softmax", solver=solver, epochs=400, batch_size=10, l2_reg=1.0)
+def test_solvers_agree_and_a_radius_caps_their_weights() -> None:
+    exact, sgd = (
+        learned("softmax", solver=solver, epochs=400, batch_size=10, l2_reg=1.0).weights
         for solver in ("exact", "sgd")
-    }
-    assert torch.allclose(found["sgd"].weights, found["exact"].weights, atol=1e-3)
-    sizes = partition().counts
-    transform = public_transform()
-    tight = build_method("softmax", transform, CLASSES, {"l2_reg": 1.0, "radius": 1.0}).statistic
-    options = {"l2_reg": 1.0, "radius": 1.0, "bound": "paper"}
-    paper = build_method("softmax", transform, CLASSES, options).statistic
-    assert paper.record_sensitivity(sizes) > 1.5 * tight.record_sensitivity(sizes)
+    )
+    assert torch.allclose(sgd, exact, atol=1e-3)
+    assert torch.linalg.norm(exact) > 0.02
+    capped = learned("softmax", radius=0.01, l2_reg=1.0, prior="private")
+    assert torch.linalg.norm(capped.weights) <= 0.01 * (1 + 1e-9)
 
 
-def test_saved_models_appear_whole(tmp_path):
-    released = learned(epsilon=1.0)
-    released.save(tmp_path / "model")
-    written = sorted(p.name for p in (tmp_path / "model").iterdir())
-    assert written == ["model.safetensors", "report.json"]
-    with pytest.raises(FileExistsError, match="must not exist"):
-        released.save(tmp_path / "model")
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+# Reports
+
+TRANSFORM = PublicTransform.identity(2)
+
+
+def embedding_set(test_rows: int) -> EmbeddingSet:
+    every = np.arange(12)
+    x, test = np.eye(2)[every % 2], every >= 12 - test_rows
+    return embedded(x, every % 2, 2, users=every // 2, test=test)
+
+
+def test_facts_come_first_and_keep_their_places() -> None:
+    released = Release(torch.zeros(3, 2).double(), TRANSFORM, ("a", "b"))
+    verdict = suitability(PROMISE, "float", seeded=True)
+    report = reported(released, {"users": 6, "versions": {}, "noise": "float"}, verdict).report
+    facts, ending = ["report_version", "users", "versions", "noise"], ["encoding", "probabilities"]
+    ending.append("other_priors")
+    assert list(report) == [*facts, "suitable_for_release", "unsuitable_because", "ledger", *ending]
+    assert report["ledger"] == "none"
+    assert "python" in report["versions"]
+    whole = reported(released, {"users": 6}, verdict, embedding_set(4)).report
+    measured = ["test_accuracy", "majority_baseline", "test_accuracy_per_class", "test_metrics"]
+    verdict_keys = ["suitable_for_release", "unsuitable_because", "ledger", "versions"]
+    assert list(whole) == ["report_version", "users", *verdict_keys, *ending, *measured]
+    assert "test_accuracy" not in reported(released, {}, verdict, embedding_set(0)).report
+
+
+def test_a_model_says_what_made_its_rows() -> None:
+    """The set says it, or where it says nothing the transform does."""
+    meta = {"encoder": "simclr-small", "encoder_hash": "a" * 64, "preprocess": asdict(Preprocess())}
+    made = Encoding.of(meta)
+    assert made is not None
+    data = embedding_set(4)
+    known = replace(data, meta=data.meta | meta | {"image_shape": [3, 8, 8]})
+    sized = replace(made, preprocess=Preprocess(pictures=8))
+    fitted = replace(TRANSFORM, encoding=replace(made, weights="shipped"))
+    for embeddings, transform, expected in (
+        (known, TRANSFORM, sized),
+        (known, fitted, sized),
+        (data, fitted, fitted.encoding),
+        (None, fitted, fitted.encoding),
+        (None, TRANSFORM, None),
+    ):
+        bare = Release(torch.zeros(3, 2).double(), transform, ("a", "b"))
+        released = reported(bare, {"method": "svm"}, {}, embeddings)
+        assert released.encoding == expected
+        assert released.report["encoding"] == (expected and expected.to_json())
+        assert released.report["probabilities"].endswith("not calibrated")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "noise", "more", "why"),
+    [
+        (PROMISE, "discrete", {}, []),
+        (PROMISE, "float", {}, ["floating-point noise"]),
+        (Privacy(math.inf, 1e-5), "float", {}, ["it has no noise: not private"]),
+        (PROMISE, "discrete", {"rehearsed": "an audit", "others": ("x",)}, ["an audit", "x"]),
+        (
+            PROMISE,
+            "float",
+            {"seeded": True},
+            ["floating-point noise", "seeded: whoever knows the seed can subtract the noise"],
+        ),
+    ],
+)
+def test_every_reason_makes_a_model_unsuitable(privacy, noise, more, why):
+    arguments: dict[str, Any] = {"seeded": False} | more
+    verdict = suitability(privacy, noise, **arguments)
+    assert verdict["suitable_for_release"] is (not why)
+    assert verdict.get("unsuitable_because", []) == why
+    worse = Report.of(verdict).with_reason("another")
+    assert (worse.unsuitable_because, worse.suitable_for_release) == ([*why, "another"], False)
+
+
+@pytest.mark.parametrize(
+    ("faults", "why"),
+    [
+        (FaultInjection(), "a rehearsal: 0 users were made to drop out"),
+        (FaultInjection(dropped=[1]), "a rehearsal: 1 users were made to drop out"),
+        (FaultInjection(known_noise=[0, 2, 2]), "an audit: 2 users or servers added no noise"),
+        (
+            FaultInjection(dropped=[1], known_noise=range(1)),
+            "an audit: 1 users or servers added no noise",
+        ),
+    ],
+)
+def test_a_rehearsal_is_never_suitable(faults: FaultInjection, why: str) -> None:
+    """Discrete noise, declared classes, no transform: nothing else is wrong with it."""
+    arguments: dict[str, Any] = {"vouch_for_transform": True, "min_survivors": 5}
+    real = release(embedding_set(0), "discriminant", PROMISE, **arguments)
+    assert real.report["suitable_for_release"] is True
+    played = release(embedding_set(0), "discriminant", PROMISE, faults=faults, **arguments)
+    assert played.report["unsuitable_because"] == [why]
+    assert played.report["survivors"] == 6 - len(set(faults.dropped))
+    told = {*played.report} ^ {*real.report}
+    # a rehearsal leaves it at 1, and other priors with it
+    assert told == {"unsuitable_because", "temperature", "other_priors"}
+
+
+def test_every_key_comes_back_in_its_place(tmp_path: Path) -> None:
+    written = {"zebra": [1], "private": True, "epsilon": 2, "encoding": None, "written": 3}
+    Report.of(written).write(tmp_path / "report.json")
+    again = Report.read(tmp_path / "report.json")
+    assert list(again.items()) == [("report_version", VERSION), *written.items()]
+    assert (again.private, again.epsilon, again.delta) == (True, 2.0, 1.0)
+
+
+def test_a_report_of_before_has_no_version_and_promises_nothing_by_default(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    read = Report.read(tmp_path / "report.json")
+    assert (read.report_version, read.private, read.epsilon) == (VERSION, False, math.inf)
+    assert not read.suitable_for_release
+    assert Report.of({"epsilon": "not private"}).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"epsilon": -1},
+        {"epsilon": "much"},
+        {"delta": 0},
+        {"users": True},
+        {"private": "yes"},
+        {"report_version": VERSION + 1},
+        {"test_metrics": {"rows": 3}},
+        {"ledger": {"file": "x"}},
+    ],
+)
+def test_a_known_key_of_another_kind_is_one_line(written: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(written))
+    with pytest.raises(ValueError, match=r"report\.json: report must") as refused:
+        Report.read(tmp_path / "report.json")
+    assert "\n" not in str(refused.value)
+    assert f"$.{next(iter(written))}" in str(refused.value)
+
+
+# What is reserved is followed by a noised sum
+
+PRIVACY = st.builds(
+    Privacy,
+    st.sampled_from(np.geomspace(1e-3, 50, 99).tolist()),
+    st.sampled_from([1e-3, 1e-5, 1e-9]),
+    unit=st.sampled_from(["record", "user"]),
+    noise_by=st.sampled_from(["users", "servers"]),
+    group_size=st.sampled_from([1, 1, 3]),
+)
+REGULARISED: list[dict[str, Any]] = [{}, {"l2_reg": 1e-4}, {"l2_reg": 1.0}, {"l2_reg": 1e2}]
+OF_SUMS: list[dict[str, Any]] = [
+    {},
+    {"moments": False},
+    {"user_clip": 0.03},
+    {"user_clip": 300.0},
+    {"rounds": 3},
+    {"sums": 2, "class_noise": 0.1},
+    {"sums": 2, "class_noise": 30.0, "user_clip": (2.0, 0.3)},
+    {"sums": 2, "class_noise": 0.1, "rounds": 2},
+]
+ASKED = st.one_of(
+    st.tuples(
+        st.sampled_from(["softmax", "svm", "logistic"]),
+        st.sampled_from(REGULARISED + [each | {"user_clip": 0.5} for each in REGULARISED]),
+    ),
+    st.tuples(st.just("discriminant"), st.sampled_from(OF_SUMS)),
+)
+UNIT = PublicTransform.identity(3)  # features of length 1, as all that are mapped
+ALWAYS = settings(max_examples=150, deadline=None)
+
+
+def rows_of(users: int, rows: int, scale: float = 1.0) -> EmbeddingSet:
+    """So many users of equally many rows of three columns."""
+    draw, count = np.random.default_rng(0), users * rows
+    x = draw.standard_normal((count, 3)) * 10.0 ** draw.uniform(-scale, scale, (count, 1))
+    return embedded(x, draw.integers(0, 4, count), 4, users=np.arange(count) % users)
+
+
+@ALWAYS
+@given(
+    PRIVACY,
+    ASKED,
+    st.sampled_from([1, 2, 5, 300, 3000]),
+    st.sampled_from([1, 50, 900, 20_000]),
+)
+def test_every_grid_is_one_that_the_sampler_takes(privacy, asked, users, rows):
+    """Of every sum, before any of them is made; none of these is refused."""
+    method = made(asked[0], UNIT, 4, **asked[1])
+    sizes = torch.full((users,), rows)
+    sizes[0] = 1
+    for planned in Plan.of(method, sizes, privacy).integers:
+        for std in np.unique(planned.stds_in_steps):
+            discrete_gaussian(float(std), 1)
+        assert planned.code.largest_sum < 2.0**63
+
+
+@ALWAYS
+@given(
+    PRIVACY, st.sampled_from([0, 10]), st.sampled_from([1, 7, 900]), st.sampled_from([1, 30_000])
+)
+def test_so_is_that_of_an_evaluation(privacy: Privacy, bins: int, users: int, rows: int) -> None:
+    method, sizes = Evaluation(num_classes=7, bins=bins), torch.full((users,), rows)
+    (planned,) = Plan.of(method, sizes, privacy).integers
+    assert float(np.max(planned.stds_in_steps)) <= MOST_STD
+
+
+@ALWAYS
+@given(
+    PRIVACY,
+    ASKED,
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([1, 50]),
+    st.sampled_from([0.0, 30.0]),
+    st.sampled_from(["discrete", "discrete", "float"]),
+)
+def test_a_reservation_is_followed_by_a_noised_sum(privacy, asked, users, rows, scale, noise):
+    data, (name, options) = rows_of(users, rows, scale), asked
+    given = {"noise": noise, "allow_delta": True, "num_classes": 4, **options}
+    with events() as seen:
+        released = release(data, name, privacy, reserve=lambda _: seen.append("reserve"), **given)
+    adders = 1 if noise == "float" else 2 if privacy.noise_by == "servers" else users
+    assert seen == ["reserve"] + ["draw"] * adders * released.report["rounds"]
+    assert released.weights.isfinite().all()
+
+
+def test_a_small_promise_for_users_of_many_rows_is_kept() -> None:
+    """The finest grid would need noise of more steps than the sampler draws."""
+    with events() as seen:
+        promise, given = Privacy(0.02, 1e-5, unit="user"), {"sums": 2, "class_noise": 9.0}
+        released = release(rows_of(5, 50), "discriminant", promise, **given)
+    assert len(seen) == released.report["rounds"] * 5 == 10
+
+
+def test_noise_that_nobody_can_draw_is_no_plan() -> None:
+    sizes, enough = {"honest": 1, "dimension": 2}, {"sensitivity": 1.0, "rounded_users": 0}
+    DiscreteGaussian(local_std=2.0**53, step=1.0, **sizes, **enough)
+    steps = np.array([1.0, 0.5])
+    for step in (steps, 0.5):
+        with pytest.raises(ValueError, match=r"must be <= 2\^53 steps.* got 1.801e\+16 steps"):
+            DiscreteGaussian(local_std=2.0**53, step=step, **sizes, **enough)
+
+
+@pytest.mark.parametrize("stop", [ArithmeticError, MemoryError, KeyboardInterrupt])
+def test_a_user_that_cannot_be_trained_costs_nothing(monkeypatch, stop):
+    """The last of them, after all others have been."""
+    right, trained = TrainedHeads.submit, []
+
+    def submit(self: TrainedHeads, chunk: Chunk) -> torch.Tensor:
+        trained.extend(chunk.users.tolist())
+        if len(trained) == 6:
+            raise stop("tolerance must be reached, got 1")
+        return right(self, chunk)
+
+    monkeypatch.setattr(TrainedHeads, "submit", submit)
+    data = replace(rows_of(6, 4), users=np.repeat(range(6), [1, 2, 3, 4, 5, 9]))
+    refused_before_anything(pytest.raises(stop), data, "softmax")

@@ -1,5 +1,6 @@
-"""Rows that stream in by themselves are held to all that a sensitivity assumes of them."""
+"""Rows that stream in: held to all that a sensitivity assumes, in an order that nobody chose."""
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,152 +8,133 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from embed import PublicTransform
+from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_sensitivity
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
-from train_distributed import Privacy, release
-from train_distributed.one_shot.registry import build_method
-from train_distributed.one_shot.source import check_stream
-from train_distributed.one_shot.statistic import Chunk
+from tests.kernels import ByPlace
+from tests.train_distributed.one_shot.builders import (
+    embedded,
+    made,
+    one_user,
+    refused_before_anything,
+)
+from train_distributed import Privacy, Release, release
+from train_distributed.one_shot.extra_sums import ClippedGradient
+from train_distributed.one_shot.source import EmbeddingUsers, Source, check_stream, own_partition
+from train_distributed.one_shot.statistic import Chunk, submissions
+from train_distributed.partition import Partition, split
+from train_distributed.privacy.fixed_point import FixedPoint
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian
+from train_distributed.released import FINEST_GRID, evaluation
+from train_distributed.released.evaluation import Evaluation
+from train_distributed.research.rivals.common import UserRows
+
+GOOD = [1.0, 0.6, 0.7]
+PROMISE = Privacy(5.0, 1e-5, 1.0)
+ORDERS = list(itertools.permutations(range(3)))
+
+
+def chunk_of(x: Tensor, counts: list[int] | None = None, y: Tensor | None = None) -> Chunk:
+    users, n = x.shape[:2]
+    y = torch.zeros(users, n, dtype=torch.int64) if y is None else y
+    return Chunk(torch.arange(users), x, y, torch.tensor(counts or [n] * users))
+
+
+def one_row(row: list[float], dtype: torch.dtype = torch.float64) -> Chunk:
+    """A single user's single row."""
+    return chunk_of(torch.tensor(row, dtype=torch.float64).to(dtype)[None, None])
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Two users of two rows each that no transform has clipped."""
+    """Users whose rows somebody else has transformed: chunks, as often as they are read."""
 
-    rows: Tensor  # (2, 2, 3)
+    parts: tuple[Chunk, ...]
     sizes: Tensor = field(default_factory=lambda: torch.tensor([2, 2]))
-    labels: Tensor = field(default_factory=lambda: torch.zeros(2, 2, dtype=torch.int64))
-    dim: int = 3
+    again: float = 1.0  # factor of the features whenever they are read once more
+    passes: list[int] = field(default_factory=list)
+
+    @property
+    def dim(self) -> int:
+        return self.parts[0].x.shape[2]
 
     def chunks(self):
-        yield Chunk(torch.arange(2), self.rows, self.labels, self.sizes)
+        self.passes.append(1)
+        longer = self.again if len(self.passes) > 1 else 1.0
+        for part in self.parts:
+            x = part.x.clone()
+            x[..., 1:] *= longer
+            yield replace(part, x=x)
 
 
-GOOD = [1.0, 0.6, 0.7]
+def good(row: list[float] = GOOD, label: int = 0, counts: list[int] | None = None) -> Chunk:
+    """Two users of two rows each that no transform has clipped; the last one may be another."""
+    x = torch.tensor(GOOD).expand(2, 2, 3).clone()
+    x[1, 1] = torch.tensor(row)
+    return chunk_of(x, counts, torch.tensor([[0, 0], [0, label]]))
+
+
+# What is refused
+
+STREAMS: list[tuple[tuple[Chunk, ...], str]] = [
+    ((good([1.0, 1.0, 0.01]),), "norm <= clip_norm"),
+    ((good([1.0, 1e30, 0.0]),), "norm <= clip_norm"),
+    ((good([1.0, math.nan, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
+    ((good([1.0, -math.inf, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
+    ((good([0.5, 1.0, 0.0]),), "rows must begin with the constant 1.0, got 0.5"),
+    ((good([0.0, 1.1, 0.0]),), "rows must begin with the constant 1.0, got 0.0"),
+    ((good(label=2),), r"labels must lie in \[0, 2\)"),
+    ((good(label=-1),), r"labels must lie in \[0, 2\)"),
+    ((good(), good()), "users must stream in once each"),
+    ((good(counts=[2, 1]), good()), "as many rows as their sizes say"),
+    ((good().select(torch.tensor([True, False])),), "got none for 1"),  # whose noise would count
+]
 
 
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 @pytest.mark.parametrize("method", ["discriminant", "softmax"])
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ([1.0, 1.0, 0.01], "norm <= clip_norm"),
-        ([1.0, 1e30, 0.0], "norm <= clip_norm"),
-        ([1.0, math.nan, 0.0], "finite"),
-        ([1.0, -math.inf, 0.0], "finite"),
-        ([0.5, 1.0, 0.0], "rows must begin with the constant 1.0, got 0.5"),
-        ([0.0, 1.1, 0.0], "rows must begin with the constant 1.0, got 0.0"),
-    ],
-)
-def test_bad_rows_are_refused_under_either_noise(
-    method: str, row: list[float], message: str, noise: Any
-) -> None:
+@pytest.mark.parametrize(("parts", "message"), STREAMS)
+def test_streams_are_refused_before_anything_is_reserved_or_drawn(parts, message, method, noise):
     if method == "softmax" and "constant" in message:
         return  # a trained head needs none
-    rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
-    promise = Privacy(5.0, 1e-5, 1.0)
-    release(Stream(rows), method, promise, noise=noise, num_classes=2)
-    rows[1, 1] = torch.tensor(row)
-    with pytest.raises(ValueError, match=message):
-        release(Stream(rows), method, promise, noise=noise, num_classes=2)
+    for least in (None, 1):
+        given = {"num_classes": 2, "noise": noise, "min_survivors": least}
+        release(Stream((good(),)), method, PROMISE, **given)
+        refusal = pytest.raises(ValueError, match=message)
+        refused_before_anything(refusal, Stream(parts), method, **given)
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"moments": False}, {"sums": 2, "class_noise": 0.1}, {"rounds": 2}]
-)
-def test_padding_may_be_anything(given: dict[str, Any]) -> None:
-    rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
-    alone = Stream(rows, sizes=torch.tensor([2, 1]))
-    promise = Privacy(math.inf, 1e-5, 1.0)
-    given = {"noise": "float", "num_classes": 2, **given}
-    before = release(alone, "discriminant", promise, **given)
-    rows[1, 1] = 9.0
-    after = release(alone, "discriminant", promise, **given)
-    assert torch.equal(before.weights, after.weights)
-
-
-@dataclass(frozen=True)
-class Liar(Stream):
-    """A stream whose users come twice, or with fewer rows than they said."""
-
-    twice: bool = True
-
-    def chunks(self):
-        for chunk in super().chunks():
-            yield chunk if self.twice else replace(chunk, counts=torch.tensor([2, 1]))
-            yield chunk
-
-
-@pytest.mark.parametrize(
-    ("twice", "message"),
-    [(True, "users must stream in once each"), (False, "as many rows as their sizes say")],
-)
-def test_users_come_once_with_the_rows_they_said(twice: bool, message: str) -> None:
-    rows = torch.tensor(GOOD).expand(2, 2, 3).clone()
-    promise = Privacy(5.0, 1e-5, 1.0)
-    with pytest.raises(ValueError, match=message):
-        release(
-            Liar(rows, twice=twice),
-            "discriminant",
-            promise,
-            noise="float",
-            num_classes=2,
-        )
+def test_rows_of_a_stream_are_held_to_their_bound_whenever_they_are_read() -> None:
+    stream, two = Stream((good(),), again=1.3), {"sums": 2, "class_noise": 0.1}
+    with pytest.raises(ValueError, match="norm <="):
+        release(stream, "discriminant", PROMISE, noise="float", num_classes=2, **two)
+    assert len(stream.passes) == 2
 
 
 def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
     public = torch.randn(30, 2, generator=torch.Generator().manual_seed(0)).numpy()
     transform = PublicTransform.fit(public)
-    held, promise = Stream(transform(public[:4]).unflatten(0, (2, 2))), Privacy(1.0, 1e-5, 1.0)
+    held = Stream((chunk_of(transform(public[:4]).unflatten(0, (2, 2))),))
     given: dict[str, Any] = {"transform": transform, "num_classes": 2}
     with pytest.raises(ValueError, match="vouch_for_transform must be set for users that stream"):
-        release(held, "discriminant", promise, **given)
-    report = release(held, "discriminant", promise, noise="float", **given).report
+        release(held, "discriminant", PROMISE, **given)
+    report = release(held, "discriminant", PROMISE, noise="float", **given).report
     assert "nobody compared private rows with the public ones" in report["unsuitable_because"]
     given |= {"vouch_for_transform": True}
-    report = release(held, "discriminant", promise, **given).report
+    report = release(held, "discriminant", PROMISE, **given).report
     assert report["suitable_for_release"] is True
     assert "vouched for" in report["public_transform"]
-
-
-@pytest.mark.parametrize("method", METHODS_OF_CLASSES)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_rows_that_are_not_finite_are_refused_before_their_noise(
-    method: str, bad: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, drawn = torch.tensor(GOOD).expand(2, 2, 3).clone(), []
-    rows[1, 1, 2] = bad
-    mechanism = "train_distributed.privacy.mechanism"
-    monkeypatch.setattr(f"{mechanism}.add_noise", lambda *_: drawn.append(1))
-    with pytest.raises(ValueError, match=r"rows must be finite, got 1 that are not.* of user 1"):
-        release(Stream(rows), method, Privacy(1.0, 1e-5, 1.0), num_classes=2)
-    assert not drawn
-
-
-@pytest.mark.parametrize("label", [2, -1])
-def test_labels_are_checked_as_well(label: int) -> None:
-    held = Stream(torch.tensor(GOOD).expand(2, 2, 3))
-    held.labels[0, 0] = label
-    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\)"):
-        release(held, "discriminant", Privacy(1.0, 1e-5, 1.0), num_classes=2)
-
-
-def one_row(row: list[float], dtype: torch.dtype) -> Chunk:
-    """A single user's single row."""
-    x = torch.tensor(row, dtype=torch.float64).to(dtype)[None, None]
-    return Chunk(torch.zeros(1, dtype=torch.int64), x, torch.zeros(1, 1).long(), torch.tensor([1]))
 
 
 def test_a_constant_is_compared_as_float64() -> None:
     """In float32 1 + 2⁻³⁰ is 1: the features would be longer than √(c² − a²)."""
     constant = 1 + 2.0**-30
     clip_norm = math.sqrt(constant**2 + 2.0**-12)
-    check_stream(one_row([constant, 2.0**-6], torch.float64), 2, clip_norm, constant)
+    check_stream(one_row([constant, 2.0**-6]), 2, clip_norm, constant)
     longer = one_row([1.0, 2.0**-6 * (1 + 2.0**-20)], torch.float32)
     assert float(torch.linalg.vector_norm(longer.x.double())) <= clip_norm
     with pytest.raises(ValueError, match=r"rows must begin with the constant 1.00000.*, got 1.0$"):
@@ -172,6 +154,18 @@ def test_features_have_a_bound_of_their_own(dtype: torch.dtype) -> None:
         check_stream(longer, 2, clip_norm, constant)
 
 
+@pytest.mark.parametrize("user", [0, 5, 6])
+def test_every_user_of_a_stream_is_looked_at(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the rows are cut into parts, and never the padding."""
+    monkeypatch.setattr("train_distributed.one_shot.source.BLOCK", 12)
+    x = torch.tensor([0.5, 0.5, 0.5]).expand(7, 2, 3).clone()
+    x[:, 1] = 99.0  # padding
+    check_stream(chunk_of(x, [1] * 7), 3, 1.0, 0.5)
+    x[user, 0, 0] = 0.25
+    with pytest.raises(ValueError, match=r"rows must begin with the constant 0\.5, got 0\.25"):
+        check_stream(chunk_of(x, [1] * 7), 3, 1.0, 0.5)
+
+
 @pytest.mark.parametrize(("weight", "cosine"), [(0.5, -1.0), (3.0, -1 / 18)])
 def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: float) -> None:
     """The longest features that pass, at the worst angle 1/(2α²r²): squares count lengths twice."""
@@ -179,16 +173,16 @@ def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: fl
     clip_norm = math.sqrt(constant**2 + reach**2)
     bound = math.sqrt(clip_norm**2 - constant**2)
     transform = PublicTransform.identity(2, clip_norm, constant)
-    method = build_method("discriminant", transform, 2, {"alpha": weight / bound}).statistic
+    statistic = made("discriminant", transform, 2, alpha=weight / bound).statistic
     longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
     sent = []
     for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
-        chunk = one_row([constant] + [longest * entry for entry in row], torch.float64)
+        chunk = one_row([constant] + [longest * entry for entry in row])
         check_stream(chunk, 2, clip_norm, constant)
-        sent.append(method.submit(chunk) * method.scale)
+        sent.append(submissions(statistic, chunk, None))
     moved = float((sent[0] - sent[1]).norm())
     stated = least_squares_sensitivity(clip_norm, weight / bound, constant)
-    guarantee = Guarantee.of(torch.tensor([1]), method, Privacy(1.0, 1e-5))
+    guarantee = Guarantee.of(torch.tensor([1]), statistic, Privacy(1.0, 1e-5))
     assert stated < moved <= guarantee.joint_sensitivity <= stated * (1 + 1e-10)
 
 
@@ -200,44 +194,213 @@ def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
     """
     entry, constant = 2.0**-4 - 2.0**-22, 0.25
     transform = PublicTransform.identity(64, math.sqrt(64 * entry**2 + constant**2), constant)
-    method = build_method("discriminant", transform, 2, {"moments": moments}).statistic
+    statistic = made("discriminant", transform, 2, moments=moments).statistic
     sizes = torch.tensor([1])
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
-    grid = DiscreteGaussian.calibrated(method, guarantee, sizes).grid
+    guarantee = Guarantee.of(sizes, statistic, Privacy(1.0, 1e-5))
+    grid = DiscreteGaussian.calibrated(statistic, guarantee, sizes).grid
     assert grid == 2.0**-20
     first, second = (
-        method.submit(one_row([constant] + [sign * entry] * 64, torch.float64).rounded(grid))
-        for sign in (1, -1)
+        submissions(statistic, one_row([constant] + [sign * entry] * 64), grid) for sign in (1, -1)
     )
-    moved = float(((first - second) * method.scale).norm())
+    moved = float((first - second).norm())
     assert 0.999 * guarantee.sensitivity <= moved <= guarantee.sensitivity
 
 
-RADIUS = 1e-3
+# Chunks
 
 
-@pytest.mark.parametrize("solver", ["exact", "sgd"])
-@pytest.mark.parametrize("name", ["softmax", "svm", "logistic"])
-def test_blind_averaging_submits_weights_in_the_ball(name: str, solver: str) -> None:
-    """Rows that pull far beyond the radius; the whole user moves by at most 2 R n."""
-    transform = PublicTransform.identity(4, 1.0, 0.5)
-    options = {"l2_reg": 1e-2, "solver": solver, "epochs": 5, "batch_size": 3}
-    methods = [
-        build_method(name, transform, 2, options | more).statistic
-        for more in ({"radius": RADIUS}, {})
-    ]
-    rows = transform(torch.eye(4)[[0, 0, 1, 1, 2]])[None]
-    sizes = torch.tensor([5])
-    sent = []
-    for labels in ([0, 0, 1, 1, 0], [1, 1, 0, 0, 1]):
-        chunk = Chunk(torch.zeros(1).long(), rows, torch.tensor([labels]), sizes)
-        held, free = (
-            np.asarray(m.submit(chunk).unflatten(1, (5, 2))[0], np.longdouble) for m in methods
-        )
-        dims = (0, 1) if name == "softmax" else (0,)
-        assert (np.sqrt(np.square(free).sum(dims)) > 100 * 5 * RADIUS).all()
-        assert (np.sqrt(np.square(held).sum(dims)) <= 5 * RADIUS * (1 + 2.0**-50)).all()
-        sent.append(held)
-    moved = np.sqrt(np.square(sent[0] - sent[1]).sum())
-    user = Guarantee.of(sizes, methods[0], Privacy(1.0, 1e-5, unit="user"))
-    assert 0.9 * user.joint_sensitivity <= moved <= user.joint_sensitivity
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.integers(-30, 3))
+def test_rounding_towards_zero_never_lengthens_a_row(row: list[float], exponent: int) -> None:
+    """And its entries are whole steps, which encode without another rounding."""
+    grid, x = 2.0**exponent, np.array(row)
+    rounded = one_row(row).rounded(grid).x.numpy()
+    assert np.all(np.abs(rounded) <= np.abs(x))
+    assert np.all(rounded * x >= 0)
+    assert np.all(np.abs(x - rounded) < grid)
+    steps = FixedPoint(grid, 1e6, 1).encode(rounded).view(np.int64)
+    assert steps.tolist() == (rounded / grid).tolist()
+
+
+@pytest.mark.parametrize("grid", [0.3, 3.0, 0.0, -0.5, math.inf, math.nan])
+def test_a_grid_that_division_would_round_is_refused(grid: float) -> None:
+    with pytest.raises(ValueError, match=f"grid must be a power of two, got {grid}"):
+        one_row(GOOD).rounded(grid)
+
+
+def test_only_training_rows_stream_in_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where memory cuts the users into several chunks."""
+    monkeypatch.setattr("train_distributed.one_shot.source.CHUNK", 30)
+    monkeypatch.setattr(Partition, "shuffled", lambda partition, generator: partition)
+    x, every = np.random.default_rng(0).standard_normal((20, 4)), np.arange(20)
+    data = embedded(x, every % 3, 3, test=every % 4 == 3)
+    train = np.flatnonzero(data.split == 0)
+    held = split(torch.from_numpy(data.labels[train]), 6)
+    users = EmbeddingUsers(data, PublicTransform.identity(4), held)
+    chunks = list(users.chunks())
+    assert len(chunks) > 1
+    assert torch.cat([chunk.users for chunk in chunks]).sort().values.tolist() == list(range(6))
+    for chunk in chunks:
+        for user, own, y, count in zip(chunk.users, chunk.x, chunk.y, chunk.counts, strict=True):
+            rows = train[held.rows(int(user)).numpy()]
+            assert torch.equal(own[:count], users.transform(data.embeddings[rows]))
+            assert y[:count].tolist() == data.labels[rows].tolist()
+    assert users.sizes.tolist() == held.counts.tolist()
+    assert users.dim == chunks[0].x.shape[2]
+
+
+def test_users_are_those_that_the_set_names() -> None:
+    named, x = np.array([7, 3] * 10), np.ones((20, 4))
+    held = own_partition(embedded(x, named % 3, 3, users=named))
+    assert [set(named[held.rows(user).numpy()]) for user in (0, 1)] == [{3}, {7}]
+    unnamed = EmbeddingSet(embeddings=x.astype(np.float32), labels=named)
+    assert own_partition(unnamed, single=True).users == 1
+    with pytest.raises(ValueError, match="users must be named by the embedding set"):
+        own_partition(unnamed)
+
+
+# Order
+
+
+def check_uniform(drawn: list[tuple[int, ...]]) -> None:
+    counts = [drawn.count(order) for order in ORDERS]
+    assert sum(counts) == len(drawn)
+    share = len(drawn) / len(ORDERS)
+    assert max(abs(count - share) for count in counts) < 5 * math.sqrt(share)
+
+
+def numbered(**fields: Any) -> EmbeddingSet:
+    """Three rows of one user and two of another, each its own number."""
+    labels = np.array([0, 0, 1, 0, 1])
+    users = np.array([4, 4, 4, 9, 9])
+    return embedded(np.arange(5)[:, None], **{"labels": labels} | fields, classes=2, users=users)
+
+
+def test_rows_of_a_set_are_shuffled_before_their_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bits, too, may depend on a row's place."""
+    taken = list[np.ndarray]()
+
+    def seen(transform: PublicTransform, x: np.ndarray) -> Tensor:
+        taken.append(x[:, 0])
+        return torch.from_numpy(x)
+
+    monkeypatch.setattr(PublicTransform, "__call__", seen)
+    data = numbered()
+    users = EmbeddingUsers(data, PublicTransform.identity(1), own_partition(data))
+    for _ in range(1200):
+        list(users.chunks())
+    rows = [x.astype(int) for x in taken]
+    check_uniform([tuple(x.tolist()) for x in rows if len(x) == 3])
+    assert {tuple(sorted(x.tolist())) for x in rows if len(x) == 2} == {(3, 4)}
+
+
+def test_rows_of_a_stream_are_shuffled() -> None:
+    x = torch.tensor([[[1, 0], [1, 1 / 4], [1, 1 / 2]], [[1, 3 / 4], [1, 1], [9, 9]]])
+    y = torch.tensor([[0, 0, 1], [0, 1, 0]])
+    held = Stream((chunk_of(x, [3, 2], y),), torch.tensor([3, 2]))
+    rows, drawn = Source.of(held, None, None, 2), []
+    for _ in range(1200):
+        (chunk,) = rows.chunks()
+        drawn.append(tuple((4 * chunk.x[0, :, 1]).int().tolist()))
+        assert chunk.x[1, 2, 0] == 9
+        assert (chunk.y[0] == (chunk.x[0, :, 1] == 1 / 2)).all()
+    check_uniform(drawn)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted(several: bool) -> None:
+    drawn = []
+
+    class Model:
+        findings = several
+
+        def predict_proba(self, x: np.ndarray) -> Tensor:
+            drawn.append(tuple(x[:3, 0].astype(int).tolist()))
+            assert set(x[3:, 0].tolist()) == {3.0, 4.0}
+            return torch.full((len(x), 2), 0.5)
+
+    model: Any = Model()
+    several_each = {"labels": np.full(5, -1), "findings": np.eye(5, 2, dtype=np.int8)}
+    data = numbered(test=np.full(5, 2), **(several_each if several else {}))
+    held = own_partition(data, 2)
+    for _ in range(1200):
+        given = Evaluation(num_classes=2), [model], data, np.arange(5), held, FINEST_GRID
+        list(evaluation.submissions(*given))
+    check_uniform(drawn)
+
+
+def test_rows_of_many_rounds_are_shuffled_before_they_are_divided() -> None:
+    """Charter learns from a user's first rows and verifies on its last."""
+    drawn, data = [], numbered()
+    transform = PublicTransform.identity(1, 10.0)
+    for _ in range(1200):
+        rows = UserRows.of(data, transform, own_partition(data), 2, None)
+        drawn.append(tuple(rows.x[rows.users.rows(0), 1].int().tolist()))
+        assert rows.y[rows.users.rows(0)].tolist() == [int(each == 2) for each in drawn[-1]]
+        assert set(rows.x[rows.users.rows(1), 1].tolist()) == {3.0, 4.0}
+    check_uniform(drawn)
+
+
+def test_a_generator_fixes_the_order_and_is_left_as_it_is() -> None:
+    data, made_of = numbered(), []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(3)
+        before = generator.get_state()
+        source = Source.of(data, PublicTransform.identity(1), None, None, generator)
+        made_of.append([chunk.y for _ in range(9) for chunk in source.chunks()])
+        assert torch.equal(generator.get_state(), before)
+    assert all(torch.equal(*pair) for pair in zip(*made_of, strict=True))
+    assert len({tuple(y[-1].tolist()) for y in made_of[0]}) > 1  # anew at every reading
+
+
+# Place
+
+
+def by_class(p: int, replaced: bool) -> tuple[np.ndarray, np.ndarray]:
+    """99 rows in the order of their classes; the first is of the last class in the neighbour."""
+    draw = np.random.default_rng(p)
+    rows, labels = draw.standard_normal((99, p)).astype(np.float32), np.repeat(np.arange(3), 33)
+    if replaced:
+        rows[0], labels[0] = -rows[0], 2
+    order = np.argsort(labels, kind="stable")
+    return rows[order], labels[order]
+
+
+COLUMNS = [3, 8, 12, 15, 16, 17, 31, 33, 48, 64, 97]
+
+
+@pytest.mark.parametrize("p", COLUMNS)
+def test_no_weights_make_a_gradient_depend_on_a_row_s_place(p: int) -> None:
+    """Of two columns that are equal and huge, rounding decides which class a row is."""
+    sent, transform = [], PublicTransform.identity(p)
+    for size in (1e88, 1.0):
+        weights = torch.randn(p + 1, 1, generator=torch.Generator().manual_seed(p)).double()
+        gradient = ClippedGradient(weights=size * weights.repeat(1, 3), clip_norm=0.25)
+        for replaced in (False, True):
+            x, y = (torch.from_numpy(each) for each in by_class(p, replaced))
+            with ByPlace():
+                sent.append(submissions(gradient, one_user(transform(x), y), None)[0])
+        bound = gradient.record_sensitivity(torch.tensor([99]))
+        assert float((sent[-1] - sent[-2]).norm()) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", COLUMNS)
+@pytest.mark.parametrize("size", [1e88, 1e-18, 1.0])
+def test_no_model_makes_an_evaluation_depend_on_a_row_s_place(p: int, size: float) -> None:
+    """About a centre, along directions and with weights that whoever made the model has chosen."""
+    draw = torch.Generator().manual_seed(p)
+    along = torch.rand(p, 1, generator=draw).double().repeat(1, 3) / p
+    centre = torch.full((3,), 0.1 / p, dtype=torch.float64)
+    plain = PublicTransform.identity(p)
+    transform = replace(plain, directions=along, centre=centre, length=2.0**-20)
+    weights = size * torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]).double()
+    model = Release(weights, transform, ("a", "b", "c"))
+    method, sent = Evaluation(num_classes=3), []
+    for replaced in (False, True):
+        data = embedded(*by_class(p, replaced), 3, test=np.full(99, 2))
+        given = method, [model], data, np.arange(99), own_partition(data, 2), FINEST_GRID
+        with ByPlace():
+            ((_, own),) = evaluation.submissions(*given)
+        sent.append(own[0])
+    moved = float((sent[0] - sent[1]).norm())
+    assert moved <= method.record_sensitivity(torch.tensor([99])) * (1 + 1e-9)

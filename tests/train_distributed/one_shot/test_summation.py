@@ -1,4 +1,4 @@
-"""Integers end to end: what leaves a user, and what the secure sum gives back."""
+"""Integers end to end, what a sum gives back and how long it may be, and what is promised of it."""
 
 import math
 from dataclasses import replace
@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from embed import PublicTransform
-from tests.train_distributed.one_shot.fitting import METHODS_OF_CLASSES
-from train_distributed import Privacy, accounting
+from heads import least_squares_norm
+from tests.train_distributed.one_shot.builders import (
+    METHODS_OF_CLASSES,
+    SUMS,
+    embedded,
+    made,
+    one_user,
+)
+from train_distributed import Privacy, accounting, release
 from train_distributed.one_shot import summation as module
-from train_distributed.one_shot.registry import METHODS, build_method
+from train_distributed.one_shot.attacker import best_guess, gaussian_mu, true_positives
+from train_distributed.one_shot.reachable import unreachable
+from train_distributed.one_shot.report_file import Report
 from train_distributed.one_shot.statistic import Chunk, submissions
 from train_distributed.one_shot.summation import Plan, PlannedSum, RunningSum
 from train_distributed.privacy.guarantee import Guarantee
@@ -22,7 +31,6 @@ from train_distributed.secure_sum.reports import report_bytes
 
 TRANSFORM = PublicTransform.identity(5, clip_norm=math.sqrt(1.25), constant=0.5)
 USERS, ROWS, CLASSES = 5, 8, 3
-SUMS = [name for name, entry in METHODS.items() if entry.sums_rows and entry.classes]
 
 
 def silence(std: float, count: int) -> np.ndarray:
@@ -37,11 +45,13 @@ def chunk(seed: int = 0) -> Chunk:
     return Chunk(torch.arange(USERS), rows, y, torch.full((USERS,), ROWS))
 
 
-def parts(name: str, epsilon: float = 1.0):
-    options = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
-    method = build_method(name, TRANSFORM, CLASSES, options).statistic
-    sizes = torch.full((USERS,), ROWS)
-    return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5)), sizes
+def statistic(name: str, **options: Any) -> Any:
+    return made(name, TRANSFORM, CLASSES, **options).statistic
+
+
+def parts(name: str, epsilon: float = 1.0, fewest: int | None = None, **promise: Any):
+    method, sizes = statistic(name), torch.full((USERS,), ROWS)
+    return method, Guarantee.of(sizes, method, Privacy(epsilon, 1e-5, **promise), fewest), sizes
 
 
 def exact(method: Any, guarantee: Guarantee, sizes: Tensor, **changed: Any) -> PlannedSum:
@@ -80,7 +90,7 @@ def _uneven() -> Chunk:
 @pytest.mark.parametrize("name", SUMS)
 def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[str, float]):
     """Statistics of a simulation, to the last bit; clipped users, of which each has its own."""
-    method, held = build_method(name, TRANSFORM, CLASSES, clip).statistic, _uneven()
+    method, held = statistic(name, **clip), _uneven()
     bare = Guarantee.of(held.counts, method, Privacy(math.inf, 1e-5))
     pooled = RunningSum(PlannedSum(method, bare, FloatGaussian.simulated(method, bare)))
     pooled.add_chunk(method, held)
@@ -110,22 +120,6 @@ def test_few_submissions_are_in_memory_at_a_time(name: str, monkeypatch: pytest.
     assert torch.equal(totals[0], totals[2])
 
 
-def test_statistics_of_grid_rows_are_whole_steps():
-    """Bit for bit the same total however the rows are spread, with the users' noise recorded."""
-    method, guarantee, sizes = parts("discriminant")
-    totals = []
-    for order in (range(USERS), reversed(range(USERS))):
-        summation, mechanism = quiet(method, guarantee, sizes)
-        held = chunk().rounded(mechanism.grid)
-        for user in order:
-            pick = torch.arange(USERS) == user
-            summation.add(held.users[pick], method.submit(held.select(pick)) * method.scale)
-        totals.append(summation.total())
-    together = method.submit(held.pooled())[0] * method.scale
-    assert torch.equal(totals[0], totals[1])
-    assert torch.allclose(totals[0], together, rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("name", METHODS_OF_CLASSES)
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float):
@@ -135,20 +129,13 @@ def test_discrete_noise_is_never_less_and_hardly_more(name: str, epsilon: float)
     assert continuous <= discrete <= continuous * 1.001
 
 
-def test_the_integer_release_meets_the_promise():
-    method, guarantee, sizes = parts("softmax", 0.7)
-    plan = DiscreteGaussian.calibrated(method, guarantee, sizes)
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_integer_release_meets_the_promise_for_every_user_that_a_group_touches(group: int):
+    plan = DiscreteGaussian.calibrated(*parts("softmax", 0.7, group_size=group))
+    assert plan.rounded_users == group
     assert plan.epsilon(1e-5) <= 0.7
     assert plan.honest == USERS - USERS // 2
     assert accounting.delta(0.7, plan.noise_multiplier) <= 1e-5
-
-
-def test_groups_are_charged_for_every_user_they_touch():
-    method, _, sizes = parts("softmax")
-    single = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
-    group = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, group_size=4))
-    assert DiscreteGaussian.calibrated(method, single, sizes).rounded_users == 1
-    assert DiscreteGaussian.calibrated(method, group, sizes).rounded_users == 4
 
 
 @pytest.mark.parametrize(
@@ -157,7 +144,7 @@ def test_groups_are_charged_for_every_user_they_touch():
 )
 def test_a_sum_that_could_wrap_around_is_refused(users: int, rows: int, message: str):
     """Or that of one user that float64 would not hold exactly."""
-    method = build_method("discriminant", TRANSFORM, CLASSES, {"moments": False}).statistic
+    method = statistic("discriminant", moments=False)
     sizes = torch.full((users,), rows)
     guarantee = Guarantee.of(sizes, method, Privacy(50.0, 1e-5))
     with pytest.raises(ValueError, match=message):
@@ -171,7 +158,7 @@ def test_one_user_with_many_rows_sends_the_exact_sum(moments: bool):
     What is sent is compared with whole-number arithmetic.
     """
     count = 40_000
-    method = build_method("discriminant", TRANSFORM, CLASSES, {"moments": moments}).statistic
+    method = statistic("discriminant", moments=moments)
     sizes = torch.tensor([count])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     summation, mechanism = quiet(method, guarantee, sizes)
@@ -227,9 +214,7 @@ def test_a_user_is_added_once():
 @pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
 def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, clip) -> None:
     """As with half-honest users, the sum holds twice the noise that the promise needs."""
-    method, _, sizes = parts(name)
-    if clip and name in SUMS:
-        method = build_method(name, TRANSFORM, CLASSES, clip).statistic
+    method, sizes = statistic(name, **clip), torch.full((USERS,), ROWS)
     by_users = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
     by_servers = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
     both = [DiscreteGaussian.calibrated(method, each, sizes) for each in (by_users, by_servers)]
@@ -249,8 +234,7 @@ def test_servers_add_all_the_noise_each_and_every_length_can_be_proved(name, cli
 
 @pytest.mark.parametrize("bare", [frozenset(), frozenset({0}), frozenset({0, 1})])
 def test_the_noise_of_servers_is_in_the_sum_once_each(bare: frozenset[int]) -> None:
-    method, _, sizes = parts("softmax")
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
+    method, guarantee, sizes = parts("softmax", noise_by="servers")
     sevens = exact(method, guarantee, sizes, sampler=lambda s, n: np.full(n, 7))
     plain, mechanism = quiet(method, guarantee, sizes)
     summation = RunningSum(sevens, bare)
@@ -263,8 +247,7 @@ def test_the_noise_of_servers_is_in_the_sum_once_each(bare: frozenset[int]) -> N
 
 def test_a_sum_is_opened_once_with_one_noise_of_the_servers() -> None:
     """Two noises over one sum, or one noise over two sums, would show what it is to hide."""
-    method, _, sizes = parts("softmax")
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"), USERS - 1)
+    method, guarantee, sizes = parts("softmax", fewest=USERS - 1, noise_by="servers")
     summation = RunningSum(exact(method, guarantee, sizes))
     zeros = torch.zeros(USERS, method.dimension, dtype=torch.float64)
     summation.add(torch.arange(1, USERS), zeros[1:])
@@ -274,10 +257,215 @@ def test_a_sum_is_opened_once_with_one_noise_of_the_servers() -> None:
 
 
 def test_many_rows_take_a_coarser_step_whose_rounding_is_charged() -> None:
-    method, _, _ = parts("softmax")
-    sizes = torch.tensor([10**7, 10**7])
+    method, sizes = statistic("softmax"), torch.tensor([10**7, 10**7])
     guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5, noise_by="servers"))
     mechanism = DiscreteGaussian.calibrated(method, guarantee, sizes)
     assert max(mechanism.norm_bounds(method, sizes)) < 2**31
     assert mechanism.charged_sensitivity > guarantee.joint_sensitivity
     assert mechanism.epsilon(1e-5) <= 1.0
+
+
+# Sums that honest users can make pass, whatever their pictures; longer ones are named
+
+FORTY = 40  # rows of every user
+
+
+def planned(name: str, users: int, epsilon: float, **options: Any):
+    method, sizes = statistic(name, **options), torch.full((users,), FORTY)
+    guarantee = Guarantee.of(sizes, method, Privacy(epsilon, 1e-5))
+    return method, DiscreteGaussian.calibrated(method, guarantee, sizes), sizes
+
+
+def alike(method: Any, integers: DiscreteGaussian, users: int) -> np.ndarray:
+    """(users, D) uint64: every row the same and of full length: the longest that there is."""
+    row = torch.zeros(FORTY, 6, dtype=torch.float64)
+    row[:, 0], row[:, 1] = TRANSFORM.constant, TRANSFORM.reach
+    held = one_user(row, torch.zeros(FORTY, dtype=torch.int64))
+    words = integers.encode(submissions(method, held, integers.grid)[0].numpy())
+    return np.stack([integers.noised(words) for _ in range(users)])
+
+
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e4])
+def test_honest_users_reach_every_sum_of_theirs(name: str, epsilon: float) -> None:
+    method, integers, sizes = planned(name, 5, epsilon)
+    total = integers.decode(alike(method, integers, 5).sum(0, dtype=np.uint64))
+    assert unreachable(total, method, integers, sizes) is None
+
+
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
+@pytest.mark.parametrize("times", [10, 2**20])
+def test_one_vector_ten_times_too_long_is_named(name: str, times: int) -> None:
+    strong = {} if name in SUMS else {"l2_reg": 30.0}  # as long as heads can be
+    method, integers, sizes = planned(name, 5, 1e3, **strong)
+    sent = alike(method, integers, 5)
+    sent[0] *= np.uint64(times)
+    total = integers.decode(sent.sum(0, dtype=np.uint64))
+    found = unreachable(total, method, integers, sizes)
+    assert found is not None
+    assert "honest users and their noise reach" in found
+
+
+def test_words_at_random_are_named() -> None:
+    method, integers, sizes = planned("discriminant", 5, 0.1)
+    words = np.random.default_rng(0).integers(0, 2**64, method.dimension, np.uint64)
+    assert "an entry" in str(unreachable(integers.decode(words), method, integers, sizes))
+
+
+def test_the_bound_is_that_of_the_users_in_the_sum() -> None:
+    """Three users' longest sum is out of reach for two."""
+    method, integers, sizes = planned("discriminant", 3, 1e5)
+    total = integers.decode(alike(method, integers, 3).sum(0, dtype=np.uint64))
+    assert unreachable(total, method, integers, sizes) is None
+    assert unreachable(total, method, integers, sizes[:2]) is not None
+
+
+def test_noise_alone_stays_within_its_tails() -> None:
+    """At most 2^-40 of sums are beyond, so none of 1,000; and the bounds are not idle."""
+    method, integers, sizes = planned("discriminant", 2, 1e-3)
+    words = np.zeros(method.dimension, np.uint64)
+    totals = [integers.decode(integers.noised(words) + integers.noised(words)) for _ in range(1000)]
+    assert all(unreachable(total, method, integers, sizes) is None for total in totals)
+    longest = max(totals, key=torch.linalg.vector_norm)
+    assert unreachable(12 * longest, method, integers, sizes) is not None
+
+
+def test_entries_that_are_each_in_reach_are_too_long_together() -> None:
+    method, integers, sizes = planned("discriminant", 3, 1e5)
+    entry = 0.9 * sum(method.entry_bound(int(n)) for n in sizes)
+    total = torch.full((method.dimension,), entry, dtype=torch.float64)
+    assert "the length" in str(unreachable(total, method, integers, sizes))
+
+
+# Promises
+
+DELTA = 1e-5
+RATES = np.array([0.0, 1e-5, 1e-3, 0.02, 0.3, 0.9, 1.0])
+
+
+def plan_of(
+    sizes: Any, fewest: int | None = None, *, name: str = "discriminant", **promise: Any
+) -> Plan:
+    discrete = promise.pop("discrete", True)
+    privacy = Privacy(promise.pop("epsilon", 1.0), DELTA, **promise)
+    statistic = made(name, PublicTransform.identity(4), 3).statistic
+    return Plan.of(statistic, torch.as_tensor(sizes), privacy, fewest, discrete=discrete)
+
+
+# All others collude
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+@pytest.mark.parametrize(("users", "stated"), [(5, 1.47), (20, 2.7), (100, 6.9), (1000, 30)])
+def test_one_users_own_noise_is_what_is_left(discrete: bool, users: int, stated: float) -> None:
+    plan = plan_of([6] * users, -(-4 * users // 5), discrete=discrete)  # as a federation's
+    found, guarantee = plan.report()["epsilon_if_all_others_collude"], plan.main.guarantee
+    alone = plan.main.mechanism.local_std / (
+        guarantee.sensitivity * math.sqrt(guarantee.compositions)
+    )
+    exact = accounting.epsilon(DELTA, alone)
+    assert exact <= found <= exact * 1.001
+    assert found == pytest.approx(stated, rel=0.02)
+
+
+@pytest.mark.parametrize("promise", [{"unit": "user"}, {"group_size": 3}, {"honest_fraction": 1}])
+def test_it_is_never_below_the_promise(promise: dict[str, Any]) -> None:
+    once, twice = map(plan_of([6] * 5, **promise).epsilon_if_all_others_collude, (1, 2))
+    assert 1.0 < once < twice
+
+
+def test_a_single_user_has_nobody_beside_it() -> None:
+    assert plan_of([6]).epsilon_if_all_others_collude() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_without_noise_or_with_that_of_servers_nothing_is_stated() -> None:
+    """Two servers that collude see all that was sent: no ε is left, whatever the noise."""
+    assert "epsilon_if_all_others_collude" not in plan_of([6] * 5, epsilon=math.inf).report()
+    report = plan_of([6] * 5, noise_by="servers").report()
+    assert "epsilon_if_all_others_collude" not in report
+    said = report["noise_by"], report["honest_servers"], report["noise_servers"]
+    assert said == ("servers", 1, 2)
+
+
+# A record that is taken out
+
+
+def test_the_norm_of_what_a_record_adds() -> None:
+    features = 1.25**2 - 0.75**2
+    whole = math.sqrt(1.25**2 + 0.7**2 * features**2)
+    assert least_squares_norm(1.25, 0.7, 0.75) == pytest.approx(whole)
+    with pytest.raises(ValueError, match=r"constant must lie in \(0, clip_norm"):
+        least_squares_norm(1.0, 0.7, 1.0)
+
+
+@pytest.mark.parametrize("name", METHODS_OF_CLASSES)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("unit", ["record", "user"])
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_same_noise_promises_no_less(name: str, epsilon: float, unit: Any, group: int) -> None:
+    """ε follows the exact curve at the distance that is left; never above what is promised."""
+    promise: dict[str, Any] = {"epsilon": epsilon, "unit": unit, "group_size": group}
+    for discrete in (False, True):
+        plan = plan_of([7, 3, 5, 5], name=name, discrete=discrete, **promise)
+        found, (planned,) = plan.report(), plan.sums
+        assert found["zero_out_epsilon"] <= epsilon * (1 + 1e-9)
+        std = planned.mechanism.local_std * math.sqrt(planned.guarantee.honest)
+        distance = found["zero_out_sensitivity"] * math.sqrt(planned.guarantee.compositions)
+        exact = accounting.epsilon(DELTA, std / distance)
+        assert exact <= found["zero_out_epsilon"] <= exact * 1.01
+
+
+def test_a_report_says_it_and_one_without_noise_does_not() -> None:
+    every = np.arange(12)
+    rows = embedded(np.eye(4)[every % 4], every % 2, 2, users=every // 3)
+    report = release(rows, "discriminant", Privacy(1.0, DELTA)).report
+    # √2, the length of a row that begins with 1, instead of 2, from one feature to its opposite
+    assert report["zero_out_sensitivity"] == pytest.approx(report["sensitivity"] / math.sqrt(2))
+    exact = accounting.epsilon(DELTA, report["noise_multiplier"] * math.sqrt(2))
+    assert report["zero_out_epsilon"] == pytest.approx(exact, rel=1e-3)
+    assert report["zero_out_epsilon"] < 0.69
+    bare = release(rows, "discriminant", Privacy(math.inf, DELTA), noise="float").report
+    assert not {"zero_out_epsilon", "zero_out_sensitivity"} & bare.keys()
+
+
+# An attacker
+
+
+def report_of(epsilon: float, delta: float, **more: object) -> Report:
+    multiplier = accounting.noise_multiplier(epsilon, delta, 2)
+    curve = {"privacy_curve": "gaussian", "noise_multiplier": multiplier, "compositions": 2}
+    return Report.of({"private": True, "epsilon": epsilon, "delta": delta, **curve, **more})
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+def test_the_best_test_of_two_gaussians_is_on_the_curve_and_none_is_above(epsilon: float) -> None:
+    report = report_of(epsilon, DELTA)
+    mu = gaussian_mu(report)
+    assert mu is not None
+    draws = np.random.default_rng(0).standard_normal(400_000)
+    for rate in (0.001, 0.05, 0.5):
+        threshold = np.quantile(draws, 1 - rate)
+        found = (draws + mu > threshold).mean()
+        claimed = float(true_positives(report, np.array([rate]))[0])
+        assert found == pytest.approx(claimed, abs=0.004)
+        worse = (np.abs(draws + mu) > np.quantile(np.abs(draws), 1 - rate)).mean()
+        assert worse < claimed + 0.004
+
+
+@pytest.mark.parametrize("curve", ["gaussian", None])
+def test_no_promise_is_exceeded_and_chance_is_always_reached(curve: str | None) -> None:
+    report = report_of(2.0, 1e-3, privacy_curve=curve)
+    found = true_positives(report, RATES)
+    assert (found >= RATES).all()
+    assert (found <= np.minimum(math.exp(2.0) * RATES + 1e-3, 1) + 1e-12).all()
+    assert (np.diff(found) >= 0).all()
+    assert found[-1] == 1
+    assert 2 * best_guess(report) - 1 >= (found - RATES).max() - 1e-9
+
+
+def test_without_a_gaussian_curve_there_is_no_mu_and_the_bound_is_looser() -> None:
+    gaussian, other = report_of(1.0, DELTA), report_of(1.0, DELTA, privacy_curve=None)
+    rounded = report_of(1.0, DELTA, log10_zeta=-3.0)  # discreteness that the curve would miss
+    assert gaussian_mu(other) is None is gaussian_mu(rounded)
+    assert (true_positives(other, RATES) >= true_positives(gaussian, RATES)).all()
+    assert (true_positives(rounded, RATES) == true_positives(other, RATES)).all()

@@ -1,0 +1,412 @@
+"""A released model: read as it was written or refused in one line, its figures, its metrics."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
+
+from tests.train_distributed.released.conftest import make_release
+from train_distributed import Privacy, Release
+from train_distributed.one_shot import metrics as module
+from train_distributed.one_shot.figure import draw_confusion, draw_release
+from train_distributed.one_shot.metrics import BINS, ClassifierMetrics, brief, few_classes, shifted
+from train_distributed.one_shot.model import log_odds, probabilities
+from train_distributed.one_shot.report_file import Report
+
+
+@pytest.fixture
+def released() -> Release:
+    return make_release()
+
+
+@pytest.fixture
+def saved(released, tmp_path) -> Path:
+    released.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]) -> None:
+    """Saves a model again with some of its tensors or metadata changed."""
+    model = path / "model.safetensors"
+    tensors = load_file(model)
+    with safe_open(model, "pt") as file:
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, model, metadata)
+
+
+def test_what_was_saved_is_loaded(released, tmp_path) -> None:
+    released.save(tmp_path / "model")
+    loaded = Release.load(tmp_path / "model")
+    rows = np.random.default_rng(1).standard_normal((50, 6)).astype(np.float32) + 5
+    assert torch.equal(loaded.scores(rows), released.scores(rows))
+    assert torch.equal(loaded.predict(rows), released.predict(rows))
+    assert torch.equal(loaded.predict_proba(rows), released.predict_proba(rows))
+    assert loaded.encoding == released.encoding
+    assert json.loads((tmp_path / "model" / "report.json").read_text()) == released.report
+    for name in ("class_names", "report", "temperature", "method", "opened"):
+        assert getattr(loaded, name) == getattr(released, name)
+    with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
+        assert "posterior of Gaussian classes" in file.metadata()["probabilities"]
+        assert file.metadata()["method"] == "discriminant"
+
+
+def test_models_appear_whole_once_and_equal_ones_are_equal_files(released, tmp_path) -> None:
+    for name in "abc":
+        released.save(tmp_path / name)
+        written = sorted(path.name for path in (tmp_path / name).iterdir())
+        assert written == ["model.safetensors", "report.json"]
+    files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+    assert len(files) == 1
+    with pytest.raises(FileExistsError, match="must not exist"):
+        released.save(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
+    rows = 5 + np.random.default_rng(1).standard_normal((4999, 6))  # more than two blocks
+    shares = released.predict_proba(rows)
+    z = released.transform(rows).double().numpy() @ released.weights.numpy()
+    powers = np.exp(z)
+    assert np.allclose(shares, powers / powers.sum(1, keepdims=True), atol=1e-5)
+    assert torch.equal(shares.argmax(1), released.predict(rows))
+    assert released.predict_proba(rows[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e150, 1e307])
+def test_probabilities_of_extreme_rows_are_finite(released, size: float) -> None:
+    rows = size * np.array([[1.0, -1, 1, -1, 1, -1], [1, 1, 1, 1, 1, 1]])
+    shares = released.predict_proba(rows)
+    assert shares.isfinite().all()
+    assert torch.allclose(shares.sum(1), torch.ones(2).double())
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 7), (6,), (1, 2, 6)])
+def test_rows_of_another_shape_are_refused(released, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"embeddings must be \(n, 6\), got"):
+        released.predict_proba(np.zeros(shape))
+
+
+def test_a_row_that_is_not_finite_is_named(released) -> None:
+    rows = np.zeros((3000, 6))
+    rows[2500, 3] = np.inf
+    with pytest.raises(ValueError, match="must be finite, got inf in row 2500"):
+        released.predict(rows)
+
+
+def _without(name: str):
+    return lambda tensors, metadata: (tensors.pop(name, None), metadata.pop(name, None))
+
+
+def _tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]):
+    return lambda tensors, metadata: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def _metadata(name: str, text: str):
+    return lambda tensors, metadata: metadata.update({name: text})
+
+
+def _shares(values: list):
+    shares = torch.tensor(values)
+    shares = shares.double() if shares.is_floating_point() else shares
+    return lambda tensors, metadata: tensors.update(class_shares=shares)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without("weights"), r"weights must be a float \(d, K\), got none"),
+        (_tensor("weights", lambda w: w.flatten()), r"weights must be a float \(d, K\), got"),
+        (_tensor("weights", lambda w: w.long()), r"weights must be a float \(d, K\), got"),
+        (_tensor("weights", lambda w: w * torch.nan), "weights must be finite"),
+        (_tensor("weights", lambda w: w[:-1]), "weights must have 5 rows, .*, got 4"),
+        (_tensor("weights", lambda w: w[:, :2]), "class_names must name 2 classes, got 3"),
+        (_without("class_names"), "class_names must be two distinct names or more, got None"),
+        (_metadata("class_names", "["), "class_names must be JSON"),
+        (_metadata("class_names", '{"a": 1}'), "class_names must be two distinct names"),
+        (_metadata("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
+        (_metadata("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
+        (_metadata("class_names", "[" * 100000), "class_names must be JSON"),
+        (_without("temperature"), "temperature must be > 0, got None"),
+        (_metadata("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
+        (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
+        (_metadata("encoding", "{}"), "encoding must be readable"),
+        (_metadata("encoding", "]"), "encoding must be readable"),
+        (_without("transform.mean"), "transform must hold"),
+        (_tensor("transform.mean", lambda m: m[1:]), "mean must be"),
+        (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),
+        (_tensor("transform.mean", lambda m: m.half()), "transform.mean must be float"),
+        (_tensor("transform.scale", lambda s: 0 * s), r"scale must be in \[2\^-126"),
+        (_tensor("transform.bounds", lambda b: b.flip(0)), "clip_norm must be > constant"),
+        (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
+        (_shares([0.5, 0.5]), r"class_shares must be float \(3,\), got .*\(2,\)"),
+        (_shares([[0.2, 0.3, 0.5]]), r"class_shares must be float \(3,\)"),
+        (_shares([1, 1, 1]), r"class_shares must be float \(3,\), got torch.int64"),
+        (_shares([0.5, 0.5, 0.0]), "class_shares must be > 0, got 0"),
+        (_shares([1.5, -0.25, -0.25]), "class_shares must be > 0, got -0.25"),
+        (_shares([torch.nan, 0.5, 0.5]), "class_shares must be > 0, got nan"),
+        (_shares([torch.inf, 0.5, 0.5]), "class_shares must have the sum 1, got inf"),
+        (_shares([0.3, 0.3, 0.3]), r"class_shares must have the sum 1, got 0\.9"),
+        (_shares([0.2, 0.3, 0.500002]), "class_shares must have the sum 1"),
+        (_metadata("prior", '"flat"'), "prior must be one of"),
+        (_metadata("prior", "[0.5, 0.5]"), "3 shares"),
+        (_metadata("prior", "{"), "prior"),
+        (_metadata("prior", "1"), "prior"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(saved, change, message: str) -> None:
+    rewrite(saved, change)
+    with pytest.raises(ValueError, match=message) as refusal:
+        Release.load(saved)
+    assert str(refusal.value).startswith(str(saved / "model.safetensors"))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("report.json", b"{", "must be a readable JSON object"),
+        ("report.json", b"[]", "must be a JSON object, got list"),
+        ("report.json", b'{"epsilon": NaN}', "numbers must be finite, got NaN"),
+        ("report.json", b"\xff", "must be a readable JSON object"),
+        ("report.json", b"[" * 100000, "must be a readable JSON object"),
+        ("report.json", None, "must be a readable JSON object"),
+        ("model.safetensors", b"", "must be a released model"),
+        ("model.safetensors", b"\xff" * 64, "must be a released model"),
+        ("model.safetensors", None, "must be a released model"),
+    ],
+)
+def test_a_file_that_is_damaged_or_missing_is_named(saved, name, content, message):
+    path = saved / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as refusal:
+        Release.load(saved)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_file_cut_anywhere_is_refused(saved) -> None:
+    model = saved / "model.safetensors"
+    whole = model.read_bytes()
+    for length in (1, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        model.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="must be a released model"):
+            Release.load(saved)
+
+
+def test_no_directory_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match="release must be an existing directory, got"):
+        Release.load(tmp_path / "model")
+
+
+# Figures
+
+LONG = "a name that goes on, " * 20
+NAMES = {
+    "long": [LONG + "a", LONG + "b", "c"],
+    "formula": ["$x^", "$\\frac$", "_"],
+    "many": [f"class {k}" for k in range(60)],
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_any_classes_can_be_drawn(kind: str, tmp_path) -> None:
+    """What matplotlib cannot lay out is a warning, which fails here."""
+    names = NAMES[kind]
+    counts = np.ones((len(names), len(names)), np.int64)
+    draw_confusion(counts, names, tmp_path / "confusion.png")
+    report = Privacy(1.0, 1e-5).report() | {
+        "test_accuracy": 0.5,
+        "test_accuracy_per_class": {name: k / len(names) for k, name in enumerate(names)},
+    }
+    draw_release(Report.of(report), tmp_path / "privacy.png")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# Metrics, against loops that follow their definition
+
+
+def evaluated(scores: np.ndarray, labels: np.ndarray, names: tuple[str, ...], t: float = 1.0):
+    evaluation = ClassifierMetrics(names, len(labels), t)
+    for start in range(0, len(labels), 7):  # blocks that do not divide n
+        part = slice(start, start + 7)
+        evaluation.add(torch.from_numpy(scores[part]), labels[part])
+    return evaluation.report()
+
+
+def problem(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    return rng.standard_normal((rows, classes)) + 1.5 * np.eye(classes)[labels], labels
+
+
+def naive_calibration_error(shares: list[list[float]], labels: np.ndarray) -> float:
+    error = 0.0
+    for b in range(BINS):
+        inside = [
+            (max(p), p.index(max(p)) == y)
+            for p, y in zip(shares, labels, strict=True)
+            if b / BINS < max(p) <= (b + 1) / BINS
+        ]
+        if inside:
+            sure, hits = (sum(values) / len(inside) for values in zip(*inside, strict=True))
+            error += len(inside) / len(labels) * abs(hits - sure)
+    return error
+
+
+@pytest.mark.parametrize(("classes", "t"), [(2, 1.0), (3, 0.3), (5, 4.0)])
+def test_all_metrics_are_those_of_all_rows_at_once(classes: int, t: float) -> None:
+    """By scikit-learn, of rows and not of counts; the calibration error by its definition."""
+    scores, labels = problem(83, classes)
+    names = tuple(f"class {k}" for k in range(classes))
+    found = evaluated(scores, labels, names, t)
+    shares = torch.softmax(torch.from_numpy(scores) / t, 1).numpy()
+    guesses = shares.argmax(1)
+    assert found["accuracy"] == pytest.approx((labels == guesses).mean())
+    assert found["majority_baseline"] == np.bincount(labels).max() / 83
+    precision, recall, f1, rows = precision_recall_fscore_support(labels, guesses)
+    areas = [roc_auc_score(labels == k, shares[:, k]) for k in range(classes)]
+    for k, name in enumerate(names):
+        expected = {"precision": precision[k], "recall": recall[k], "f1": f1[k]}
+        expected |= {"rows": rows[k], "auroc": areas[k]}
+        assert found["per_class"][name] == pytest.approx(expected)
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(recall))
+    assert found["macro_f1"] == pytest.approx(np.mean(f1))
+    assert found["auroc"] == pytest.approx(areas[1] if classes == 2 else np.mean(areas))
+    expected = naive_calibration_error(shares.tolist(), labels)
+    assert found["expected_calibration_error"] == pytest.approx(expected, abs=1e-12)
+    assert found["warnings"] == []
+
+
+def test_a_class_that_no_row_has_is_left_out_and_named() -> None:
+    scores, labels = problem(60, 4)
+    labels[labels == 2] = 3
+    found = evaluated(scores, labels, ("a", "b", "c", "d"))
+    assert found["auroc_classes_absent"] == ["c"]
+    areas = [found["per_class"][name]["auroc"] for name in "abd"]
+    assert found["auroc"] == pytest.approx(np.mean(areas))
+    assert found["per_class"]["c"]["recall"] is None
+    assert found["per_class"]["c"]["auroc"] is None
+    recalls = [found["per_class"][name]["recall"] for name in "abd"]
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+
+
+def test_a_model_that_predicts_one_class_only_is_said_to() -> None:
+    labels = np.repeat([0, 1], [50, 30])
+    scores = np.stack([np.full(80, 1.0), 0.9 * labels], 1)  # ranks well, decides badly
+    found = evaluated(scores, labels, ("sick", "well"))
+    assert found["accuracy"] == found["majority_baseline"] == 0.625
+    assert found["auroc"] == 1.0
+    assert found["balanced_accuracy"] == 0.5
+    assert found["per_class"]["well"]["precision"] is None
+    assert found["warnings"][0] == "one class only: all 80 rows are taken for 'sick'"
+    assert "62.5 % is not above the 62.5 %" in found["warnings"][1]
+    assert [name for name, _ in brief(found)][-2:] == ["warning", "warning"]
+
+
+def test_rows_of_one_class_have_no_curve() -> None:
+    found = evaluated(np.eye(2)[[0, 0, 1]], np.zeros(3, int), ("a", "b"))
+    assert found["auroc"] is None
+    assert found["warnings"] == []
+    assert dict(brief(found))["auroc"] == "unknown"
+
+
+def test_rows_keep_their_order_where_probabilities_have_none() -> None:
+    """All are 0 or 1 to the last bit; the scores still tell them apart."""
+    gaps = torch.tensor([-900.0, -60.0, -50.0, 50.0, 60.0, 900.0], dtype=torch.float64)
+    scores = torch.stack([torch.zeros(6, dtype=torch.float64), gaps], 1)
+    odds = log_odds(scores)
+    assert torch.allclose(odds[:, 1], gaps)
+    assert torch.allclose(odds[:, 0], -gaps)
+    assert (probabilities(scores)[3:, 1] == 1).all()
+    found = evaluated(scores.numpy(), np.array([0, 0, 1, 0, 1, 1]), ("a", "b"))
+    assert found["auroc"] == pytest.approx(8 / 9)
+
+
+def test_log_odds_are_those_of_the_probabilities() -> None:
+    scores = torch.from_numpy(problem(50, 4)[0])
+    p = probabilities(scores, 0.7)
+    assert torch.allclose(log_odds(scores, 0.7), (p / (1 - p)).log())
+    tied = torch.zeros(1, 4, dtype=torch.float64)
+    assert torch.allclose(log_odds(tied), torch.tensor(1 / 3).double().log())
+    assert log_odds(torch.tensor([[-1e12, 3.0, -1e12]]).double()).isfinite().all()
+
+
+def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
+    scores, labels = problem(200, 3)
+    expected = evaluated(scores, labels, ("a", "b", "c"))
+    monkeypatch.setattr(module, "BLOCK", 100)
+    assert isinstance(ClassifierMetrics(("a", "b"), 200)._odds, np.memmap)
+    assert evaluated(scores, labels, ("a", "b", "c")) == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "rows", "message"),
+    [
+        ([0, 2], 2, r"labels must lie in \[0, 2\), got 0 to 2"),
+        ([0, -1], 2, r"labels must lie in \[0, 2\), got -1 to 0"),
+        ([0, 1], 1, "rows must be 1 in all, got 2 or more"),
+        ([0, 1], 3, "rows must be 3 in all, got 2"),
+        ([], 0, "rows with labels must be >= 1, got 0"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(labels: list[int], rows: int, message: str) -> None:
+    def evaluate() -> None:
+        evaluation = ClassifierMetrics(("a", "b"), rows)
+        evaluation.add(torch.zeros(len(labels), 2).double(), np.array(labels, int))
+        evaluation.report()
+
+    with pytest.raises(ValueError, match=message):
+        evaluate()
+
+
+# Words of caution
+
+TEN = np.full(10, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "warned"),
+    [
+        (TEN, [500, 500, 0, 0, 0, 0, 0, 0, 0, 0], "hold 10 classes and are taken for 2"),
+        (TEN, [200, 200, 200, 200, 190, 10, 0, 0, 0, 0], "hold 10 classes and are taken for 5"),
+        (TEN, [200, 200, 200, 150, 100, 150, 0, 0, 0, 0], ""),  # six of ten
+        (TEN, TEN[::-1], ""),
+        ([960, 10, 10, 10, 10], [1000, 0, 0, 0, 0], ""),  # so are the labels
+        ([0, 0], [0, 0], ""),
+        (TEN, [400, 0, 0, 0, 0, 0, 0, 0, 0, 0], ""),  # noise hides the other columns
+    ],
+)
+def test_few_classes(labels, predicted, warned: str) -> None:
+    (found,) = few_classes(np.array(labels, float), np.array(predicted, float)) or [""]
+    assert warned in found
+    assert bool(warned) == bool(found)
+
+
+def test_a_shift_of_classes_is_said_beyond_chance_and_noise() -> None:
+    names, learned = ("ill", "well"), {"ill": 0.74, "well": 0.26}
+    (words,) = shifted(learned, np.array([500.0, 500.0]), names)
+    assert "74.0 % of 'ill', of these rows they are 50.0 %" in words
+    assert "--prior equal" in words
+    assert shifted(learned, np.array([700.0, 300.0]), names) == []
+    assert shifted(learned, np.array([5.0, 5.0]), names) == []  # ten rows show nothing
+    assert shifted(learned, np.array([500.0, 500.0]), names, noise_std=100.0) == []
+    assert shifted(None, np.array([500.0, 500.0]), names) == []
+    assert shifted({"a": 1.0}, np.array([500.0, 500.0]), names) == []
+
+
+def test_metrics_warn_of_two_classes_out_of_ten_and_of_a_shift() -> None:
+    labels = np.repeat(np.arange(10), 30)
+    scores = torch.nn.functional.one_hot(torch.from_numpy(labels % 2), 10).double()
+    learned = {str(k): 0.55 if k == 0 else 0.05 for k in range(10)}
+    evaluation = ClassifierMetrics(tuple(map(str, range(10))), len(labels), learned=learned)
+    evaluation.add(scores, labels)
+    few, shift = evaluation.report()["warnings"]
+    assert few == "few classes: 95 % of the rows hold 10 classes and are taken for 2"
+    assert shift.startswith("the classes are shifted: the model goes by 55.0 % of '0'")

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.request import FaultInjection
 from train_distributed.one_shot.summation import PlannedSum, RunningSum
 from train_distributed.privacy import mechanism
-from train_distributed.privacy.discrete_gaussian import NoiseSampler
+from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
-from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case
+from train_distributed.research.audit import Claim, Target, WorstCase, judge, worst_case
 from train_distributed.research.audit.attack import (
     epsilon_of_test,
     gaussian_epsilon,
@@ -28,7 +29,7 @@ from train_distributed.research.audit.attack import (
 )
 from train_distributed.research.audit.target import by_servers, standing
 
-PROMISES = [(0.2, 0.05), (1.0, 1e-5), (1.0, 0.1), (8.0, 1e-6)]
+ONE = Privacy(1.0, 1e-5)
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 20), (7, 20), (20, 20), (300, 5000)])
@@ -37,7 +38,7 @@ def test_intervals_are_those_of_clopper_and_pearson(hits: int, trials: int) -> N
     assert power_and_size(hits, trials, hits, trials, 0.99) == pytest.approx(exact, rel=1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), PROMISES)
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 0.05), (1.0, 1e-5), (1.0, 0.1), (8.0, 1e-6)])
 def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> None:
     """With infinitely many trials either bound attains ε of a Gaussian sum; no cut exceeds it."""
     mu = 1 / accounting.noise_multiplier(epsilon, delta)
@@ -51,29 +52,26 @@ def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> 
 
 
 def test_no_power_proves_nothing() -> None:
-    assert epsilon_of_test(0.4, 0.5, 1e-5) == 0
-    assert gaussian_epsilon(0.4, 0.5, 1e-5) == 0
-    assert gaussian_epsilon(1.0, 0.0, 1e-5) == math.inf
-    assert epsilon_of_test(1.0, 0.0, 1e-5) == math.inf
+    for bound in (epsilon_of_test, gaussian_epsilon):
+        assert (bound(0.4, 0.5, 1e-5), bound(1.0, 0.0, 1e-5)) == (0, math.inf)
 
 
-def samples(
-    mu: float, trials: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    first = torch.randn(trials, 3, generator=generator, dtype=torch.float64)
-    first[:, 0] += mu
-    return first, torch.randn(trials, 3, generator=generator, dtype=torch.float64)
+CLAIM = Claim(1.0, 0.05, True)
+MU = 1 / accounting.noise_multiplier(1.0, 0.05)
+
+
+def samples(shift: list[float], trials: int, generator: torch.Generator) -> Any:
+    """Draws about the shift and about 0, and the shift."""
+    moved = torch.tensor(shift, dtype=torch.float64)
+    draws = torch.randn(2, trials, 3, generator=generator, dtype=torch.float64)
+    return draws[0] + moved, draws[1], moved
 
 
 def test_a_kept_promise_is_called_broken_as_rarely_as_stated() -> None:
     """100 audits of the exact Gaussian at 90 %: at most 10 %, up to 4 deviations of the count."""
     generator = torch.Generator().manual_seed(0)
-    claim = Claim(1.0, 0.05, True)
-    mu = 1 / accounting.noise_multiplier(1.0, 0.05)
-    shift = torch.tensor([mu, 0.0, 0.0], dtype=torch.float64)
-    broken = sum(
-        judge(*samples(mu, 400, generator), shift, claim, confidence=0.9).broken for _ in range(100)
-    )
+    drawn = (samples([MU, 0, 0], 400, generator) for _ in range(100))
+    broken = sum(judge(*each, CLAIM, confidence=0.9).broken for each in drawn)
     assert broken <= 10 + 4 * math.sqrt(100 * 0.1 * 0.9)
 
 
@@ -88,16 +86,14 @@ def test_samples_that_hardly_vary_make_scores_no_square_of_which_overflows() -> 
 
 def test_a_broken_promise_is_found_and_noise_that_cancels_too() -> None:
     generator = torch.Generator().manual_seed(1)
-    claim = Claim(1.0, 0.05, True)
-    mu = 1 / accounting.noise_multiplier(1.0, 0.05)
-    shift = torch.tensor([2 * mu, 0.0, 0.0], dtype=torch.float64)
-    assert judge(*samples(2 * mu, 2000, generator), shift, claim, confidence=0.9999).broken
-    first, second = samples(mu / 2, 400, generator)
+    twice = samples([2 * MU, 0.0, 0.0], 2000, generator)
+    assert judge(*twice, CLAIM, confidence=0.9999).broken
+    first, second, _ = samples([MU / 2, 0.0, 0.0], 400, generator)
     for drawn in (first, second):
         drawn[:, 1] = drawn[:, 0]
-    first[:, 1] -= mu / 4
-    shift = torch.tensor([mu / 2, mu / 4, 0.0], dtype=torch.float64)
-    assert judge(first, second, shift, claim, confidence=0.9999).epsilon > 3
+    first[:, 1] -= MU / 4
+    shift = torch.tensor([MU / 2, MU / 4, 0.0], dtype=torch.float64)
+    assert judge(first, second, shift, CLAIM, confidence=0.9999).epsilon > 3
 
 
 @pytest.mark.parametrize("unit", ["record", "user"])
@@ -124,13 +120,12 @@ def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
 def test_dishonest_noise_is_exactly_what_is_missing() -> None:
     """The discrete sum without their noise is the whole sum minus it, bit for bit."""
     method = build_method("softmax", PublicTransform.identity(1), 2, {"l2_reg": 1.0}).statistic
-    sizes = torch.full((4,), 2)
-    guarantee = Guarantee.of(sizes, method, Privacy(1.0, 1e-5))
+    sizes, drawn = torch.full((4,), 2), []
+    guarantee = Guarantee.of(sizes, method, ONE)
     submissions = torch.arange(4.0)[:, None].double().expand(4, method.dimension) / 8
-    rng, drawn = np.random.default_rng(0), []
 
     def recorded(std: float, count: int) -> np.ndarray:
-        drawn.append(np.rint(rng.standard_normal(count) * std).astype(np.int64))
+        drawn.append(discrete_gaussian(std, count))
         return drawn[-1]
 
     made = DiscreteGaussian.calibrated(method, guarantee, sizes)
@@ -151,7 +146,7 @@ def test_dishonest_noise_is_exactly_what_is_missing() -> None:
 
 def test_float_noise_of_the_dishonest_is_missing_too() -> None:
     method = build_method("softmax", PublicTransform.identity(1), 5000, {"l2_reg": 1.0}).statistic
-    guarantee = Guarantee.of(torch.full((6,), 2), method, Privacy(1.0, 1e-5))
+    guarantee = Guarantee.of(torch.full((6,), 2), method, ONE)
     noise = FloatGaussian.simulated(method, guarantee, torch.Generator().manual_seed(0))
     summed = RunningSum(PlannedSum(method, guarantee, noise), frozenset({0, 2}))
     summed.add(torch.arange(6), torch.zeros(6, method.dimension, dtype=torch.float64))
@@ -160,16 +155,13 @@ def test_float_noise_of_the_dishonest_is_missing_too() -> None:
 
 
 def test_an_audited_release_is_marked() -> None:
-    target = Target("discriminant", WorstCase(4, 2, 1, 2, Privacy(1.0, 1e-5)))
-    data = next(iter(target.federation.neighbours())).first
-    known = FaultInjection(known_noise=[0])
-    report = release(data, "discriminant", Privacy(1.0, 1e-5), faults=known, sums=1).report
+    data = next(iter(WorstCase(4, 2, 1, 2, ONE).neighbours())).first
+    known, unknown = (FaultInjection(known_noise=[user]) for user in (0, 4))
+    report = release(data, "discriminant", ONE, faults=known, sums=1).report
     assert report["suitable_for_release"] is False
     assert "an audit: 1 users or servers added no noise" in report["unsuitable_because"]
     with pytest.raises(ValueError, match=r"known_noise must hold users in \[0, 4\), got 4"):
-        release(
-            data, "discriminant", Privacy(1.0, 1e-5), faults=FaultInjection(known_noise=[4]), sums=1
-        )
+        release(data, "discriminant", ONE, faults=unknown, sums=1)
 
 
 def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
@@ -179,20 +171,12 @@ def test_the_worst_pair_attains_the_stated_sensitivity() -> None:
         ("svm", {"l2_reg": 20.0, "prior": "private"}, "0 degrees, another label"),
         ("discriminant", {"alpha": 1.5}, "105 degrees, same label"),
     ):
-        target = Target(method, WorstCase(2, 2, 2, 2, Privacy(1.0, 1e-5)), "float", options)
+        target = Target(method, WorstCase(2, 2, 2, 2, ONE), "float", options)
         found, shift = worst_pair(target)
         built = build_method(method, target.transform, 2, options).statistic
         reach = math.sqrt(built.compositions) * built.record_sensitivity(torch.tensor([2, 2]))
         assert str(found) == pair
         assert 0.98 * reach < float(shift.norm()) <= reach * (1 + 1e-9)
-
-
-def test_a_correct_release_passes_and_the_bound_is_not_idle() -> None:
-    federation = WorstCase(1, 1, 1, 2, Privacy(8.0, 1e-6))
-    finding = attack(Target("discriminant", federation, "float"), trials=250)
-    assert not finding.broken
-    assert finding.epsilon > 1.5  # fresh noise
-    json.dumps(finding.as_dict(), allow_nan=False)
 
 
 def test_two_releases_are_claimed_as_what_they_come_to_together() -> None:
@@ -206,13 +190,6 @@ def test_two_releases_are_claimed_as_what_they_come_to_together() -> None:
     amp = replace(twice, method="amp")
     with pytest.raises(ValueError, match="releases must be 1 for method 'amp'"):
         amp.claim(data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(standing())))
-def test_no_standing_configuration_is_broken(number: int) -> None:
-    target = standing()[number]
-    assert not attack(target, trials=600 if target.noise == "discrete" else 2000).broken
 
 
 def test_servers_are_audited_in_every_configuration_and_one_of_them_is_corrupt() -> None:
@@ -229,19 +206,10 @@ def test_servers_are_audited_in_every_configuration_and_one_of_them_is_corrupt()
     assert not torch.equal(found[2].opened(pair.first), plain[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dp-fl", "amp", "dp-svm-smo", "gradient-perturbation"])
-def test_baselines_can_be_audited(method: str) -> None:
-    options = {"dp-fl": {"epochs": 2, "batch_size": 1}}.get(method, {})
-    target = Target(method, WorstCase(1, 4, 1, 2, Privacy(4.0, 0.01)), "float", options)
-    assert not attack(target, trials=300).broken
-
-
 def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(worst_case, "DEGREES", (0, 180))
-    words = "audit --method discriminant --noise float --users 1 --epsilon 8 "
-    words += "--trials 60 --canaries 0 --out"
-    code, printed, error = call(*words.split(), "good")
+    words = "--method discriminant --noise float --users 1 --epsilon 8 --trials 60 --canaries 0"
+    code, printed, error = call("audit", *words.split(), "--out", "good")
     assert (code, error) == (0, "")
     assert "0 of 1 promises broken at 99.99 % confidence each" in printed
     assert printed.startswith((tmp_path / "good" / "table.txt").read_text().rstrip())
@@ -249,7 +217,7 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
     right = mechanism.gaussian
     monkeypatch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 5, g))
-    code, printed, _ = call(*words.split(), "bad")
+    code, printed, _ = call("audit", *words.split(), "--out", "bad")
     assert code == 1
     assert "BROKEN" in printed
     assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1
@@ -270,10 +238,8 @@ def test_a_file_says_what_is_attacked(call, tmp_path, monkeypatch, method, optio
     privacy = {"epsilon": 2.0, "delta": 1e-5} | promise
     said = {"method": method, "options": options, "privacy": privacy}
     (tmp_path / "c.json").write_text(json.dumps(said))
-    typed = ["--epsilon", "2"] if promise else []
-    code, _, error = call(
-        "audit", "--config", "c.json", *typed, "--canaries", "0", "--trials", "16", "--out", "made"
-    )
+    typed = "--config c.json --canaries 0 --trials 16 --out made" + " --epsilon 2" * bool(promise)
+    code, _, error = call("audit", *typed.split())
     assert (code, error) == (0, "")
     (audited,) = json.loads((tmp_path / "made" / "audit.json").read_text())["audits"]
     assert audited["method"] == method

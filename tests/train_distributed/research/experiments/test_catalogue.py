@@ -23,29 +23,23 @@ from train_distributed.research.experiments.checkpoint import Checkpoint
 from train_distributed.research.experiments.conditions import Conditions
 from train_distributed.simulation.plan import Scenario
 
-USERS, CLASSES, WIDTH = 10, 4, 40
+USERS, CLASSES, WIDTH = 10, 4, 12
 
 
 @pytest.fixture
 def sets() -> tuple[EmbeddingSet, EmbeddingSet]:
-    public = replace(clusters(320, 8, WIDTH, first=2, seed=1), meta={})
-    return clusters(260, CLASSES, WIDTH, test=60), public
+    public = replace(clusters(160, 8, WIDTH, first=2, seed=1), meta={})
+    return clusters(130, CLASSES, WIDTH, test=30), public
 
 
 @pytest.mark.parametrize("line", ours(), ids=lambda line: line.method)
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
 def test_ours_has_the_settings_of_run(sets, tmp_path, line, epsilon, monkeypatch) -> None:
-    for rows, name in zip(sets, ("private", "public"), strict=True):
-        rows.save(tmp_path / name)
-    Simulate(
-        embeddings=tmp_path / "private",
-        public=tmp_path / "public",
-        method=line.method,
-        epsilon=epsilon,
-        users=USERS,
-        seed=0,
-        out=tmp_path / "out",
-    ).run()
+    paths = {name: tmp_path / name for name in ("embeddings", "public")}
+    for rows, path in zip(sets, paths.values(), strict=True):
+        rows.save(path)
+    given = {"method": line.method, "epsilon": epsilon, "users": USERS, "seed": 0}
+    Simulate(**paths, **given, out=tmp_path / "out").run()
     used = json.loads((tmp_path / "out" / "report.json").read_text())["configuration"]
     played = list[tuple[str, dict[str, Any]]]()
 
@@ -71,8 +65,8 @@ def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
     assert len(set(work.keys)) == len(work.keys)
     rows = [row for key in work.keys for row in done[key]]
     names = ("label", "scheme", "users", "options", "epsilon", "seed")
-    found = [str([row[name] for name in names]) for row in rows]
-    assert len(set(found)) == len(found) == len(lines) * 8
+    found = {str([row[name] for name in names]) for row in rows}
+    assert len(found) == len(rows) == len(lines) * 8
     of_paper = [row for row in rows if "published" in row["label"]]
     assert {row["transform"] for row in of_paper} == {"published"}
     assert {row["options"]["bound"] for row in of_paper} == {"paper"}
@@ -80,7 +74,7 @@ def test_each_line_has_a_row_for_each_epsilon_and_seed(sets) -> None:
     assert tuple(left) == work.keys[-3:]
 
 
-def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
+def test_a_journal_of_another_sweep_is_not_continued_and_a_changed_one_is_named(tmp_path):
     rows = [{"accuracy": 0.5, "options": {}}]
     first = Checkpoint(tmp_path / "j", {"users": (1,)})
     assert first.read() == {}
@@ -90,11 +84,8 @@ def test_a_journal_of_another_sweep_is_not_continued(tmp_path):
     assert other.read() == {}
     with pytest.raises(ValueError, match="must be of this work"):
         other.append("job", rows)
-
-
-def test_a_checkpoint_that_was_changed_is_named(tmp_path):
     journal = Checkpoint.beside(tmp_path / "out", {"users": (1,)})
-    journal.append("job", [{"x": 1}])
+    journal.append("job", rows)
     journal.path.write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"unfinished\.sqlite must be"):
         Checkpoint.beside(tmp_path / "out", {"users": (1,)}).read()

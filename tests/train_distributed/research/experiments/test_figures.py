@@ -1,10 +1,8 @@
-"""Figures of sweeps: the largest class, balanced accuracy, lines alike, older results."""
+"""Tables and figures of sweeps: the largest class, balanced accuracy, lines alike."""
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +10,35 @@ import numpy as np
 import pytest
 
 from embed import EmbeddingSet
-from train_distributed.commands.comparing import Plot, Sweep
+from train_distributed.commands.comparing import Sweep
 from train_distributed.research.experiments import figures
 from train_distributed.research.experiments.catalogue import tell
-from train_distributed.research.experiments.figures import (
-    Summary,
-    _panels,
-    draw_frontier,
-    explained,
-    summarise,
-    table,
-)
+from train_distributed.research.experiments.figures import Summary
 from train_distributed.simulation.plan import Result
 
 ROW = Result("softmax", "softmax", "iid", 1.0, 0, 0.899, {}, "raw", balanced=0.5, majority=0.899)
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory) -> Callable[..., Path]:
-    """Folder of a sweep's result; nine rows in ten are of one class, whose features say nothing."""
+def sets(tmp_path_factory) -> Path:
+    """Nine rows in ten are of one class, and features say nothing of it."""
     home = tmp_path_factory.mktemp("sweeps")
     draw = np.random.default_rng(0)
-    labels = (np.arange(400) % 10 == 0).astype(np.int64)
-    x = draw.standard_normal((400, 6)).astype(np.float32)
-    split = np.repeat([0, 1], [300, 100]).astype(np.uint8)
+    labels = (np.arange(200) % 10 == 0).astype(np.int64)
+    x, public = (draw.standard_normal((n, 6)).astype(np.float32) for n in (200, 60))
+    split = np.repeat([0, 1], [150, 50]).astype(np.uint8)
     meta = {"class_names": ["healthy", "ill"], "data": "blobs"}
     EmbeddingSet(embeddings=x, labels=labels, split=split, meta=meta).save(home / "private")
-    public = draw.standard_normal((60, 6)).astype(np.float32)
     EmbeddingSet(embeddings=public, labels=np.arange(60) % 3).save(home / "public")
 
-    @cache
-    def sweep(name: Any, **changes: Any) -> Path:
-        given: dict[str, Any] = {"users": (10,), "epsilons": (0.5,), "seeds": 2, "components": (2,)}
-        out = home / f"{name} {len(changes)}"
-        Sweep(name, home / "private", home / "public", out=out, **given | changes).run()
-        return out
-
-    return sweep
-
-
-def cells_of(out: Path) -> list[dict[str, Any]]:
-    return json.loads((out / "results.json").read_text())["cells"]
+    return home
 
 
 @pytest.mark.parametrize("name", ["frontier", "non-iid"])
-def test_an_accuracy_is_beside_that_of_the_largest_class(swept, name: str) -> None:
-    cells = cells_of(out := swept(name))
+def test_an_accuracy_is_beside_that_of_the_largest_class(sets, tmp_path, name: Any) -> None:
+    given: dict[str, Any] = {"users": (4,), "epsilons": (0.5,), "seeds": 1, "components": (2,)}
+    Sweep(name, sets / "private", sets / "public", out=(out := tmp_path / "out"), **given).run()
+    cells = json.loads((out / "results.json").read_text())["cells"]
     assert {cell["majority"] for cell in cells} == {0.9}
     assert all(abs(cell["balanced"] - 0.5) < 0.3 for cell in cells)
     text, priors = (out / "table.txt").read_text().split("with prior equal: ")
@@ -66,43 +47,15 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(swept, name: str) -> No
     assert text.count(" ± ") == text.count("(") > 3
 
 
-def test_folds_have_their_own(swept) -> None:
-    folded = cells_of(swept("frontier", folds=3, seeds=1, schemes=("iid",)))
-    assert all(0.88 < cell["majority"] < 0.92 for cell in folded)
-
-
-def test_so_do_rivals_of_many_rounds(swept) -> None:
-    cells = cells_of(out := swept("rivals"))
-    assert {cell["majority"] for cell in cells if "accuracy" in cell} == {0.9}
-    head = (out / "table.txt").read_text().splitlines()[0]
-    assert "balanced accuracy  always the largest class" in head
-
-
-@pytest.mark.parametrize("missing", [("balanced", "majority"), ("majority",)])
-@pytest.mark.parametrize("name", ["frontier", "rivals"])
-def test_an_older_result_is_drawn_and_says_what_it_lacks(swept, tmp_path, capsys, name, missing):
-    result = json.loads((swept(name) / "results.json").read_text())
-    for cell in result["cells"]:
-        for each in missing:
-            cell.pop(each, None)
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(result))
-    capsys.readouterr()
-    Plot(path, out=tmp_path / "again.png").run()
-    said = capsys.readouterr().out
-    assert said.count("unknown") >= len(missing)
-    assert ("(" in said.splitlines()[1]) is ("balanced" not in missing and name != "rivals")
-    assert (tmp_path / "again.png").stat().st_size > 10_000
-
-
 def test_what_is_not_known_of_every_row_is_not_averaged() -> None:
     older = replace(ROW, seed=1, balanced=None, majority=None)
     assert str(Summary.of([ROW])) == "89.9 ± 0.0 (50.0)"
     assert str(Summary.of([ROW, older])) == "89.9 ± 0.0"
-    assert "unknown" in explained([ROW, older])
-    found = summarise([ROW, replace(ROW, seed=1), replace(ROW, options={"a": 1}, accuracy=0.8)])
+    assert "unknown" in figures.explained([ROW, older])
+    another = replace(ROW, options={"a": 1}, accuracy=0.8)
+    found = figures.summarise([ROW, replace(ROW, seed=1), another])
     assert found["softmax", "iid", 1.0] == Summary(0.899, 0.0, 2, 0.5, 0.899)
-    assert "always the largest class: 89.9" in table([ROW])
+    assert "always the largest class: 89.9" in figures.table([ROW])
 
 
 def test_lines_that_differ_in_balanced_accuracy_alone_stay_apart() -> None:
@@ -115,36 +68,22 @@ def test_lines_that_differ_in_balanced_accuracy_alone_stay_apart() -> None:
     assert levels([replace(ROW, majority=None)], 0.5) == {"guessing": 0.5}
 
 
-def cells(**accuracy: dict[str, float]) -> list[Result]:
+def cells(**accuracy: tuple[float, float]) -> list[Result]:
     """Two ε and two seeds of every method, by scheme."""
     return [
         Result(label, label, scheme, epsilon, seed, value + 0.01 * epsilon, {}, "raw", users=5)
         for label, by_scheme in accuracy.items()
-        for scheme, value in by_scheme.items()
+        for scheme, value in zip(("iid", "one-class"), by_scheme, strict=True)
         for epsilon in (1.0, 2.0)
         for seed in (0, 1)
     ]
 
 
 def test_twins_share_a_name() -> None:
-    rows = cells(
-        a={"iid": 0.8, "one-class": 0.7},
-        twin={"iid": 0.802, "one-class": 0.699},
-        b={"iid": 0.5, "one-class": 0.3},
-    )
-    found = _panels(rows, "scheme", ("label", "users"), "epsilon")
-    own = ["a,\ntwin", "b"]
-    assert {title: list(lines) for title, lines in found.items()} == {
-        "pictures dealt at random": own,
-        "users with one class each": own,
-    }
-
-
-@pytest.mark.parametrize("many", [2, 12])
-def test_any_number_of_lines_can_be_drawn(many: int, tmp_path) -> None:
-    rows = cells(**{f"method {k}": {"iid": 0.05 * k, "one-class": 0.04 * k} for k in range(many)})
-    draw_frontier(rows, tmp_path / "figure.png", title="a title", chance=0.1)
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    rows = cells(a=(0.8, 0.7), twin=(0.802, 0.699), b=(0.5, 0.3))
+    found = figures._panels(rows, "scheme", ("label", "users"), "epsilon")
+    assert list(found) == ["pictures dealt at random", "users with one class each"]
+    assert [list(lines) for lines in found.values()] == [["a,\ntwin", "b"]] * 2
 
 
 RESULTS = Path(__file__).parents[4] / "results"
@@ -156,5 +95,5 @@ OTHERS = ("mnist_by_writer", "convergence", "rivals/pca32", "rivals/pca128")
 def test_a_recorded_result_is_still_a_table(name: str) -> None:
     path = RESULTS / name / "results.json"
     packed = path.with_name("results.json.gz")
-    text = path.read_text() if path.exists() else gzip.decompress(packed.read_bytes()).decode()
+    text = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
     assert tell(json.loads(text)).count("\n") >= 2

@@ -1,8 +1,8 @@
 """Changes where one record is replaced: other rows, sums before noise, reports."""
 
 import contextlib
+import io
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,6 @@ from tests.train_distributed.research.audit.pipeline.sources import (
     write_source,
 )
 from train_distributed.one_shot.method import Method
-from train_distributed.one_shot.model import Release
 from train_distributed.one_shot.registry import build_method
 from train_distributed.one_shot.release import release
 from train_distributed.one_shot.request import FaultInjection
@@ -58,11 +57,11 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison of two sets that differ in one record."""
+    """One comparison of two sets that differ in one record of a kind."""
 
     command: str
     where: str  # source, engine or method
-    kind: str  # of record
+    kind: str
     moved: float  # of what may change, as a share of what is allowed to
     broken: bool
     found: str
@@ -70,14 +69,9 @@ class Check:
 
 @dataclass(frozen=True)
 class PipelineAudit:
-    """The records, the encoder, and a folder for all that is made of them.
+    """The records, options of `embed run` that name an encoder, and an empty folder.
 
-    Args:
-        records: of the set; the first one of the last class is replaced, so that in folders its
-            place may become any other.
-        classes: that there are.
-        folder: empty, and as large as all sets together.
-        encoder: options of `embed run` that name an encoder.
+    The first record of the last class is replaced, so that in folders its place may become any.
     """
 
     records: Sequence[Record]
@@ -90,10 +84,9 @@ class PipelineAudit:
         place = self.folder / f"{len(list(self.folder.iterdir())):04d}"
         place.mkdir()
         given = write_source(source, records, place / "source", self.classes)
+        given |= {**self.encoder, **options, "skip_unreadable": True, "out": place / "rows"}
         with _silence():
-            RunBy(
-                **given, **self.encoder, **options, skip_unreadable=True, out=place / "rows"
-            ).run()
+            RunBy(**given).run()
         return EmbeddingSet.open(place / "rows")
 
     def neighbours(self, source: str, **options: Any) -> Iterator[tuple[str, EmbeddingSet]]:
@@ -196,23 +189,14 @@ def of_sums(
     """
     name = method if isinstance(method, str) else f"{method.name} about a centre"
     where = ", ".join([name, *(f"{option} {value}" for option, value in options.items())])
-    shuffled = options.get("solver") == "sgd"
     claims: dict[str, Any] = {}
-
-    def made(rows: EmbeddingSet) -> Release:
-        return release(
-            rows,
-            method,
-            PROMISE,
-            transform=transform,
-            noise="float" if shuffled else "discrete",
-            generator=torch.Generator().manual_seed(1) if shuffled else None,
-            faults=FaultInjection(known_noise=range(len(np.unique(users_of(rows))))),
-            reserve=claims.update,
-            **options,
-        )
-
-    pair = [made(rows) for rows in (first, second)]
+    pair = []
+    for rows in (first, second):
+        users = range(len(np.unique(users_of(rows))))
+        given = {**options, "faults": FaultInjection(known_noise=users), "reserve": claims.update}
+        if options.get("solver") == "sgd":
+            given |= {"noise": "float", "generator": torch.Generator().manual_seed(1)}
+        pair.append(release(rows, method, PROMISE, transform=transform, **given))
     opened = [each.opened for each in pair if each.opened is not None]
     claim = claims["sensitivity"] * math.sqrt(claims.get("compositions", 1))
     return _sums_check("run", where, kind, opened, claim, [each.report for each in pair])
@@ -237,17 +221,8 @@ def of_evaluations(
     users = range(len(np.unique(users_of(first)[pair[0].split == 2])))
     for overlap in ("refuse", "add"):
         claims: dict[str, Any] = {}
-        found = [
-            summed(
-                model,
-                each,
-                PROMISE,
-                overlap=overlap,
-                faults=FaultInjection(known_noise=users),
-                reserve=claims.update,
-            )
-            for each in pair
-        ]
+        given = {"faults": FaultInjection(known_noise=users), "reserve": claims.update}
+        found = [summed(model, each, PROMISE, overlap=overlap, **given) for each in pair]
         opened, reports = [each.opened for each in found], [each.report for each in found]
         claim = claims["sensitivity"]
         yield _sums_check("evaluate", f"overlap {overlap}", kind, opened, claim, reports)
@@ -279,9 +254,6 @@ def _sums_check(
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
+    nowhere = io.StringIO()
+    with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         yield

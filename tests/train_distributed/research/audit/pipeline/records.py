@@ -14,28 +14,21 @@ from embed.store import columns
 from pretrain.datasets import ImageSet
 
 LARGE = 600  # pixels of a side of the picture whose file is the largest
+OF_THE_SUM = ("class_prior",)  # of a report: read off the noised sum, which the promise covers
 
 
 @dataclass(frozen=True)
 class Record:
-    """One picture."""
+    """One picture; `name` and `data` are of its file."""
 
-    name: str  # of its file, without a suffix
+    name: str
     label: str
     user: str
-    data: bytes  # of the file
+    data: bytes
 
 
 def records_of(images: ImageSet, count: int) -> list[Record]:
-    """Pictures from all over a set, as PNG files; one without users is divided among three.
-
-    Args:
-        images: labelled.
-        count: how many to take at most.
-
-    Raises:
-        ValueError: no labels, or fewer than twelve pictures.
-    """
+    """At most so many pictures of a labelled set, as PNG files; without users, of three users."""
     images.need_labels()
     if len(images) < 12:
         raise ValueError(f"pictures must be 12 or more, got {len(images)} in {images.name}")
@@ -54,26 +47,20 @@ def records_of(images: ImageSet, count: int) -> list[Record]:
 def replacements(
     records: Sequence[Record], place: int, classes: Sequence[str]
 ) -> Iterator[tuple[str, Record]]:
-    """Kinds of records by which one may be replaced: its user stays, as numbers of rows are public.
-
-    Args:
-        records: of the set.
-        place: which of them.
-        classes: that there are.
-    """
+    """Kinds of records that may replace one: its user stays, as numbers of rows are public."""
     old, draw = records[place], np.random.default_rng(0)
     side = Image.open(io.BytesIO(old.data)).size
     noise = draw.integers(0, 256, (side[1], side[0], 3), dtype=np.uint8)
+    large = draw.integers(0, 256, (LARGE, LARGE, 3), dtype=np.uint8)
+    tall = np.asarray(Image.open(io.BytesIO(old.data)).convert("RGB").resize((side[0] * 2, 90)))
     yield "another picture", replace(old, data=as_png(noise))
     other = classes[(classes.index(old.label) + 1) % len(classes)]
     yield "another class", replace(old, label=other)
     yield "another name", replace(old, name="zzzz")
-    tall = np.asarray(Image.open(io.BytesIO(old.data)).convert("RGB").resize((side[0] * 2, 90)))
     yield "another size", replace(old, data=as_png(tall))
     yield "unreadable", replace(old, data=b"no picture")
     yield "a duplicate", replace(old, data=records[place - 1].data)
     yield "all black", replace(old, data=as_png(np.zeros_like(noise)))
-    large = draw.integers(0, 256, (LARGE, LARGE, 3), dtype=np.uint8)
     yield "largest file", replace(old, data=as_png(large))
 
 
@@ -90,15 +77,8 @@ def _user(images: ImageSet, row: int) -> str:
     return images.user_names[user] if images.user_names else str(user)
 
 
-OF_THE_SUM = ("class_prior",)  # of a report: read off the noised sum, which the promise covers
-
-
 def aligned(first: EmbeddingSet, second: EmbeddingSet) -> EmbeddingSet:
-    """The second set with every row where the first has it; the one that differs takes its place.
-
-    What is done with rows afterwards is a matter of sums and random draws, for which places mean
-    nothing; two sets are compared under one draw.
-    """
+    """The second set with every row where the first has it, for a comparison under one draw."""
     places: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, row in enumerate(rows_of(second)):
         places[row].append(place)

@@ -21,8 +21,6 @@ Writer = Callable[[Sequence[Record], Path, Sequence[str]], Options]
 
 
 def _folders(layout: str, place: str) -> Writer:
-    """Writer of pictures into folders by a pattern of their label, user and name."""
-
     def written(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
         for record in records:
             _write(folder / place.format(r=record), record.data)
@@ -43,17 +41,21 @@ def _csv(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Opt
 
 def _npz(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
     pixels = np.stack([decode(record.data, record.name, size=RESIZE) for record in records])
-    arrays = {"x_train": pixels} | _columns(records)
-    np.savez(folder / "set.npz", **arrays)  # pyright: ignore[reportArgumentType]
-    return {"data": str(folder / "set.npz")}
+    return _saved(folder / "set.npz", records, x_train=pixels)
 
 
 def _npz_files(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
     offsets = np.cumsum([0, *(len(record.data) for record in records)])
     blob = np.frombuffer(b"".join(record.data for record in records), np.uint8)
-    arrays = {"jpeg_train": blob, "off_train": offsets} | _columns(records)
-    np.savez(folder / "set.npz", **arrays)  # pyright: ignore[reportArgumentType]
-    return {"data": str(folder / "set.npz")}
+    return _saved(folder / "set.npz", records, jpeg_train=blob, off_train=offsets)
+
+
+def _saved(path: Path, records: Sequence[Record], **pictures: np.ndarray) -> Options:
+    users = np.array([record.user for record in records])
+    labels = np.array([record.label for record in records])
+    arrays: dict[str, Any] = {**pictures, "y_train": labels, "writer_train": users}
+    np.savez(path, **arrays)
+    return {"data": str(path)}
 
 
 def _parquet(records: Sequence[Record], folder: Path, classes: Sequence[str]) -> Options:
@@ -119,17 +121,12 @@ SOURCES: dict[str, Writer] = {
 def write_source(
     name: str, records: Sequence[Record], folder: Path, classes: Sequence[str]
 ) -> Options:
-    """Writes the records into a new folder, in the order that the format's users would have.
-
-    Returns:
-        Options of `embed run` that read them.
-    """
+    """Options of `embed run` that read the records, which are written into a new folder."""
     folder.mkdir(parents=True)
     named = sorted(records, key=lambda record: (record.label, record.name))
-    given = {"class_names": tuple(classes), "resize": RESIZE} | SOURCES[name](
-        named, folder, classes
-    )
-    return given | ({"class_names": ()} if name == "flat folder" else {})
+    given = SOURCES[name](named, folder, classes)
+    names = () if name == "flat folder" else tuple(classes)
+    return {"class_names": names, "resize": RESIZE} | given
 
 
 def _pictures(records: Sequence[Record]) -> dict[str, list[Any]]:
@@ -139,11 +136,6 @@ def _pictures(records: Sequence[Record]) -> dict[str, list[Any]]:
         "label": [r.label for r in records],
         "user": [r.user for r in records],
     }
-
-
-def _columns(records: Sequence[Record]) -> dict[str, np.ndarray]:
-    labels = np.array([record.label for record in records])
-    return {"y_train": labels, "writer_train": np.array([record.user for record in records])}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ from train_distributed.privacy import mechanism
 from train_distributed.privacy.discrete_gaussian import NoiseSampler, discrete_gaussian
 from train_distributed.privacy.guarantee import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian, FloatGaussian
-from train_distributed.research.audit import Claim, Target, WorstCase, judge, worst_case
+from train_distributed.research.audit import Claim, Target, WorstCase, attack, judge, worst_case
 from train_distributed.research.audit.attack import (
     epsilon_of_test,
     gaussian_epsilon,
@@ -190,6 +190,13 @@ def test_two_releases_are_claimed_as_what_they_come_to_together() -> None:
     amp = replace(twice, method="amp")
     with pytest.raises(ValueError, match="releases must be 1 for method 'amp'"):
         amp.claim(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(standing())))
+def test_no_standing_configuration_is_broken(number: int) -> None:
+    target = standing()[number]
+    assert not attack(target, trials=600 if target.noise == "discrete" else 2000).broken
 
 
 def test_servers_are_audited_in_every_configuration_and_one_of_them_is_corrupt() -> None:

@@ -46,8 +46,7 @@ def test_the_wire_gives_the_exact_fixed_point_sum(mechanism):
     assert [round(10 * v * 2**32) for v in out.mean.tolist()] == integer_sum(w)
     assert torch.equal(out.mean, mechanism.mean(w, None))
     assert torch.equal(out.mean, mechanism.views(w, None)["sum"][0].values)
-    assert out.bytes_per_client > 0
-    assert out.seconds_per_client > 0
+    assert min(out.bytes_per_client, out.seconds_per_client) > 0
 
 
 def test_extreme_slots_do_not_carry():
@@ -153,33 +152,33 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-def rows(n, dim, seed=0, classes=10):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
-    return x / x.norm(dim=1, keepdim=True), torch.randint(classes, (n,), generator=generator)
-
-
 def seen(gradient, start):
     return Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
 
 
+def case(n, dim, seed=0, classes=10):
+    """A head's target, n rows, their labels one-hot, its start and the rows' gradient there."""
+    target, generator = TargetHead(dim, classes), torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    x /= x.norm(dim=1, keepdim=True)
+    y = target.one_hot(torch.randint(classes, (n,), generator=generator))
+    start = target.start(generator)
+    return target, x, y, start, target.gradient(start, x, y)
+
+
 def attacked(n, dim, seed=0):
     """A head's target, n rows, and what an attacker makes of their gradient."""
-    target, (x, y) = TargetHead(dim, 10), rows(n, dim, seed=seed)
+    target, x, _, start, gradient = case(n, dim, seed)
     generator = torch.Generator().manual_seed(seed)
-    start = target.start(generator)
-    gradient = target.gradient(start, x, target.one_hot(y))
     return target, x, invert(target, seen(gradient, start), n, generator)
 
 
 @pytest.mark.parametrize("client", range(3))
 def test_one_gradient_of_a_head_gives_the_record_away(client):
     """Through a real update w' = w − step · gradient, as float64 and as float32."""
-    target = TargetHead(768, 10)
-    x, y = rows(1, 768, seed=client)
-    generator = torch.Generator().manual_seed(client)
-    start, step = target.start(generator), 2.0
-    updated = start - step * target.gradient(start, x, target.one_hot(y))
+    target, x, _, start, gradient = case(1, 768, seed=client)
+    generator, step = torch.Generator().manual_seed(client), 2.0
+    updated = start - step * gradient
     exact = protect.View((0,), updated, torch.ones_like(updated, dtype=torch.bool))
     for view in (exact, protect.Unprotected().views(updated[None], None)["message"][0]):
         guess = invert(target, Observation.of(view, start, step), 1, generator)
@@ -187,11 +186,8 @@ def test_one_gradient_of_a_head_gives_the_record_away(client):
 
 
 def test_sparse_messages_are_completed_and_noise_defeats_the_attack():
-    target = TargetHead(200, 10)
-    x, y = rows(1, 200)
-    generator = torch.Generator().manual_seed(0)
-    start = target.start(generator)
-    updated = start - target.gradient(start, x, target.one_hot(y))
+    target, x, _, start, gradient = case(1, 200)
+    generator, updated = torch.Generator().manual_seed(0), start - gradient
 
     def similarity(mechanism):
         view = mechanism.views(updated[None], torch.Generator().manual_seed(1))["message"][0]
@@ -218,25 +214,20 @@ def test_a_head_of_fewer_features_than_classes_is_attacked_in_batches():
 
 
 def test_gradients_agree_with_autograd():
-    target = TargetHead(9, 4)
-    x, y = rows(5, 9, classes=4)
-    start = target.start(torch.Generator().manual_seed(0))
-    general = super(TargetHead, target).gradient(start, x, target.one_hot(y))
-    assert torch.allclose(target.gradient(start, x, target.one_hot(y)), general, atol=1e-14)
-    r = general.view(10, 4)
-    assert torch.allclose(target.bias(general), r[0])
+    target, x, y, start, gradient = case(5, 9, classes=4)
+    general = super(TargetHead, target).gradient(start, x, y)
+    assert torch.allclose(gradient, general, atol=1e-14)
+    assert torch.allclose(target.bias(general), general.view(10, 4)[0])
     assert rank_one(target, seen(general, start)).shape == (1, 9)
 
 
 def test_an_image_is_recovered_from_an_untrained_network():
     pytest.importorskip("skimage")
-    target = Network(1, 12, 10)
-    generator = torch.Generator().manual_seed(0)
+    target, generator = Network(1, 12, 10), torch.Generator().manual_seed(0)
     x = torch.zeros(1, 1, 12, 12, dtype=torch.float64)
     x[..., 3:9, 5:8] = torch.rand(6, 3, generator=generator, dtype=torch.float64)
-    y = torch.tensor([7])
     start = target.start(generator)
-    gradient = target.gradient(start, x, target.one_hot(y))
+    gradient = target.gradient(start, x, target.one_hot(torch.tensor([7])))
     guess = invert(target, seen(gradient, start), 1, generator)
     assert target.similarity(guess[0], x[0]) > 0.9
     noise = torch.randn(gradient.shape, generator=generator, dtype=torch.float64)

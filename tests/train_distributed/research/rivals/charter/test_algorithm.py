@@ -107,14 +107,13 @@ def client_of(x, plan, objective, seed=0):
     return Client(x, torch.zeros(len(x)).long(), plan, objective, generator(seed))
 
 
-def points_around(mean, clients, rows, seed=0):
-    """Rows at distance 0.3 of a mean, and labels that nobody uses."""
-    draw = generator(seed)
-    data = []
-    for _ in range(clients):
-        z = torch.randn(rows, len(mean), generator=draw, dtype=torch.float64)
-        data.append((mean + 0.3 * z / z.norm(dim=1, keepdim=True), torch.zeros(rows).long()))
-    return data
+MEAN = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+
+
+def points_around(mean, rows):
+    """Rows of four clients at distance 0.3 of a mean, and labels that nobody uses."""
+    z = torch.randn(4, rows, len(mean), generator=generator(), dtype=torch.float64)
+    return [(x, torch.zeros(rows).long()) for x in mean + 0.3 * z / z.norm(dim=2, keepdim=True)]
 
 
 OBJECTIVES = [Logistic(2, 4), Logistic(3, 4), Distance(4)]
@@ -129,18 +128,16 @@ def test_gradients_are_those_of_the_losses(objective):
     points = torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
     found = objective.gradients(points.detach(), x, y)
     assert found.shape == (7, *shape)
-    for row in range(7):
-        loss = objective.losses(points, x[row : row + 1], y[row : row + 1])[0]
-        (expected,) = torch.autograd.grad(loss, points)
-        assert torch.allclose(found[row], expected)
+    for own, loss in zip(found, objective.losses(points, x, y), strict=True):
+        (expected,) = torch.autograd.grad(loss, points, retain_graph=True)
+        assert torch.allclose(own, expected)
         assert loss >= 0
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8, 17])
 def test_quantiser_is_unbiased_within_a_step_and_packs_exactly(bits):
     quantiser = Quantised(2.0, bits)
-    values = torch.linspace(-2, 2, 41, dtype=torch.float64)
-    repeated = values.repeat(1000)
+    repeated = torch.linspace(-2, 2, 41, dtype=torch.float64).repeat(1000)
     message = quantiser.encode(repeated, generator())
     assert len(message) == math.ceil(len(repeated) * bits / 8)
     decoded = quantiser.decode(message, len(repeated))
@@ -156,8 +153,7 @@ def test_schedule_uses_every_row_at_most_once_and_follows_its_expectation(rows, 
     assert plan.learning_rows + plan.verification_rows == rows
     assert plan.verification_rows >= rows / 3
     assert len(plan.fresh) == rounds
-    assert min(plan.fresh) >= 1
-    assert max(plan.fresh) <= plan.batch
+    assert 1 <= min(plan.fresh) <= max(plan.fresh) <= plan.batch
     assert sum(plan.fresh) <= plan.learning_rows
     if plan.batch > 1:
         expected = plan.learning_rows * (1 - (1 - plan.batch / plan.learning_rows) ** rounds)
@@ -235,22 +231,19 @@ def test_the_learner_counts_on_the_promised_honest_users(fraction, honest, monke
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_without_noise_it_finds_the_mean(summed):
-    mean = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     clips: dict[str, Any] = {"gradient_clip": 4.0, "loss_clip": 4.0}
     plan = make_plan(task(rows=3000, epsilon=math.inf), rounds=40, secure_sum=summed, **clips)
-    data = points_around(mean, 4, 3000)
+    data = points_around(MEAN, 3000)
     points, report = run(data, Distance(3), plan, half_width=1.0, generator=generator())
-    assert (points[0] - mean).norm() < 0.08  # it starts at a distance of .37
+    assert (points[0] - MEAN).norm() < 0.08  # it starts at a distance of .37
     bits = (64, 64) if summed else (plan.gradient_bits, plan.loss_bits)
     assert report["payload_bits_per_user"] == 40 * (3 * bits[0] + bits[1])
 
 
 def test_a_release_draws_from_the_system(monkeypatch):
-    mean, drawn = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64), []
-    right = encoding.discrete_gaussian
+    drawn, right = [], encoding.discrete_gaussian
     monkeypatch.setattr(encoding, "discrete_gaussian", lambda *of: drawn.append(of) or right(*of))
-    plan = plan_of(4, honest=2)
-    run(points_around(mean, 4, 600), Distance(3), plan, half_width=1.0)
+    run(points_around(MEAN, 600), Distance(3), plan_of(4, honest=2), half_width=1.0)
     assert len(drawn) == 4 * (4 + 1)  # clients x (cuts and verification)
 
 
@@ -281,8 +274,8 @@ ZEROS, LABELS = torch.zeros(600, 3).double(), torch.zeros(600)
 
 
 def planned(epsilon=1.0, rounds=9, **options):
-    clips = {"gradient_clip": 1.0, "loss_clip": 1.0}
-    return make_plan(task(epsilon=epsilon), rounds=rounds, **clips, **options)
+    options = {"gradient_clip": 1.0, "loss_clip": 1.0} | options
+    return make_plan(task(epsilon=epsilon), rounds=rounds, **options)
 
 
 def run_on(data, dimension):
@@ -400,6 +393,6 @@ def test_many_rows_and_numbers_are_charged_for_their_rounding():
 def test_lengths_that_have_no_square_are_refused(value):
     """A gradient of 1e-165 has a computed norm of 0: it would pass any smaller clip."""
     with pytest.raises(ValueError, match=r"gradient_clip must be in \[1e-100, 1e\+100\]"):
-        make_plan(task(), rounds=3, gradient_clip=value, loss_clip=1.0)
+        planned(gradient_clip=value)
     with pytest.raises(ValueError, match="half_width must be in"):
         run([(ZEROS, LABELS.long())] * 4, Distance(3), plan_of(), half_width=value)

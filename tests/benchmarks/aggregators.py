@@ -54,7 +54,10 @@ class Process:
     def resident_kb(self, what: str = "VmRSS") -> int:
         assert self.running is not None
         lines = Path(f"/proc/{self.running.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if what in line)
+        found = [int(line.split()[1]) for line in lines if what in line]
+        if not found:
+            raise RuntimeError(f"an aggregator must run, ended: {self.log.read_text()[-500:]}")
+        return found[0]
 
 
 TLS = "tls"

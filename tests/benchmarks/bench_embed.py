@@ -1,6 +1,6 @@
 """Images/s of every engine of `embed run` beside a plain eager float32 loop, in one run.
 
-    python tests/benchmarks/bench_embed.py --reference-data DIR [--rows 25000] [--json FILE]
+    python tests/benchmarks/bench_embed.py --reference-data DIR [--rows 25000] [--write FILE]
 
 JPEG CIFAR-10 through four encoders. The plain loop and the engines take turns on blocks of the same
 images, so that whatever else the machine does falls on all. The plain loop decodes, resizes and
@@ -13,7 +13,7 @@ what the CPU multiplies.
 
 import contextlib
 import itertools
-import json as text
+import json
 import os
 import platform
 import sys
@@ -142,7 +142,7 @@ def compared(name: str, images: ImageSet) -> list[dict[str, Any]]:
     ]
 
 
-def main(reference_data: Path, rows: int = 25_000, json: Path | None = None) -> int:
+def main(reference_data: Path, rows: int = 25_000, write: Path | None = None) -> int:
     """Prints a line for every engine, encoder and precision."""
     images = open_npz(reference_data / "data" / "cifar10_jpeg.npz")
     table: list[dict[str, Any]] = []
@@ -160,11 +160,11 @@ def main(reference_data: Path, rows: int = 25_000, json: Path | None = None) -> 
         "torch": torch.__version__,
         "table": table,
     }
-    print(text.dumps(result, indent=1))
+    print(json.dumps(result, indent=1))
     for name in ENCODERS:
         ratio = max(line["ratio"] for line in table if line["encoder"] == name)
         print(f"{name}: best engine {ratio} times the plain loop")
-    save(json, result)
+    save(write, result)
     reached = max(line["ratio"] for line in table if line["encoder"] == LITE0)
     return 0 if reached >= BAR else 1
 

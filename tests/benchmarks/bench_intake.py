@@ -1,7 +1,7 @@
 r"""The same pictures in every format: are the embeddings equal, and what does memory do?
 
     python tests/benchmarks/bench_intake.py [--rows 100000] [--folder DIR] \
-        [--out results/speed/intake]
+        [--write FILE]
 
 JPEG pictures of 32 pixels, 100 users, 10 classes. They are written as folders of users and classes,
 as a CSV table of files, as Parquet with a single row group, as a WebDataset shard and as a Hugging
@@ -24,8 +24,8 @@ import numpy as np
 import tyro
 
 from embed import EmbeddingSet
-from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.saving import save
 from tests.train_distributed.research.audit.pipeline.records import Record, rows_of
 from tests.train_distributed.research.audit.pipeline.sources import Options, write_source
 
@@ -69,7 +69,7 @@ def measure(given: Options, encoder: Path, out: Path) -> dict[str, float]:
     return {"seconds": round(seconds, 1), "peak_mb": round(usage.ru_maxrss * 1024 / 1e6)}
 
 
-def main(rows: int = 100_000, folder: Path | None = None, out: Path | None = None) -> int:
+def main(rows: int = 100_000, folder: Path | None = None, write: Path | None = None) -> int:
     """Prints and writes a line for every format."""
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         place = Path(directory)
@@ -78,26 +78,18 @@ def main(rows: int = 100_000, folder: Path | None = None, out: Path | None = Non
             formats = pool.apply(write, (rows, place))
             pool.close()
             pool.join()
-        results, lines = (
-            dict[str, dict[str, float]](),
-            [f"{'format':13} {'seconds':>8} {'peak MB':>8}"],
-        )
+        results = dict[str, dict[str, float]]()
+        print(f"{'format':13} {'seconds':>8} {'peak MB':>8}")
         for name, given in formats.items():
             found = measure(given, place / "encoder.safetensors", place / f"out-{name}")
             results[name] = found
-            lines.append(f"{name:13} {found['seconds']:8.1f} {found['peak_mb']:8.0f}")
-            print(lines[-1], flush=True)
+            print(f"{name:13} {found['seconds']:8.1f} {found['peak_mb']:8.0f}", flush=True)
         counts = [Counter(rows_of(EmbeddingSet.open(place / f"out-{name}"))) for name in results]
     equal = all(each == counts[0] for each in counts) and counts[0].total() == rows
     peaks = [row["peak_mb"] for row in results.values()]
     near = max(peaks) - min(peaks)
-    lines.append(f"{rows} pictures; rows equal: {equal}; peaks within {near:.0f} MB")
-    print(lines[-1])
-    if out is not None:
-        with new_directory(out, overwrite=True) as partial:
-            report = provenance() | {"rows": rows, "formats": results, "equal": equal}
-            write_json(partial / "report.json", report)
-            (partial / "table.txt").write_text("\n".join(lines) + "\n")
+    print(f"{rows} pictures; rows equal: {equal}; peaks within {near:.0f} MB")
+    save(write, provenance() | {"rows": rows, "formats": results, "equal": equal})
     return 0 if equal and near <= MOST_MB else 1
 
 

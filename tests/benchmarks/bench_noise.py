@@ -1,6 +1,6 @@
 """Nanoseconds a draw of discrete Gaussian noise, beside OpenDP's exact sampler.
 
-    python tests/benchmarks/bench_noise.py [--json FILE]      (extra: bench)
+    python tests/benchmarks/bench_noise.py [--write FILE]      (extra: bench)
 
 At every standard deviation both take turns at 61,450 numbers (6,145 x 10, what a user submits); the
 best of their turns counts. Exit code 1 if OpenDP takes less than ten times as long anywhere.
@@ -48,7 +48,7 @@ def nanoseconds(std: float) -> tuple[float, float]:
     return best[0], best[1]
 
 
-def main(json: Path | None = None) -> int:
+def main(write: Path | None = None) -> int:
     """Prints a line for every standard deviation."""
     print("    standard deviation   ns a draw   OpenDP's   ratio")
     rows = []
@@ -57,7 +57,7 @@ def main(json: Path | None = None) -> int:
         rows.append({"std": std, "ns": ours, "opendp_ns": theirs})
         print(f"{std:22.9g} {ours:11.0f} {theirs:10.0f} {theirs / ours:7.1f}", flush=True)
     versions = {name: version(name) for name in ("numpy", "opendp")}
-    save(json, {"machine": platform.machine(), **versions, "rows": rows})
+    save(write, {"machine": platform.machine(), **versions, "rows": rows})
     return int(min(row["opendp_ns"] / row["ns"] for row in rows) < BAR)
 
 

@@ -1,6 +1,6 @@
 """Times and bytes of PINE at one user and at each aggregator; memory over many reports.
 
-OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py [--write results/secure_sum/proofs.json]
+OMP_NUM_THREADS=1 python tests/benchmarks/bench_proofs.py [--reports 200] [--write FILE]
 """
 
 import json
@@ -19,7 +19,7 @@ from train_distributed.proofs import field
 from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, Pine
 
-DIMENSION, NORM_BOUND, REPORTS = 9546, 2**30, 200
+DIMENSION, NORM_BOUND = 9546, 2**30
 CLOCKS = ("milliseconds", "milliseconds of processor")  # the same but for other programs
 
 
@@ -27,14 +27,14 @@ def clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def main(write: Path | None = None) -> None:
+def main(reports: int = 200, write: Path | None = None) -> None:
     """Prints medians over all reports, and the peak of memory after the first and the last."""
     pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
     generator, key = np.random.default_rng(0), secrets.token_bytes(32)
     seconds: dict[str, list[np.ndarray]] = {"user": [], "leader": [], "helper": [], "message": []}
     totals, expected = [np.zeros(DIMENSION, np.uint64)] * 2, np.zeros(DIMENSION, np.int64)
     memory, sent = [], 0
-    for _ in range(REPORTS):
+    for _ in range(reports):
         vector = generator.normal(size=DIMENSION)
         vector = np.trunc(vector / np.linalg.norm(vector) * NORM_BOUND).astype(np.int64)
         nonce, times = secrets.token_bytes(NONCE_BYTES), [clocks()]
@@ -56,7 +56,7 @@ def main(write: Path | None = None) -> None:
     found = {
         "dimension": DIMENSION,
         "norm_bound": NORM_BOUND,
-        "reports": REPORTS,
+        "reports": reports,
         **{
             f"{clock}, median (quartiles)": {
                 name: [

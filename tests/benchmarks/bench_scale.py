@@ -1,6 +1,6 @@
 """A million users stream through releases: totals, memory, linear time.
 
-    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--json FILE]
+    python tests/benchmarks/bench_scale.py [--users 10000 100000 1000000] [--write FILE]
 
 User i holds 20 generated rows [1/2, s/2 (e_f + e_f+1 + e_f+2 + e_f+3)] of 128 features, with
 f = (i + j) mod 128, label (i + j) mod 10 and sign s = ±1 by user, so that class sums and second
@@ -148,7 +148,7 @@ def measure(name: str, count: int) -> tuple[float, float, float | None, float]:
 def main(
     users: tuple[int, ...] = (10_000, 100_000, 1_000_000),
     methods: tuple[str, ...] = METHODS,
-    json: Path | None = None,
+    write: Path | None = None,
 ) -> None:
     """Prints a line for every method and number of users."""
     result, rows = provenance() | {"load": os.getloadavg()[0]}, []
@@ -168,7 +168,7 @@ def main(
             f"{row.peak_gib:10.2f}{error:10.1e}{row.noise:8.3f}",
             flush=True,
         )
-    save(json, result | {"rows": rows})
+    save(write, result | {"rows": rows})
 
 
 if __name__ == "__main__":

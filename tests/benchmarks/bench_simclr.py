@@ -1,6 +1,6 @@
 """Images/s of our SimCLR step against lightly's, same backbone and batch, in one run.
 
-    python tests/benchmarks/bench_simclr.py --reference-data DIR [--steps 20] [--json FILE]
+    python tests/benchmarks/bench_simclr.py --reference-data DIR [--steps 20] [--write FILE]
 
 Tiny-ImageNet at 32 pixels, the recipe of the shipped encoder. lightly gets its own transform,
 loader (one worker per core), projection head and loss, and the same optimiser; both take turns, and
@@ -136,7 +136,7 @@ def images_per_second(images: Tensor, steps: int, half: bool) -> dict[str, float
     return {name: round(count / s, 1) for name, s in seconds.items()}
 
 
-def main(reference_data: Path, steps: int = 20, json: Path | None = None) -> None:
+def main(reference_data: Path, steps: int = 20, write: Path | None = None) -> None:
     """Prints both rates in both precisions."""
     archive = open_npz(reference_data / "data" / "tinyimagenet32_jpeg_a.npz")
     images = torch.from_numpy(archive.images(slice(0, 10_000)))
@@ -158,7 +158,7 @@ def main(reference_data: Path, steps: int = 20, json: Path | None = None) -> Non
     print(result)
     holds = best[0] >= BAR * best[1]
     print(f"ratio >= {BAR}: {holds}")
-    save(json, result)
+    save(write, result)
     sys.exit(not holds)
 
 

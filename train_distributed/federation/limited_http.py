@@ -100,6 +100,9 @@ class Line(H11Protocol):
         self._stop()
         self._places.gone(self)
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:  # runs on after a reset, and holds the line
+            self.timeout_keep_alive_task.cancel()
+        self.transport = self.flow = self.cycle = None  # pyright: ignore  # buffers go now
 
     def _prove(self, key: bytes) -> None:
         """Notes the registered key that has signed a request, whose handler calls it."""

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
     Service,
@@ -24,6 +27,7 @@ from train_distributed.federation.aggregator_limits import Credit, RateLimits
 from train_distributed.federation.aggregator_server import serve
 from train_distributed.federation.aggregator_watch import Watch
 from train_distributed.federation.documents.certificates import trust
+from train_distributed.federation.limited_http import Line
 from train_distributed.secure_sum.aggregator import Send, request_bytes
 from train_distributed.secure_sum.reports import HELPER_MESSAGE_BYTES, acknowledge
 from train_distributed.secure_sum.window import HELPER, LEADER
@@ -267,6 +271,38 @@ def test_connections_that_do_nothing_make_room(
             client.report(0, hall.service.report(0, vector(0)))
         count = hall.watches[LEADER].registry.get_sample_value
         assert count("aggregator_closed_connections_total", {"why": "crowded"})
+
+
+def test_a_connection_that_was_reset_leaves_nothing_behind(hall: Hall) -> None:
+    """Its buffers, 60 KiB with TLS, go at once, and the rest with the next garbage."""
+    at = "127.0.0.1", hall.ports[LEADER]
+
+    def there(kind: type) -> int:
+        return sum(type(each) is kind for each in gc.get_objects())
+
+    def gone(kind: type, most: int) -> bool:
+        until = time.monotonic() + 10
+        while there(kind) > most and time.monotonic() < until:
+            time.sleep(0.05)
+        return there(kind) <= most
+
+    gc.collect()
+    most = {kind: there(kind) + 1 for kind in (FlowControl, Line)}  # the one accepted last
+    gc.disable()
+    try:
+        for _ in range(5):
+            with socket.create_connection(at) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
+                answer = b""
+                while not answer.endswith(b"\r\n\r\nNot Found"):
+                    answer += stranger.recv(4096)
+                reset = struct.pack("ii", 1, 0)
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        assert gone(FlowControl, most[FlowControl])  # what holds the transport
+        gc.collect()
+        assert gone(Line, most[Line])
+    finally:
+        gc.enable()
 
 
 def test_an_impostor_cannot_acknowledge(hall: Hall, vector, monkeypatch) -> None:  # noqa: F811

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.audit.attack import power_and_size
+from train_distributed.research.audit.attack import epsilon_of_test, power_and_size
 from train_distributed.research.rivals.admm import calibration, solver
 from train_distributed.research.rivals.admm.algorithm import AdmmSettings
 from train_distributed.research.rivals.admm.graph import Nodes
@@ -33,14 +33,13 @@ class Pair:
         return Nodes(x, y[..., None].expand(-1, -1, replicas), torch.tensor([x.shape[1]]))
 
 
-def worst_pair(rows: int, angle: float, *, filler_norm: float = 0.0) -> Pair:
-    """Records y x at an angle to each other, in the plane; the other rows are ±filler_norm e_0.
+def worst_pair(rows: int, angle: float) -> Pair:
+    """Records y x at an angle to each other, in the plane; the other rows are zeros.
 
     Near π both gradients can be -y x at once, far out between the two: they differ by almost 2,
     which is the most that two records can.
     """
     x = torch.zeros(2, rows, 2, dtype=torch.float64)
-    x[:, :, 0] = filler_norm
     across, along = math.sin(angle / 2), math.cos(angle / 2)
     x[:, 0] = torch.tensor([[across, along], [-across, along]], dtype=torch.float64)
     return Pair(x, torch.ones(2, rows, dtype=torch.float64))
@@ -126,18 +125,14 @@ def epsilon_below(first: Tensor, second: Tensor, delta: float) -> float:
     Its threshold is from one half of the draws, its Clopper-Pearson bounds are from the other.
     """
     halves = [losses.numpy().reshape(2, -1) for losses in (first, second)]
-    thresholds = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
-    tuned = [_bound(halves[0][0], halves[1][0], cut, delta) for cut in thresholds]
-    cut = thresholds[int(np.argmax(tuned))]
-    return max(0.0, _bound(halves[0][1], halves[1][1], cut, delta))
 
+    def bound(half: int, cut: float) -> float:
+        one, other = (each[half] > cut for each in halves)
+        rates = power_and_size(int(one.sum()), one.size, int(other.sum()), other.size, 0.999)
+        return epsilon_of_test(*map(float, rates), delta=delta)
 
-def _bound(first: np.ndarray, second: np.ndarray, cut: float, delta: float) -> float:
-    hits, false = int((first > cut).sum()), int((second > cut).sum())
-    power, size = map(float, power_and_size(hits, len(first), false, len(second), 0.999))
-    if not power > delta:
-        return -math.inf
-    return math.log((power - delta) / size) if size > 0 else math.inf
+    cuts = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
+    return bound(1, max(cuts, key=lambda cut: bound(0, cut)))
 
 
 def learning_losses(

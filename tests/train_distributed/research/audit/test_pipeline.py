@@ -12,10 +12,8 @@ from embed.engines import trial_pictures
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.resnet import ResNetConfig, SmallResNet
-from tests.train_distributed.research.audit.pipeline import neighbours
-from tests.train_distributed.research.audit.pipeline.neighbours import PipelineAudit, aligned
-from tests.train_distributed.research.audit.pipeline.records import Record, records_of, replacements
-from tests.train_distributed.research.audit.pipeline.sources import ARRAYS, SOURCES
+from tests.train_distributed.research.audit import neighbours
+from tests.train_distributed.research.audit.neighbours import SOURCES, PipelineAudit, Record
 
 CLASSES = ("cat", "dog", "owl")
 KINDS = 8
@@ -32,7 +30,7 @@ def records() -> list[Record]:
         class_names=CLASSES,
         read=lambda rows: pixels[rows],
     )
-    return records_of(images, 17)
+    return neighbours.records_of(images, 17)
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def pipeline(tmp_path: Path, records: list[Record]) -> PipelineAudit:
 @pytest.mark.parametrize("source", SOURCES)
 def test_one_record_changes_no_other_row_of_any_source(source, pipeline) -> None:
     found = list(neighbours.of_rows(pipeline, source, source, batch_size=5))
-    assert len(found) == KINDS - (source in ARRAYS)
+    assert len(found) == KINDS - (source in neighbours.ARRAYS)
     assert not [check.found for check in found if check.broken]
     assert max(check.moved for check in found) == 1
 
@@ -70,28 +68,28 @@ def test_faults_on_the_way_to_the_rows_are_found(fault, pipeline, monkeypatch) -
 
 def test_a_draw_by_places_is_found(pipeline: PipelineAudit) -> None:
     first = pipeline.embedded("class folders", pipeline.records)
-    changed = dict(replacements(pipeline.records, 0, CLASSES))["another class"]
+    changed = dict(neighbours.replacements(pipeline.records, 0, CLASSES))["another class"]
     second = pipeline.embedded("class folders", [changed, *pipeline.records[1:]])
-    assert not any(check.broken for check in neighbours.of_draws(first, aligned(first, second), ""))
+    right, wrong = (first, neighbours.aligned(first, second)), (first, second)
+    assert not any(check.broken for check in neighbours.of_draws(right, ""))
     # one draw in some dozens takes the same rows at the places that moved
-    assert any(check.broken for _ in range(10) for check in neighbours.of_draws(first, second, ""))
+    assert any(check.broken for _ in range(10) for check in neighbours.of_draws(wrong, ""))
 
 
 @pytest.fixture
 def few_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums and reports alone, by three kinds of records."""
+    """Three kinds of records."""
+    every = neighbours.replacements
 
     def some(*given) -> list[tuple[str, Record]]:
-        return [each for each in replacements(*given) if each[0] in FEW]
+        return [each for each in every(*given) if each[0] in FEW]
 
     monkeypatch.setattr(neighbours, "replacements", some)
-    monkeypatch.setattr(neighbours, "SOURCES", {})
-    monkeypatch.setattr(neighbours, "COMPUTED", ())
 
 
 @pytest.mark.usefixtures("few_kinds")
 def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None:
-    found = list(neighbours.checks(pipeline))
+    found = list(neighbours.checks(pipeline, (), ()))
     assert not [check for check in found if check.broken]
     commands = {"embed hold-out", "embed exclude", "run", "evaluate"}
     assert {check.command for check in found} == commands
@@ -104,7 +102,7 @@ def test_sums_and_reports_hold_for_every_method(pipeline: PipelineAudit) -> None
 def test_a_sensitivity_of_half_is_found(pipeline, monkeypatch) -> None:
     monkeypatch.setattr(neighbours, "METHODS", (("discriminant", {"sums": 1}),))
     monkeypatch.setattr("heads.statistics._farthest", lambda *_: 1.0)
-    found = [check for check in neighbours.checks(pipeline) if check.command == "run"]
+    found = [check for check in neighbours.checks(pipeline, (), ()) if check.command == "run"]
     assert any(check.broken for check in found)
 
 

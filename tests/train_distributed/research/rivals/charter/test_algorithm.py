@@ -274,8 +274,8 @@ ZEROS, LABELS = torch.zeros(600, 3).double(), torch.zeros(600)
 
 
 def planned(epsilon=1.0, rounds=9, **options):
-    options = {"gradient_clip": 1.0, "loss_clip": 1.0} | options
-    return make_plan(task(epsilon=epsilon), rounds=rounds, **options)
+    given: dict[str, Any] = {"gradient_clip": 1.0, "loss_clip": 1.0} | options
+    return make_plan(task(epsilon=epsilon), rounds=rounds, **given)
 
 
 def run_on(data, dimension):

@@ -18,12 +18,12 @@ import tyro
 from pretrain.cli.output import new_directory, write_json
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
-from tests.train_distributed.research.audit.pipeline.neighbours import (
+from tests.train_distributed.research.audit.neighbours import (
     PipelineAudit,
     as_text,
     checks,
+    records_of,
 )
-from tests.train_distributed.research.audit.pipeline.records import records_of
 
 
 def main(

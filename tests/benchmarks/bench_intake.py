@@ -26,8 +26,7 @@ import tyro
 from embed import EmbeddingSet
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.saving import save
-from tests.train_distributed.research.audit.pipeline.records import Record, rows_of
-from tests.train_distributed.research.audit.pipeline.sources import Options, write_source
+from tests.train_distributed.research.audit.neighbours import Options, Record, rows_of, write_source
 
 SIDE, USERS, CLASSES, MOST_MB = 32, 100, 10, 300
 FORMATS = ("user folders", "csv", "parquet", "wds", "hf")

@@ -24,13 +24,14 @@ from embed import EmbeddingSet, PublicTransform
 from embed.engines import trial_pictures
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.saving import save
-from tests.train_distributed.research.audit.pipeline.neighbours import (
+from tests.train_distributed.research.audit.neighbours import (
     COMPUTED,
+    SOURCES,
     PipelineAudit,
+    Record,
+    as_png,
     of_rows,
 )
-from tests.train_distributed.research.audit.pipeline.records import Record, as_png
-from tests.train_distributed.research.audit.pipeline.sources import SOURCES
 from train_distributed import Privacy
 from train_distributed.one_shot.release import release
 from train_distributed.one_shot.request import FaultInjection

@@ -19,39 +19,29 @@ def learn(rows: EmbeddingSet, method: str, privacy: Privacy, **given: Any) -> Re
     """Settings that a request does not know are options of the method."""
     options = {name: value for name, value in given.items() if name not in SETTINGS}
     settings = {name: value for name, value in given.items() if name in SETTINGS}
-    request = ReleaseRequest(
-        embeddings=rows, method=method, privacy=privacy, options=options, **settings
-    )
-    return run_method(request)
+    settings |= {"method": method, "privacy": privacy, "options": options}
+    return run_method(ReleaseRequest(embeddings=rows, **settings))
 
 
 def plain_opacus(
-    x: Tensor,
-    y: Tensor,
-    classes: int,
-    *,
-    noise: float,
-    learning_rate: float,
-    gradient_clip: float,
-    epochs: int,
-    batch_size: int,
-    generator: torch.Generator,
+    x: Tensor, y: Tensor, classes: int, *, generator: torch.Generator, **settings: Any
 ) -> Tensor:
     """(d, K) weights by the loop that its documentation shows, in the rows' own precision."""
     import opacus
 
     model = nn.Linear(x.shape[1], classes, bias=False).to(x.dtype)
     nn.init.zeros_(model.weight)
+    rows = DataLoader(TensorDataset(x, y), batch_size=settings["batch_size"], generator=generator)
     made: Any = opacus.PrivacyEngine().make_private(
         module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=learning_rate),
-        data_loader=DataLoader(TensorDataset(x, y), batch_size=batch_size, generator=generator),
-        noise_multiplier=noise,
-        max_grad_norm=gradient_clip,
+        optimizer=torch.optim.SGD(model.parameters(), lr=settings["learning_rate"]),
+        data_loader=rows,
+        noise_multiplier=settings["noise"],
+        max_grad_norm=settings["gradient_clip"],
         noise_generator=generator,
     )
     model, optimizer, loader = made
-    for _ in range(epochs):
+    for _ in range(settings["epochs"]):
         for rows, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(rows), labels).backward()

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.privacy.promise import Privacy
 from train_distributed.simulation import rehearsal as room
 from train_distributed.simulation.prediction import Predictions, predictive_interval
-from train_distributed.simulation.rehearsal import Kind, Played, Rehearsal, Sizes
+from train_distributed.simulation.rehearsal import Played, Rehearsal, Sizes
 from train_distributed.simulation.tasks import (
     LEFT,
     RawCoordinates,
@@ -78,12 +79,8 @@ def test_settings_are_those_that_run_takes(public):
     stage = rehearsal.stage(rehearsal.tasks[0])
     options = rehearsal.request(stage, 1.0).settings.options
     kept = public.subset(rehearsal.tasks[0].public)
-    wanted = ReleaseRequest(
-        embeddings=SIZES.federation,
-        method="discriminant",
-        privacy=PROMISE,
-        transform=PublicTransform.fit(kept),
-    ).settings.options
+    given = {"method": "discriminant", "privacy": PROMISE, "transform": PublicTransform.fit(kept)}
+    wanted = ReleaseRequest(embeddings=SIZES.federation, **given).settings.options
     assert options["class_noise"] == wanted["class_noise"]
     assert options["sums"] == wanted["sums"] == 2
     assert abs(options["components"] - wanted["components"]) <= 1
@@ -95,19 +92,13 @@ def test_a_rehearsed_release_is_as_good_as_one_of_the_same_rows():
     rehearsal = Rehearsal.of(public, SIZES, PROMISE, like=own, tasks=6)
     played = [rehearsal.play(rehearsal.stage(t), 0, 3.0).accuracy for t in rehearsal.tasks]
     split = np.repeat([0, 1], [160, 640]).astype(np.uint8)
-    users = np.repeat(np.arange(10), [16] * 9 + [656])
-    data = replace(own, split=split, users=users)
-    found = [
-        release(
-            data,
-            "discriminant",
-            replace(PROMISE, epsilon=3.0),
-            transform=PublicTransform.fit(public),
-            noise="float",
-            generator=torch.Generator().manual_seed(seed),
-        ).report["test_accuracy"]
-        for seed in range(6)
-    ]
+    data = replace(own, split=split, users=np.repeat(np.arange(10), [16] * 9 + [656]))
+    given = {"transform": PublicTransform.fit(public), "noise": "float"}
+    found = []
+    for seed in range(6):
+        given["generator"] = torch.Generator().manual_seed(seed)
+        made = release(data, "discriminant", replace(PROMISE, epsilon=3.0), **given)
+        found.append(made.report["test_accuracy"])
     assert np.mean(played) == pytest.approx(np.mean(found), abs=0.08)
 
 
@@ -174,54 +165,35 @@ def test_the_first_doubling_that_gains_five_points_is_named(public, monkeypatch)
     assert rehearsal.needed(1.0, more="users") is None
 
 
-@pytest.mark.parametrize("unit", ["record", "user"])
-def test_the_configuration_runs(public, tmp_path, unit):
+@pytest.mark.parametrize("kind", ["record", "user", "examples"])
+def test_the_configuration_runs(public, tmp_path, kind):
+    unit = "user" if kind == "user" else "record"
+    out = tmp_path / "out"
+    given: dict[str, Any] = {"public": tmp_path / "public"}
     public.save(tmp_path / "public")
-    out, given = tmp_path / "out", {"unit": unit, "epsilon": (1.0, 3.0)}
-    Rehearse(tmp_path / "public", 10, 16, 4, out=out, **given).run()
+    Rehearse(tmp_path / "public", 10, 16, 4, (1.0, 3.0), unit=unit, out=out).run()
     report = json.loads((out / "report.json").read_text())
     chosen = RunConfig.read(out / "configuration.json")
     assert chosen.privacy == Privacy(1.0, 1e-5, unit=unit)
     assert set(chosen.options) == (set() if unit == "record" else {"user_clip"})
     assert (out / "accuracy.png").stat().st_size > 1000
     assert report["private_data_read"] is False
-    assert {each["kind"] for each in report["predictions"]} == {
-        *("private", "no privacy", "largest class")
-    }
-    own = rows_of(5, 40, 4, shift=0.2)
-    own = replace(own, users=np.arange(len(own)) % 10, meta={})
+    found = {each["kind"] for each in report["predictions"]}
+    assert found == {"private", "no privacy", "largest class"}
+    own = replace(rows_of(5, 40, 4, shift=0.2), users=np.arange(160) % 10)
+    if kind == "examples":
+        rows_of(9, 6, 4).save(tmp_path / "shown")
+        given["examples"] = tmp_path / "shown"
+    else:
+        own, given["num_classes"] = replace(own, meta={}), 4
     own.save(tmp_path / "own")
-    run = Run(
-        tmp_path / "own",
-        config=out / "configuration.json",
-        **vars(chosen.privacy),
-        public=tmp_path / "public",
-        num_classes=4,
-        ledger=Path("none"),
-        out=tmp_path / "model",
-    )
-    run.run()
+    given |= vars(chosen.privacy) | {"ledger": Path("none"), "out": tmp_path / "model"}
+    Run(tmp_path / "own", config=out / "configuration.json", **given).run()
     made = json.loads((tmp_path / "model" / "report.json").read_text())
-    assert made["rounds"] == 2
-
-
-def test_the_configuration_runs_where_examples_are_given(public, tmp_path):
-    public.save(tmp_path / "public")
-    rows_of(9, 6, 4).save(tmp_path / "shown")
-    out, shown = tmp_path / "out", tmp_path / "shown"
-    Rehearse(tmp_path / "public", 10, 16, 4, (1.0,), out=out).run()
-    own = replace(rows_of(5, 40, 4), users=np.arange(160) % 10)
-    own.save(tmp_path / "own")
-    Run(
-        tmp_path / "own",
-        config=out / "configuration.json",
-        public=tmp_path / "public",
-        examples=shown,
-        ledger=Path("none"),
-        out=tmp_path / "model",
-    ).run()
-    made = json.loads((tmp_path / "model" / "report.json").read_text())
-    assert made["known_before"] == ["24 public examples of 4 classes"]
+    if kind == "examples":
+        assert made["known_before"] == ["24 public examples of 4 classes"]
+    else:
+        assert made["rounds"] == 2
 
 
 def test_clips_are_median_lengths_of_users_of_public_rows(public):
@@ -230,15 +202,6 @@ def test_clips_are_median_lengths_of_users_of_public_rows(public):
     bound = np.sqrt(1.25) * SIZES.rows_per_user
     assert 0 < first < bound
     assert np.sqrt(SIZES.rows_per_user) / 2 < own < bound
-
-
-def test_sets_of_another_width_are_refused(public, tmp_path):
-    public.save(tmp_path / "public")
-    narrow = replace(public, embeddings=public.embeddings[:, :5])
-    narrow.save(tmp_path / "narrow")
-    asked = Rehearse(tmp_path / "public", 10, 16, 4, like=tmp_path / "narrow", out=tmp_path / "o")
-    with pytest.raises(ValueError, match="like must have 12 columns as public, got 5"):
-        asked.run()
 
 
 TRIES = 1500
@@ -285,43 +248,35 @@ def test_public_rows_are_a_sample_of_what_they_stand_for():
     assert held / TRIES == pytest.approx(0.8, abs=0.05)
 
 
-def test_an_interval_is_of_shares_and_needs_two_tasks():
+def test_an_interval_is_of_shares():
     found = predictive_interval([[0.0], [1.0]], np.eye(2))
     assert (found.low, found.high) == (0, 1)
     assert predictive_interval([[0.5, 0.7], [0.6, 0.6]], np.eye(2)).single == pytest.approx(0.1)
-    with pytest.raises(ValueError, match="tasks must be >= 2 for an interval, got 1"):
-        predictive_interval([[0.5]], np.eye(1))
 
 
-def cells(*pairs: tuple[Kind, float | None, float]) -> list[Played]:
-    return [
+def verdict(*pairs: tuple[Any, float | None, float]) -> str:
+    played = [
         Played(task, seed, kind, epsilon, 20, value + 0.01 * task, value + 0.01 * task)
         for kind, epsilon, value in pairs
         for task in range(4)
         for seed in range(2)
     ]
-
-
-ALONE: tuple[Kind, float | None, float] = ("public alone", None, 0.6)
-LARGEST: tuple[Kind, float | None, float] = ("largest class", None, 0.1)
+    return Predictions(played, np.eye(4)).verdict(1.0)
 
 
 def test_words_follow_from_what_private_rows_add():
-    worth = Predictions(cells(("private", 1.0, 0.7), ALONE, LARGEST), np.eye(4))
-    assert worth.verdict(1.0).startswith("private rows are worth it: +10.0 points")
-    assert "what is public alone reaches, 61.5 %" in worth.verdict(1.0)
-    less = Predictions(cells(("private", 1.0, 0.61), ALONE, LARGEST), np.eye(4))
-    assert less.verdict(1.0).startswith("private rows are not worth it: +1.0 points")
-    unknown = Predictions(cells(("private", 1.0, 0.7), LARGEST), np.eye(4))
-    assert unknown.beside == "largest class"
-    assert unknown.verdict(1.0).endswith("beside always answering with one class")
-
-
-def test_a_gain_that_varies_is_no_certain_one():
+    alone, one = ("public alone", None, 0.6), ("largest class", None, 0.1)
+    worth = verdict(("private", 1.0, 0.7), alone, one)
+    assert worth.startswith("private rows are worth it: +10.0 points")
+    assert worth.endswith("beside what is public alone reaches, 61.5 %")
+    less = verdict(("private", 1.0, 0.61), alone, one)
+    assert less.startswith("private rows are not worth it: +1.0 points")
+    unknown = verdict(("private", 1.0, 0.7), one)
+    assert unknown.endswith("beside always answering with one class")
     ours = [Played(k, 0, "private", 1.0, 20, 0.0, v) for k, v in enumerate((0.6, 0.7, 0.5))]
     theirs = [Played(k, 0, "largest class", None, 20, 0.0, 0.5) for k in range(3)]
-    found = Predictions([*ours, *theirs], np.eye(3))
-    assert "are probably worth it: +10.0" in found.verdict(1.0)
+    varies = Predictions([*ours, *theirs], np.eye(3)).verdict(1.0)
+    assert "are probably worth it: +10.0" in varies
 
 
 def test_a_held_out_task_leaves_none_of_its_classes_public():
@@ -367,16 +322,24 @@ def test_known_classes_keep_half_of_their_rows_public():
         assert set(LABELS[task.public]) == set(range(12))
 
 
-def test_too_few_classes_are_refused():
-    with pytest.raises(ValueError, match=rf"at least num_classes \+ {LEFT} = 13 classes.*got 12"):
-        held_out_tasks(LABELS, 11, 1)
-    with pytest.raises(ValueError, match=r"like must hold at least num_classes = 13 classes"):
-        tasks_like(LABELS, 13, 1, public=1)
+def test_what_cannot_be_rehearsed_is_refused(public, tmp_path):
+    public.save(tmp_path / "public")
+    replace(public, embeddings=public.embeddings[:, :5]).save(tmp_path / "narrow")
+    given = {"like": tmp_path / "narrow", "out": tmp_path / "out"}
+    for call, message in {
+        lambda: predictive_interval([[0.5]], np.eye(1)): "tasks must be >= 2 .*, got 1",
+        lambda: held_out_tasks(LABELS, 11, 1): rf"num_classes \+ {LEFT} = 13 classes.*got 12",
+        lambda: tasks_like(LABELS, 13, 1, public=1): "must hold at least num_classes = 13 classes",
+        Rehearse(tmp_path / "public", 10, 16, 4, **given).run: "like must have 12 columns .* got 5",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 @pytest.mark.parametrize("like", [False, True])
-def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys):
+def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys, monkeypatch):
     """Of public findings, or of those of a set that is like the private one."""
+    monkeypatch.setattr(room, "DOUBLINGS", (2,))
     rng, plain = np.random.default_rng(0), rows_of(0, 60)
     findings = (rng.random((len(plain), 5)) < 0.3).astype(np.int8)
     rows = plain.embeddings + 3 * findings @ rng.standard_normal((5, DIM)).astype(np.float32)
@@ -386,8 +349,7 @@ def test_findings_are_rehearsed_as_findings(like: bool, tmp_path: Path, capsys):
     plain.save(tmp_path / "plain")
     out, own = tmp_path / "out", tmp_path / "several"
     public, liked = (tmp_path / "plain", own) if like else (own, None)
-    command = Rehearse(public=public, users=10, rows_per_user=30, num_classes=4, like=liked)
-    replace(command, epsilon=(5.0,), out=out).run()
+    Rehearse(public, 10, 30, 4, epsilon=(5.0,), like=liked, out=out).run()
     assert "all findings right" in capsys.readouterr().out
     assert RunConfig.read(out / "configuration.json").method == "findings"
     report = json.loads((out / "report.json").read_text())

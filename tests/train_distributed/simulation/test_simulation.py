@@ -1,5 +1,6 @@
 """What settings share is what each would have computed alone; seeds pair the noise."""
 
+import itertools
 import math
 
 import numpy as np
@@ -54,8 +55,7 @@ def plain_sum(held: RowsInMemory, method) -> torch.Tensor:
 )
 def test_shared_training_gives_every_users_own_sum(held, name, variants):
     own = {} if METHODS[name].sums_rows else {"l2_reg": 1.0}
-    methods = [build_method(name, TRANSFORM, 3, own | options) for options in variants]
-    methods = [method.statistic for method in methods]
+    methods = [build_method(name, TRANSFORM, 3, own | options).statistic for options in variants]
     for total, method in zip(totals(held, methods), methods, strict=True):
         torch.testing.assert_close(total, plain_sum(held, method), rtol=1e-5, atol=1e-6)
 
@@ -75,10 +75,8 @@ def test_noise_has_the_standard_deviation_of_the_guarantee(held):
     promise = Privacy(0.5, 1e-5, 0.5)
     plan = Plan.of(method, held.sizes, promise, discrete=False)
     std = plan.main.mechanism.local_std * math.sqrt(4)
-    zeros = torch.zeros(12).double()
-    course = released(
-        method, zeros, held, held.sizes, promise, lambda _, dimension: torch.ones(dimension)
-    )
+    given = (torch.zeros(12).double(), held, held.sizes, promise)
+    course = released(method, *given, lambda _, dimension: torch.ones(dimension))
     assert course.noised.rows == 60
     assert course.noised.noise_std == pytest.approx(std)
     torch.testing.assert_close(course.noised.total, torch.full((12,), std, dtype=torch.float64))
@@ -88,18 +86,18 @@ def blobs(rows: int = 120) -> EmbeddingSet:
     return clusters(rows, 3, 3, scale=1, noise=0.5, seed=1, test=rows // 4)
 
 
+def trials(rows: EmbeddingSet, transform: PublicTransform, **grid) -> dict:
+    """Cells by their key."""
+    return dict(run_trials(rows, {"default": transform}, Grid(**grid, num_classes=3)))
+
+
 def test_rows_that_stand_for_more_users_are_as_good_as_less_noise():
     scenarios = [Scenario(users=6), Scenario(users=6, stands_for=(600, 15))]
-    plan = Grid(
-        settings=[MethodConfig("a", "discriminant")],
-        scenarios=scenarios,
-        promises=[Privacy(0.02, 1e-5), Privacy(math.inf, 1e-5)],
-        seeds=range(8),
-        num_classes=3,
-    )
-    cells = [c for _, cells in run_trials(blobs(), {"default": TRANSFORM}, plan) for c in cells]
+    promises = [Privacy(0.02, 1e-5), Privacy(math.inf, 1e-5)]
+    grid = {"settings": [MethodConfig("a", "discriminant")], "scenarios": scenarios}
+    found = trials(blobs(), TRANSFORM, promises=promises, seeds=range(8), **grid)
     means = {}
-    for cell in cells:
+    for cell in itertools.chain(*found.values()):
         means.setdefault((cell.scheme, cell.epsilon), []).append(cell.accuracy)
     noisy, more = (np.mean(means[scenario.name, 0.02]) for scenario in scenarios)
     free, same = (np.mean(means[scenario.name, None]) for scenario in scenarios)
@@ -116,29 +114,23 @@ def test_clipped_sums_know_who_holds_which_rows():
         MethodConfig("a", "discriminant", options={"moments": False}),
         MethodConfig("b", "discriminant", options={"user_clip": 3.0}),
     ]
-    seen = {}
-    for scenarios in (schemes, schemes[::-1], schemes[1:]):
-        grid = {"settings": settings, "scenarios": scenarios, "promises": [promise]}
-        plan = Grid(**grid, seeds=[0], num_classes=3)
-        for key, cells in run_trials(data, {"default": TRANSFORM}, plan):
-            assert seen.setdefault(key, cells) == cells
+    grid = {"settings": settings, "promises": [promise], "seeds": [0]}
+    seen = trials(data, TRANSFORM, scenarios=schemes, **grid)
+    assert trials(data, TRANSFORM, scenarios=schemes[::-1], **grid) == seen
+    assert trials(data, TRANSFORM, scenarios=schemes[1:], **grid).items() <= seen.items()
     assert len(seen) == 4
     clipped = [cells[0].accuracy for key, cells in seen.items() if "clip" in key]
     assert clipped[0] != clipped[1]
     sums = {}
+    train = data.subset(data.split == 0)
     for scenario in schemes:
-        generator = torch.Generator().manual_seed(0)
-        train = data.split == 0
-        labels = torch.tensor(data.labels[train])
-        rows, partition = scenario.place(labels, None, generator)
-        x = TRANSFORM(data.embeddings[train])[rows]
-        held = RowsInMemory(x, labels[rows], partition)
-        methods = [
-            build_method("discriminant", TRANSFORM, 3, o)
-            for o in ({"moments": False}, {"user_clip": 2.0})
+        labels = torch.tensor(train.labels)
+        rows, partition = scenario.place(labels, None, torch.Generator().manual_seed(0))
+        held = RowsInMemory(TRANSFORM(train.embeddings)[rows], labels[rows], partition)
+        sums[scenario.scheme] = [
+            totals(held, [build_method("discriminant", TRANSFORM, 3, options).statistic])[0]
+            for options in ({"moments": False}, {"user_clip": 2.0})
         ]
-        methods = [method.statistic for method in methods]
-        sums[scenario.scheme] = [totals(held, [method])[0] for method in methods]
     torch.testing.assert_close(sums["iid"][0], sums["one-class"][0])
     assert not torch.allclose(sums["iid"][1], sums["one-class"][1], rtol=1e-2)
 
@@ -178,10 +170,8 @@ def test_folds_of_a_repetition_cover_all_rows_once_and_are_stratified():
 
 def test_balanced_accuracy_is_the_mean_over_classes_that_occur() -> None:
     """Always the first of three classes, of which one has no row: 3 of 4 rows, 1 of 2 classes."""
-    y = torch.tensor([0, 0, 0, 2])
     always = torch.tensor([[1.0, 0, 0]], dtype=torch.float64)
-    last = always.flip(1)
-    both = accuracies(torch.ones(4, 1), y, iter([always, last]))
+    both = accuracies(torch.ones(4, 1), torch.tensor([0, 0, 0, 2]), iter([always, always.flip(1)]))
     assert both == [(0.75, 0.5), (0.25, 0.5)]
 
 
@@ -191,19 +181,14 @@ def test_accuracies_under_a_prior_are_those_of_settings_for_it(sums: int) -> Non
     even = blobs(600)
     rows = even.subset((even.labels == 0) | (np.arange(600) < 150))
     common, public = {"sums": sums}, PublicTransform.fit(even)
-    plan = Grid(
-        settings=[
-            MethodConfig("equal", "discriminant", options=common),
-            MethodConfig("private", "discriminant", options=common | {"prior": "private"}),
-            MethodConfig("head", "softmax", options={"l2_reg": 1.0}),
-        ],
-        scenarios=[Scenario(users=6)],
-        promises=[Privacy(3.0, 1e-5)],
-        seeds=[0],
-        num_classes=3,
-    )
-    cells = [c for _, cells in run_trials(rows, {"default": public}, plan) for c in cells]
-    found = {cell.label: cell for cell in cells}
+    settings = [
+        MethodConfig("equal", "discriminant", options=common),
+        MethodConfig("private", "discriminant", options=common | {"prior": "private"}),
+        MethodConfig("head", "softmax", options={"l2_reg": 1.0}),
+    ]
+    grid = {"scenarios": [Scenario(users=6)], "promises": [Privacy(3.0, 1e-5)], "seeds": [0]}
+    cells = trials(rows, public, settings=settings, **grid).values()
+    found = {cell.label: cell for cell in itertools.chain(*cells)}
     assert found.pop("head").by_prior is None
     for cell in found.values():
         assert cell.by_prior is not None

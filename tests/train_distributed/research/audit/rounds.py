@@ -1,8 +1,7 @@
 """Exact privacy losses of rounds: ADMM's messages, and learning messages of a client of Charter.
 
-Of ADMM one node is watched; its neighbours' messages are held at zero, which an adversary may
-choose. The noise density is known in closed form, so the log-likelihood ratio of two data sets, the
-best test there is, is computed and not estimated.
+Of ADMM one node is watched, whose neighbours send zeros, as an adversary may. Noise densities are
+known in closed form, so the log-likelihood ratio, the best test there is, is computed exactly.
 """
 
 import math
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.audit.attack import power_and_size
+from train_distributed.research.audit.attack import epsilon_of_test, power_and_size
 from train_distributed.research.rivals.admm import calibration, solver
 from train_distributed.research.rivals.admm.algorithm import AdmmSettings
 from train_distributed.research.rivals.admm.graph import Nodes
@@ -34,47 +33,37 @@ class Pair:
         return Nodes(x, y[..., None].expand(-1, -1, replicas), torch.tensor([x.shape[1]]))
 
 
-def worst_pair(rows: int, angle: float, *, filler_norm: float = 0.0) -> Pair:
-    """Records y x at an angle to each other, in the plane; the other rows are ±filler_norm e_0.
+def worst_pair(rows: int, angle: float) -> Pair:
+    """Records y x at an angle to each other, in the plane; the other rows are zeros.
 
     Near π both gradients can be -y x at once, far out between the two: they differ by almost 2,
     which is the most that two records can.
     """
     x = torch.zeros(2, rows, 2, dtype=torch.float64)
-    x[:, :, 0] = filler_norm
     across, along = math.sin(angle / 2), math.cos(angle / 2)
     x[:, 0] = torch.tensor([[across, along], [-across, along]], dtype=torch.float64)
     return Pair(x, torch.ones(2, rows, dtype=torch.float64))
 
 
 def dual_loss(
-    pair: Pair,
-    outputs: Tensor,
-    linear: Tensor,
-    *,
-    loss_weight: float,
-    quadratic: float,
-    zeta: float,
+    pair: Pair, outputs: Tensor, linear: Tensor, loss_weight: float, quadratic: float, zeta: float
 ) -> Tensor:
     """(R,), ln p(f | first) / p(f | second) of a dual-perturbed step that sent f.
 
     f determines its noise, e(f) = -(B/C) (C ∇loss(f) + q f + l), with Jacobian (B/C) H(f); so
-    ln p(f) = -ζ ‖e(f)‖ + ln det H(f) + constant.
-
-    Args:
-        pair: the two data sets.
-        outputs: (R, d) f.
-        linear: (R, d) l, 2 λ and the anchors; the same for both.
-        loss_weight: C.
-        quadratic: q = ρ + Φ + 2 η N.
-        zeta: ζ.
+    ln p(f) = -ζ ‖e(f)‖ + ln det H(f) + constant. Outputs f and `linear`, l = 2 λ and the anchors,
+    are (R, d); `loss_weight` is C, `quadratic` q = ρ + Φ + 2 η N, and `zeta` ζ.
     """
     densities = []
     for which in range(2):
         nodes = pair.nodes(which, len(outputs))
         gradient = loss_weight * solver.loss_gradient(nodes, outputs[None])[0]
         noise = (gradient + quadratic * outputs + linear) * pair.x.shape[1] / loss_weight
-        hessian = _hessian(pair, which, outputs, loss_weight, quadratic)
+        x = pair.x[which]
+        share = torch.sigmoid(outputs @ x.T)
+        bend = loss_weight / len(x) * share * (1 - share)
+        data = torch.einsum("rb,bi,bj->rij", bend, x, x)
+        hessian = data + quadratic * torch.eye(x.shape[1], dtype=torch.float64)
         densities.append(torch.linalg.slogdet(hessian).logabsdet - zeta * noise.norm(dim=-1))
     return densities[0] - densities[1]
 
@@ -91,14 +80,8 @@ def trajectory_losses(
 ) -> Tensor:
     """(R,), ln p(all messages | first) / p(all messages | second), messages drawn from `truth`.
 
-    Args:
-        pair: the two data sets.
-        settings: the method, its constants and α.
-        neighbours: N of the node.
-        truth: 0 or 1, the data set that the node holds.
-        replicas: R, independent runs.
-        generator: of the noise.
-        noise_scale: below 1 adds less noise than the accounting believes (the mutation).
+    The node has so many neighbours. With a `noise_scale` below 1 it adds less noise than the
+    accounting believes.
     """
     rows, weight, alpha = pair.x.shape[1], settings.loss_weight, settings.alpha
     pull = settings.eta * neighbours  # the neighbours sent zeros
@@ -136,52 +119,20 @@ def trajectory_losses(
     return loss
 
 
-def _hessian(
-    pair: Pair, which: int, outputs: Tensor, loss_weight: float, quadratic: float
-) -> Tensor:
-    """(R, d, d), of C loss + q/2 ‖f‖² at each output."""
-    x = pair.x[which]
-    share = torch.sigmoid(outputs @ x.T)
-    bend = loss_weight / len(x) * share * (1 - share)
-    data = torch.einsum("rb,bi,bj->rij", bend, x, x)
-    return data + quadratic * torch.eye(x.shape[1], dtype=torch.float64)
+def epsilon_below(first: Tensor, second: Tensor, delta: float) -> float:
+    """A lower bound of ε at δ, 99.9 % certain, from (R,) losses drawn under either data set.
 
-
-def epsilon_below(
-    first: Tensor, second: Tensor, delta: float, *, confidence: float = 0.999
-) -> float:
-    """A lower bound of ε at δ from losses drawn under either data set; at least 0.
-
-    The threshold comes from one half of the draws and the Clopper-Pearson bounds from the other, so
-    they hold at the stated confidence.
-
-    Args:
-        first: (R,) losses with the first data set as truth.
-        second: (R,) with the second.
-        delta: δ.
-        confidence: of the bound.
-
-    Examples:
-        >>> import torch
-        >>> losses = torch.linspace(-1, 1, 1000)
-        >>> epsilon_below(losses, losses, delta=1e-5)
-        0.0
+    Its threshold is from one half of the draws, its Clopper-Pearson bounds are from the other.
     """
     halves = [losses.numpy().reshape(2, -1) for losses in (first, second)]
-    thresholds = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
-    tuned = [_bound(halves[0][0], halves[1][0], cut, delta, confidence) for cut in thresholds]
-    cut = thresholds[int(np.argmax(tuned))]
-    return max(0.0, _bound(halves[0][1], halves[1][1], cut, delta, confidence))
 
+    def bound(half: int, cut: float) -> float:
+        one, other = (each[half] > cut for each in halves)
+        rates = power_and_size(int(one.sum()), one.size, int(other.sum()), other.size, 0.999)
+        return epsilon_of_test(*map(float, rates), delta=delta)
 
-def _bound(
-    first: np.ndarray, second: np.ndarray, cut: float, delta: float, confidence: float
-) -> float:
-    hits, false = int((first > cut).sum()), int((second > cut).sum())
-    power, size = map(float, power_and_size(hits, len(first), false, len(second), confidence))
-    if not power > delta:
-        return -math.inf
-    return math.log((power - delta) / size) if size > 0 else math.inf
+    cuts = np.quantile(halves[0][0], np.linspace(0.02, 0.995, 79))
+    return bound(1, max(cuts, key=lambda cut: bound(0, cut)))
 
 
 def learning_losses(
@@ -196,24 +147,19 @@ def learning_losses(
 
     All records but one have gradient zero. That one is in round k with chance t_k/n, and the noise
     is Gaussian, so the ratio is known but for the quantisation, which can only lose information.
-
-    Args:
-        plan: of one client with one number in a message.
-        truth: 0 for +G0, 1 for -G0.
-        replicas: R, independent runs.
-        generator: of sampling, noise and rounding.
-        noise_scale: below 1 adds less noise than the accounting believes (the mutation).
-
-    Raises:
-        ValueError: a plan for longer messages.
+    The plan is of one client with one number in a message; `truth` is 0 for +G0, 1 for -G0.
     """
-    if plan.task.dimension != 1:
-        raise ValueError(f"dimension must be 1 to be watched, got {plan.task.dimension}")
     std = noise_scale * plan.gradient_std
     watched = replace(plan, gradient_std=std)
     x = torch.zeros(plan.task.rows, 1, dtype=torch.float64)  # gradients of ½(w - x)² at 0 are -x
     x[0] = (2 if truth else -2) * plan.gradient_clip
-    drawn = np.stack([_messages(watched, x, generator) for _ in range(replicas)])
+    labels, origin = torch.zeros(len(x), dtype=torch.int64), torch.zeros(1, 1, dtype=torch.float64)
+    drawn = np.empty((replicas, plan.rounds))  # what the server decodes
+    for run in drawn:
+        client = Client(x, labels, watched, Distance(1), generator)
+        for number in range(plan.rounds):
+            run[number] = watched.gradient_encoding.mean([client.gradient(origin)], 1)[0]
+    drawn *= np.array(plan.fresh) / plan.batch
     height = plan.gradient_clip / plan.batch
     shares = np.array(plan.fresh) / plan.learning_rows
     never = 1 - shares.sum()
@@ -222,15 +168,3 @@ def learning_losses(
     above = never + shrink * (np.exp(lift) @ shares)
     below = never + shrink * (np.exp(-lift) @ shares)
     return torch.from_numpy(np.log(above / below))
-
-
-def _messages(plan: CharterPlan, x: Tensor, generator: torch.Generator) -> np.ndarray:
-    """(K,) what the server decodes in a run of one client, per nominal batch."""
-    labels = torch.zeros(len(x), dtype=torch.int64)
-    client = Client(x, labels, plan, Distance(1), generator)
-    origin = torch.zeros(1, 1, dtype=torch.float64)
-    decoded = [
-        float(plan.gradient_encoding.mean([client.gradient(origin)], 1)[0])
-        for _ in range(plan.rounds)
-    ]
-    return np.array(decoded) * np.array(plan.fresh) / plan.batch

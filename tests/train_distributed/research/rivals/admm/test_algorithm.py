@@ -1,7 +1,9 @@
-"""ADMM against its limit and the paper's listing; audits that know its noise."""
+"""ADMM against its limit and the paper's listing; audits that know its noise; rows of UCI Adult."""
 
+import gzip
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,20 +11,18 @@ import scipy.optimize
 import scipy.stats
 import torch
 
+from tests.benchmarks import adult
 from tests.train_distributed.research.audit import rounds as audit
-from tests.train_distributed.research.audit.rounds import epsilon_below
 from train_distributed import partition
+from train_distributed.one_shot.registry import MANY_ROUNDS
 from train_distributed.privacy.float_noise import exponential_norm
-from train_distributed.research.rivals.admm import calibration, solver
-from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Network
-from train_distributed.research.rivals.admm.graph import (
-    Graph,
-    Nodes,
-    gather,
-    random_regular,
-    ring,
-    star,
-)
+from train_distributed.privacy.promise import Privacy
+from train_distributed.research.rivals.admm import calibration, graph, solver
+from train_distributed.research.rivals.admm.algorithm import AdmmSettings, AdmmState, Network
+from train_distributed.research.rivals.admm.graph import Graph, Nodes, random_regular, ring, star
+from train_distributed.research.rivals.common import UserRows
+from train_distributed.research.rivals.learn import learn_rows
+from train_distributed.research.rivals.options import OPTIONS
 
 
 def generator(seed=0):
@@ -61,8 +61,7 @@ def scipy_optimum(nodes, problem, rho):
             slope += -(y / (1 + np.exp(margin))) @ x / len(y) + rho * f
         return total, slope
 
-    start = np.zeros(nodes.x.shape[2])
-    return scipy_minimum(objective, start)
+    return scipy_minimum(objective, np.zeros(nodes.x.shape[2]))
 
 
 def scipy_minimum(objective, start):
@@ -80,16 +79,15 @@ def test_without_noise_every_node_reaches_the_optimum_of_the_sum(name):
         assert (final.own[:, problem] - expected).norm(dim=-1).max() < 1e-6
 
 
-def naive_step(nodes, graph, run, noise, node, own, before, sent, dual, last):
+def naive_step(nodes, graph, run, node, last, noise, own, before, sent, dual):
     """(10) of one node, as the listings of Algorithms 2 and 3 write it, by SciPy."""
     x, count = nodes.x[node, : nodes.counts[node]], int(nodes.counts[node])
     y, weight = nodes.y[node, :count, 0], run.loss_weight / count
     neighbours = [a + b - node for a, b in graph.edges if node in (a, b)]
     perturbed = run.method == "dvp" or last
     curvature = run.rho + 2 * run.eta * len(neighbours)
-    phi = (
-        calibration.dual_noise(run.alpha, count, run.loss_weight, curvature)[1] if perturbed else 0
-    )
+    _, phi = calibration.dual_noise(run.alpha, count, run.loss_weight, curvature)
+    phi = phi if perturbed else 0
     mu = dual[node] + (weight / 2 * noise[node] if perturbed else 0)
     mine = sent[node] if perturbed else own[node] - before[node]
     anchors = [(mine + sent[other]) / 2 for other in neighbours]
@@ -115,21 +113,15 @@ def test_the_iterates_are_those_of_the_listing(method, alpha):
         last = state.iteration == run.iterations
         perturbed = method == "dvp" or last
         noise = exponential_norm((4, 1, 3), draw)[:, 0]
-        for node in range(4):
-            count = int(nodes.counts[node])
+        for node, count in enumerate(nodes.counts.tolist()):
             curvature = run.rho + 2 * run.eta * float(graph.degrees[node])
-            zeta = (
-                calibration.dual_noise(alpha, count, run.loss_weight, curvature)[0]
-                if perturbed
-                else calibration.primal_noise(alpha, count, run.loss_weight, run.rho)
-            )
-            noise[node] /= zeta
-        own = torch.stack(
-            [
-                naive_step(nodes, graph, run, noise, node, own, before, sent, dual, last)
-                for node in range(4)
-            ]
-        )
+            if perturbed:
+                noise[node] /= calibration.dual_noise(alpha, count, run.loss_weight, curvature)[0]
+            else:
+                noise[node] /= calibration.primal_noise(alpha, count, run.loss_weight, run.rho)
+        before_step = (noise, own, before, sent, dual)
+        steps = [naive_step(nodes, graph, run, node, last, *before_step) for node in range(4)]
+        own = torch.stack(steps)
         before = zeros if perturbed else noise
         sent = own + before
         dual = dual.clone()
@@ -157,14 +149,28 @@ def test_shares_are_as_good_as_runs_of_their_own():
 
 
 def test_a_tolerance_below_rounding_is_an_error_and_not_a_release():
+    given = {"strong": 1.0, "smooth": 1e3, "tolerance": 1e-100}
+    given = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
+    start, slopes = torch.ones(1, 3, dtype=torch.float64), torch.tensor([1.0, 3.0, 1e3])
     with pytest.raises(ArithmeticError, match="gradient norm"):
-        solver.accelerate(
-            lambda f: torch.tensor([1.0, 3.0, 1e3]) * f + 1 / 3,
-            torch.ones(1, 3, dtype=torch.float64),
-            strong=torch.tensor(1.0, dtype=torch.float64),
-            smooth=torch.tensor(1e3, dtype=torch.float64),
-            tolerance=torch.tensor(1e-100, dtype=torch.float64),
-        )
+        solver.accelerate(lambda f: slopes * f + 1 / 3, start, **given)
+
+
+def test_a_step_that_float64_cannot_resolve_is_refused():
+    """A linear term of 1e12 hides a gradient of 1e-4, far more than is charged."""
+    x, zero = torch.eye(2, dtype=torch.float64)[None], torch.zeros(1, 1, 2, dtype=torch.float64)
+    nodes = Nodes(x, torch.ones(1, 2, 1, dtype=torch.float64), torch.tensor([2]))
+    given = {"quadratic": torch.full((1, 1, 1), 1.0).double(), "start": zero, "tolerance": 1e-9}
+
+    def solve(size: float, loss_weight: float = 1.0) -> torch.Tensor:
+        return solver.solve_step(nodes, loss_weight=loss_weight, linear=zero + size, **given)
+
+    assert bool(solve(100.0).isfinite().all())
+    with pytest.raises(ArithmeticError, match="rounding of a step must be at most"):
+        solve(1e12)
+    assert calibration.charged(1.0, 1e-9) >= 1 + 1e-9 + calibration.ROUNDING
+    with pytest.raises(ValueError, match=r"loss_weight / .* must be below 1e.08"):
+        solve(0.0, loss_weight=1e12)
 
 
 def test_a_graph_says_who_talks_to_whom():
@@ -181,11 +187,11 @@ def test_nodes_are_gathered_from_a_partition():
     x = torch.arange(12.0).reshape(6, 2) / 20
     labels = torch.tensor([0, 1, 2, 0, 1, 2])
     users = partition.split(labels, 2, sizes=torch.tensor([4, 2]))
-    nodes = gather(x, labels, users, 3)
+    nodes = graph.gather(x, labels, users, 3)
     assert nodes.counts.tolist() == [4, 2]
     assert torch.equal(nodes.x[1], torch.cat([x[4:], torch.zeros(2, 2)]).double())
     assert nodes.y[0].tolist() == [[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, -1, -1]]
-    assert gather(x, labels % 2, users, 2).y[0].tolist() == [[-1], [1], [-1], [-1]]
+    assert graph.gather(x, labels % 2, users, 2).y[0].tolist() == [[-1], [1], [-1], [-1]]
 
 
 def settings(**changes):
@@ -219,6 +225,8 @@ def filled(x, y, counts, nodes=None):
         (lambda: ring(2), "nodes must be >= 3"),
         (lambda: random_regular(5, 3, generator()), r"degree must be in \[2"),
         (lambda: random_regular(4, 4, generator()), r"degree must be in \[2"),
+        (lambda: calibration.compose(1.0, 1, 0), r"delta must be in \(0, 1\)"),
+        (lambda: calibration.compose(1.0, 0, 1e-5), "messages must be >= 1"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -248,17 +256,12 @@ def largest_dual_loss(settings, alpha, rows, neighbours, *, doubled=False):
         reach = torch.logspace(-2, 6, 25, dtype=torch.float64)
         outputs = (reach[:, None, None] * torch.stack([turn.cos(), turn.sin()], -1)).flatten(0, 1)
         # Whatever the dual variable is, some linear term puts the noise across the difference.
+        given = {"loss_weight": settings.loss_weight, "quadratic": curvature + phi}
+        given["zeta"] = 2 * zeta if doubled else zeta
         for aim in (-1.0, 0.0, 1.0):
-            centre = -(curvature + phi) * outputs
             side = torch.tensor([aim, 0.0], dtype=torch.float64) * 1e3 * settings.loss_weight / rows
-            losses = audit.dual_loss(
-                pair,
-                outputs,
-                centre + side,
-                loss_weight=settings.loss_weight,
-                quadratic=curvature + phi,
-                zeta=2 * zeta if doubled else zeta,
-            )
+            linear = side - (curvature + phi) * outputs
+            losses = audit.dual_loss(pair, outputs, linear, **given)
             worst = max(worst, float(losses.abs().max()))
     return worst
 
@@ -285,7 +288,7 @@ def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
     given = {"replicas": 40_000, "generator": draw}
     drawn = [audit.trajectory_losses(pair, run, 2, truth=truth, **given) for truth in (0, 1)]
     assert max(float(one.abs().max()) for one in drawn) <= composed.pure * (1 + 1e-6)
-    below = epsilon_below(drawn[0], drawn[1], 1e-5)
+    below = audit.epsilon_below(drawn[0], drawn[1], 1e-5)
     assert 0.2 < below <= composed.epsilon
     # A privacy loss is one: E[e^-loss] = 1 under its own truth.
     assert float((-drawn[0]).exp().mean()) == pytest.approx(1, abs=0.02)
@@ -294,13 +297,9 @@ def test_the_audit_of_a_whole_run_stays_below_the_composed_guarantee(method):
 
 def responses_delta(alpha, count, epsilon):
     """δ(ε) of `count` randomised responses, by their binomial law."""
-    keep = math.exp(alpha) / (1 + math.exp(alpha))
-    total = 0.0
-    for yes in range(count + 1):
-        p = scipy.stats.binom.pmf(yes, count, keep)
-        q = scipy.stats.binom.pmf(yes, count, 1 - keep)
-        total += max(0.0, p - math.exp(epsilon) * q)
-    return total
+    keep, yes = math.exp(alpha) / (1 + math.exp(alpha)), np.arange(count + 1)
+    p, q = (scipy.stats.binom.pmf(yes, count, chance) for chance in (keep, 1 - keep))
+    return np.maximum(p - math.exp(epsilon) * q, 0).sum()
 
 
 @pytest.mark.parametrize(("alpha", "count"), [(0.01, 100), (0.1, 40), (1.0, 10)])
@@ -312,16 +311,146 @@ def test_composition_is_that_of_randomised_responses(alpha, count):
     assert responses_delta(alpha, count, composed.epsilon * (1 - 1e-3)) > 1e-5
 
 
-def test_bad_composition_is_named():
-    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-        calibration.compose(1.0, 1, 0)
-    with pytest.raises(ValueError, match="messages must be >= 1"):
-        calibration.compose(1.0, 0, 1e-5)
-
-
 def test_losses_whose_exponential_overflows_compose_to_no_less_than_their_sum_allows() -> None:
     """No warning, which would be an error here, and a sound bound."""
     for alpha, count in ((47.782557928714446, 15), (47.782557928714446, 30), (24.0, 30)):
         composed = calibration.compose(alpha, count, 4.3459120960706886e-11)
         assert 0 < composed.epsilon <= alpha * count * (1 + 1e-12)
         assert composed.epsilon >= alpha  # one of them alone gives away as much
+
+
+U = np.longdouble
+
+
+def networks(case):
+    """Settings and two sets of nodes that differ in one record of node 0."""
+    d, rows = case.whole(1, 8), case.whole(1, 12)
+    problems = case.whole(1, 3)
+    method, iterations = case.draw.choice(("dvp", "pvp")), case.whole(1, 5)
+    scales = {name: case.scale() for name in ("rho", "eta", "loss_weight", "alpha")}
+    scales["tolerance"] = case.draw.choice((1e-9, 1e-9, 1e-12, 1e-6))
+    settings = AdmmSettings(method=method, iterations=iterations, **scales)
+    x = torch.stack([case.rows(rows, d, 1.0) for _ in range(3)])
+    y = torch.randint(2, (3, rows, problems), generator=case.generator()).double() * 2 - 1
+    counts = torch.full((3,), rows)
+    other = x.clone(), y.clone()
+    label = torch.zeros(rows, dtype=torch.int64)
+    moved, flipped = case.neighbour(x[0], label, 2, 1.0)
+    other[0][0], other[1][0] = moved, y[0] * (1 - 2 * flipped[:, None])
+    return settings, Nodes(x, y, counts), Nodes(*other, counts)
+
+
+def left_over(nodes, around, settings, state, after, shift, phi):
+    """‖∇‖ B/C of node 0's perturbed problem at what it sent, in extended precision."""
+    wide = [t[0].numpy().astype(U) for t in (state.dual, state.sent, after.own, shift, phi)]
+    dual, sent, own, shift, phi = wide
+    x, y = nodes.x[0].numpy().astype(U), nodes.y[0].numpy().astype(U)
+    share = 1 / (1 + np.exp(np.clip(y * (x @ own.T), -11000, 11000)))
+    degree = U(float(around.degrees[0]))
+    anchors = degree * sent + around.neighbour_sum(state.sent)[0].numpy().astype(U)
+    gradient = -settings.loss_weight * (y * share).T @ x / len(x)
+    gradient += (settings.rho + phi + 2 * settings.eta * degree) * own
+    gradient += 2 * (dual + shift) - settings.eta * anchors
+    return float(np.linalg.norm(gradient, axis=1).max()) * len(x) / settings.loss_weight
+
+
+def dual_run(settings, nodes, generator):
+    """The largest remainder of all steps."""
+    triangle, worst = ring(3), 0.0
+    state = AdmmState.zero(nodes)
+    for _ in range(settings.iterations):
+        alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
+        kept = generator.get_state()
+        after = Network(nodes, triangle, settings).dual_step(state, alphas, generator)
+        generator.set_state(kept)
+        curvature = settings.rho + 2 * settings.eta * 2.0
+        rows, weight = nodes.x.shape[1], settings.loss_weight
+        zeta, phi = calibration.dual_noise(settings.alpha, rows, weight, curvature)
+        noise = exponential_norm(nodes.shape, generator) / zeta
+        shift = settings.loss_weight / (2 * nodes.sizes) * noise
+        phis = torch.full((len(nodes.x), 1, 1), phi, dtype=torch.float64)
+        worst = max(worst, left_over(nodes, triangle, settings, state, after, shift, phis))
+        state = after
+    assert bool(torch.isfinite(state.sent).all())
+    return worst
+
+
+def primal_run(settings, nodes, other, generator):
+    """The largest distance of node 0's two hidden states, given what has been sent."""
+    network, worst = Network(nodes, ring(3), settings), 0.0
+    state = hidden = AdmmState.zero(nodes)
+    alphas = torch.full((nodes.shape[1],), settings.alpha, dtype=torch.float64)
+    for _ in range(settings.iterations):
+        after = network.primal_step(state, alphas, generator)
+        anchor = hidden.own - hidden.noise
+        found = replace(network, nodes=other)._advance(hidden, anchor=anchor)
+        distance = (after.own - found.own)[0].norm(dim=1).max()
+        worst = max(worst, float(distance))
+        state = after
+        own = torch.cat([found.own[:1], after.own[1:]])
+        hidden = replace(after, own=own, noise=after.sent - own)
+    assert bool(torch.isfinite(state.sent).all())
+    return worst
+
+
+def check(case):
+    settings, nodes, other = networks(case)
+    slack = calibration.charged(1.0, settings.tolerance) - 1
+    generator = case.generator()
+    if settings.method == "dvp":
+        assert dual_run(settings, nodes, generator) <= slack
+    else:
+        rows = nodes.x.shape[1]
+        claimed = 2 * settings.loss_weight / rows / settings.rho * (1 + slack)
+        assert primal_run(settings, nodes, other, generator) <= claimed
+
+
+def check_learner(case):
+    """Any promise and scale through the learners of many rounds: finite, or refused by name."""
+    name = case.draw.choice(list(MANY_ROUNDS))
+    classes, clip = case.whole(2, 3), case.scale()
+    x = case.rows(40, 3, clip)
+    y = torch.randint(classes, (40,), generator=case.generator())
+    if "charter" in name:
+        options = {"cut_rounds": case.whole(1, 3), "half_width": case.scale()}
+    else:
+        options = {"iterations": case.whole(1, 6), "rho": case.scale(), "eta": case.scale()}
+    weights, _ = learn_rows(
+        UserRows(x, y, partition.split(y, 3), classes, clip),
+        name,
+        Privacy(case.scale(), case.scale(-12, -0.01)),
+        OPTIONS[name](**options),
+        case.generator(),
+        measure_risk=case.draw.random() < 0.5,
+    )
+    assert bool(weights.isfinite().all())
+
+
+@pytest.mark.parametrize("of", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_step_is_further_from_its_problem_than_is_charged(of, held):
+    held("admm", 60 * of, check)
+
+
+@pytest.mark.parametrize("of", [1, pytest.param(60, marks=pytest.mark.slow)])
+def test_learners_of_many_rounds_end_or_say_why_not(of, held):
+    held("rounds", 10 * of, check_learner)
+
+
+HEADER = "age, workclass, fnlwgt, education-num, capital-gain, capital-loss, hours-per-week, Salary"
+
+
+def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
+    path = tmp_path / "adult.data.gz"
+    people = "50, State-gov, 750000, 16, 0, 0, 50, <=50K", "25, ?, 0, 1, 100000, 0, 100, >50K"
+    path.write_bytes(gzip.compress("\n".join([HEADER, *people, "", ""]).encode()))
+    x, labels = adult.read_adult(path)
+    assert labels.tolist() == [0, 1]
+    rows = [[1, 0.5, 0, 1, 0.5, 1, 0, 0, 0.5], [1, 0.25, 1, 0, 0, 0, 1, 0, 1]]  # "?" is first
+    expected = torch.tensor(rows, dtype=torch.float64)
+    assert torch.allclose(x, expected / expected.norm(dim=1, keepdim=True))
+
+
+def test_the_real_file(reference_data):
+    x, labels = adult.read_adult(reference_data / "data" / "adult.data.gz")
+    assert x.shape == (32_561, 109)
+    assert int(labels.sum()) == 7841

@@ -1,7 +1,8 @@
 """Sessions of `secagg`, each decided by its number: questions that are lost or doubled, kills,
 restarts, an operator whose record is lost, and memory of users that is put back.
 
-A failing seed: `python -c "from tests.simulation.test_secagg_seeds import run; run(SEED)"`.
+To replay a seed: `python -c "import tests.train_distributed.federation.test_secagg_seeds as t;
+t.run(SEED)"`.
 """
 
 import os
@@ -33,10 +34,8 @@ class World(fake.FakeRelay):
     """Five users whose lines and processes are in the hands of chance."""
 
     def __init__(self, draw: random.Random) -> None:
-        journals: dict[int, Journal] = {}
-        super().__init__(
-            fake.agreement(), lambda user: journals.setdefault(user, VolatileJournal())
-        )
+        kept: dict[int, Journal] = {}
+        super().__init__(fake.agreement(), lambda user: kept.setdefault(user, VolatileJournal()))
         self._random, self.log = draw, list[str]()
         self._earlier: dict[int, list[UserEndpoint]] = {node: [] for node in self.endpoints}
         self.signed: dict[int, set[bytes]] = {node: set() for node in self.endpoints}
@@ -72,9 +71,8 @@ class World(fake.FakeRelay):
     def _given(self, node: int, request: bytes) -> bytes:
         answer = self.endpoints[node].answer(request)
         if answer[:1] == DONE and request[0] == Request.DELIVER:
-            for message in split(answer[1:]):
-                if kind_of(message) == "agreed":
-                    self.signed[node].add(message)
+            agreed = (one for one in split(answer[1:]) if kind_of(one) == "agreed")
+            self.signed[node].update(agreed)
         return answer
 
     def chance(self, chance: float, what: str) -> bool:
@@ -86,9 +84,8 @@ class World(fake.FakeRelay):
 
 def run(seed: int) -> World:
     """One federation with one session agreed; raises AssertionError with its number."""
-    world = World(random.Random(seed))
+    world, journal = World(random.Random(seed)), VolatileJournal()
     with TemporaryDirectory() as home:
-        journal = VolatileJournal()
         for _ in range(STARTS):
             try:
                 with fake.operator(world, Log(), Path(home), journal) as operator:
@@ -112,8 +109,7 @@ def run(seed: int) -> World:
 def test_sums_are_exact_and_nobody_signs_twice() -> None:
     said = {line for seed in range(SEEDS) for line in run(seed).log}
     wanted = {"opened", "lost", "doubled", "operator killed", "user restarted"}
-    wanted |= {"memory put back", "record lost"}
-    assert said == wanted
+    assert said == wanted | {"memory put back", "record lost"}
 
 
 @pytest.mark.slow

@@ -88,7 +88,8 @@ def _sets(root: Path) -> None:
         rows = np.array(source.embeddings)
         rows[[7, -1], 1] = np.nan
         rest = {k: v for k, v in source.meta.items() if k != "content_hash"}
-        replace(source, embeddings=rows, meta=rest).save(root / name)
+        pictures = np.array([f"{k}.png" for k in range(len(rows))])
+        replace(source, embeddings=rows, names=pictures, meta=rest).save(root / name)
 
 
 def _models(root: Path) -> None:

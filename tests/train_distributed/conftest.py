@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -127,27 +128,43 @@ def held(
     return play
 
 
-Call = Callable[..., Said]  # words of a command line -> exit code, stdout, stderr
+@dataclass(frozen=True)
+class Typed:
+    """Runs command lines: words, or one line."""
+
+    run: Callable[..., Said]
+
+    def __call__(self, *words: str) -> Said:
+        """Exit code, stdout, stderr."""
+        return self.run(*(shlex.split(words[0]) if len(words) == 1 else words))
+
+    def done(self, *words: str) -> str:
+        """Prints this, and does not fail."""
+        code, printed, error = self(*words)
+        assert (code, error) == (0, "")
+        return printed
+
+    def refused(self, line: str, *says: str) -> None:
+        """Ends in one line with these words."""
+        code, printed, error = self(line)
+        assert (code, printed, error.count("\n")) == (2, "", 1), error
+        assert [words for words in says if words not in error] == [], error
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Call]:
-    """Runs `python -m train_distributed` in `tmp_path`."""
+def call(monkeypatch, capsys, tmp_path) -> Iterator[Typed]:
+    """`python -m train_distributed` in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     with typed("train_distributed", lambda: run_command(_parse), monkeypatch, capsys) as run:
-        yield run
+        yield Typed(run)
 
 
 @pytest.fixture
-def say(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Call]:
-    """Runs `blind-averaging` in `tmp_path`."""
+def say(monkeypatch, capsys, tmp_path) -> Iterator[Typed]:
+    """`blind-averaging` in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     with typed("blind-averaging", main, monkeypatch, capsys) as run:
-        yield run
+        yield Typed(run)
 
 
 @pytest.fixture
@@ -161,10 +178,10 @@ def sets(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.fixture
-def run(call: Call, sets: tuple[str, str], no_pictures: None) -> Call:
-    """Runs class sums on these sets."""
-    words = "run --embeddings private --public public --method discriminant --sums 1".split()
-    return lambda *more: call(*words, *more)
+def run(call: Typed, sets: tuple[str, str], no_pictures: None) -> Typed:
+    """Class sums on these sets; what is typed follows."""
+    line = "run --embeddings private --public public --method discriminant --sums 1"
+    return Typed(lambda *more: call(*shlex.split(line), *more))
 
 
 @pytest.fixture
@@ -217,5 +234,10 @@ def released() -> Release:
         weights=torch.from_numpy(3 * rng.standard_normal((5, 3))),
         class_names=("cat", "dog", "owl"),
         report=Report.of({"epsilon": 1.0, "delta": 1e-5} | told),
-        encoding=Encoding("simclr-small", "0" * 64, "shipped", preprocess),
+        encoding=Encoding(
+            encoder="simclr-small",
+            encoder_hash="0" * 64,
+            weights="shipped",
+            preprocess=preprocess,
+        ),
     )

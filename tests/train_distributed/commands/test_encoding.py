@@ -19,9 +19,8 @@ from tests.train_distributed.commands.bad_inputs.case import DEEP
 from train_distributed import Privacy, release
 from train_distributed.one_shot.source import validate
 
-OURS = Encoding(
-    encoder="simclr-small", encoder_hash="a" * 64, weights="shipped", preprocess=Preprocess()
-)
+SHIPPED: Any = {"encoder": "simclr-small", "encoder_hash": "a" * 64, "weights": "shipped"}
+OURS = Encoding(**SHIPPED, preprocess=Preprocess())
 OTHERS = {
     "encoder": replace(OURS, encoder="timm:resnet18", encoder_hash="b" * 64, weights="hub"),
     "size": replace(OURS, preprocess=Preprocess(image_size=64)),
@@ -50,8 +49,10 @@ def test_a_set_says_what_made_it() -> None:
     assert rows(0, OURS, transform={"compared": True}).encoding is None  # other rows than those
 
 
-def test_sets_of_older_versions_stay_comparable() -> None:
+def test_sets_of_older_versions_stay_comparable_and_paths_are_not_compared() -> None:
     """They do not say which weights, and their preprocessing has fewer fields."""
+    refuse_other(None, None)
+    refuse_other(OURS, replace(OURS, encoder="/elsewhere/encoder.safetensors", weights="file e"))
     old = OURS.to_json() | {"preprocess": {"image_size": None, "crop": 1.0, "invert": False}}
     del old["weights"]
     read = Encoding.of(old)
@@ -63,35 +64,13 @@ def test_sets_of_older_versions_stay_comparable() -> None:
         refuse_other(read, OTHERS["encoder"])
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"preprocess": "as in the paper"},
-        {"preprocess": {"sizes": 3}},
-        {"preprocess": {"crop": "most"}},
-        {"preprocess": {"crop": 2.0}},
-        {"encoder_hash": 3},
-        {"weights": ["hub"]},
-    ],
-)
-def test_an_unreadable_description_is_an_error(broken: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must (be|have)"):
-        Encoding.of(OURS.to_json() | broken)
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_the_message_names_both(other: Encoding) -> None:
-    assert str(OURS) != str(other)
-    with pytest.raises(ValueError, match="theirs and mine must be embedded") as caught:
-        refuse_other(OURS, other, ("theirs", "mine"))
-    assert all(str(each) in str(caught.value) for each in (OURS, other))
-
-
-def test_unknown_origin_is_not_compared_and_paths_are_not_either() -> None:
-    refuse_other(None, OURS)
-    refuse_other(OURS, None)
-    refuse_other(None, None)
-    refuse_other(OURS, replace(OURS, encoder="/elsewhere/encoder.safetensors", weights="file e"))
+def test_an_unreadable_description_is_an_error() -> None:
+    for broken in ("as in the paper", {"sizes": 3}, {"crop": "most"}, {"crop": 2.0}):
+        with pytest.raises(ValueError, match=r"must (be|have)"):
+            Encoding.of(OURS.to_json() | {"preprocess": broken})
+    for broken in ({"encoder_hash": 3}, {"weights": ["hub"]}):
+        with pytest.raises(ValueError, match=r"must (be|have)"):
+            Encoding.of(OURS.to_json() | broken)
 
 
 def test_a_transform_keeps_it(tmp_path: Path) -> None:
@@ -102,18 +81,15 @@ def test_a_transform_keeps_it(tmp_path: Path) -> None:
     assert loaded.encoding == OURS
     assert fitted.same_rows(replace(loaded, encoding=None))
     assert "encoding" not in loaded.tensors()
-    save_file(load_file(tmp_path / "t.safetensors"), tmp_path / "old.safetensors")
-    assert PublicTransform.load(tmp_path / "old.safetensors").encoding is None
+    old = tmp_path / "old.safetensors"
+    save_file(load_file(tmp_path / "t.safetensors"), old)
+    assert PublicTransform.load(old).encoding is None
     assert PublicTransform.fit(rows(0, None)).encoding is None
     assert PublicTransform.fit(rows(0, OURS).embeddings).encoding is None
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"encoder": "x"}', "null", DEEP])
-def test_a_transform_with_unreadable_encoding_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.safetensors"
-    save_file(PublicTransform.fit(rows(0, None)).tensors(), path, {"encoding": text})
-    with pytest.raises(ValueError, match=r"t\.safetensors: encoding must be readable"):
-        PublicTransform.load(path)
+    for text in ("{", "[]", '{"encoder": "x"}', "null", DEEP):
+        save_file(loaded.tensors(), old, {"encoding": text})
+        with pytest.raises(ValueError, match=r"old\.safetensors: encoding must be readable"):
+            PublicTransform.load(old)
 
 
 def of(pictures: Size | None, **given: Any) -> Encoding:
@@ -151,11 +127,14 @@ def test_what_does_the_same_is_the_same(one: Encoding, other: Encoding) -> None:
         (of(64, image_size=128), of(64, image_size=128, fit="squash")),  # another kernel
         (of(64, image_size=32), of(64, image_size=32, interpolation="bilinear")),
         (of(64, image_size=80, fit="longest", resize=64), of(64, image_size=80)),
+        *((OURS, other) for other in OTHERS.values()),
     ],
 )
 def test_what_does_another_thing_is_another(one: Encoding, other: Encoding) -> None:
-    with pytest.raises(ValueError, match="with one preprocessing") as caught:
-        refuse_other(one, other)
+    """The message names both."""
+    how = "with one preprocessing" if one.encoder == other.encoder else "by one encoder"
+    with pytest.raises(ValueError, match=f"theirs and mine must be embedded {how}") as caught:
+        refuse_other(one, other, ("theirs", "mine"))
     assert {str(one), str(other)} == set(str(caught.value).partition(", got ")[2].split(" and "))
     assert str(one) != str(other)
 

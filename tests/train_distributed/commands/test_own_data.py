@@ -42,14 +42,11 @@ def laid_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = [CLASSES[k % 2] for k in range(8)]
     site = [f"clinic {k // 2}" for k in range(8)]
     for k in range(8):
-        for path in (
-            f"photos/{finding[k]}/{k}.png",
-            f"clinics/{site[k]}/{finding[k]}/{k}.png",
-            f"pictures/{k}.png",
-            f"xrays/{k}.png",
-        ):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_bytes(files[k])
+        of_class = f"{finding[k]}/{k}.png"
+        own = (f"photos/{of_class}", f"clinics/{site[k]}/{of_class}")
+        for path in map(Path, (*own, f"pictures/{k}.png", f"xrays/{k}.png")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(files[k])
     rows = [f"{k}.png,{finding[k]},{site[k]},{'test' if k > 5 else 'train'}" for k in range(8)]
     Path("xrays/table.csv").write_text("\n".join(["image,finding,hospital,part", *rows]) + "\n")
     for part in range(2):

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from train_distributed.released import (
-    COARSEST_GRID,
-    FINEST_GRID,
-    MOST_BINS,
-)
+from train_distributed.released import COARSEST_GRID, FINEST_GRID, MOST_BINS
 from train_distributed.released.evaluation import Evaluation
 
 NO_SIZES = torch.ones(1)
@@ -25,7 +21,9 @@ def answers(confidences: list[float], predicted: list[int], classes: int) -> tor
     return found
 
 
-def submit(method: Evaluation, labels: list[int], probabilities: torch.Tensor, grid: float):
+def submit(
+    method: Evaluation, labels: list[int], probabilities: torch.Tensor, grid: float = FINEST_GRID
+) -> torch.Tensor:
     users = torch.zeros(len(labels), dtype=torch.int64)
     return method.submit(users, torch.tensor(labels), [probabilities], 1, grid)[0]
 
@@ -35,9 +33,8 @@ def test_counts_are_those_of_a_plain_loop() -> None:
     probabilities = torch.from_numpy(draw.dirichlet([0.5] * 3, 400))
     labels, owner = draw.integers(0, 3, 400), draw.integers(0, 5, 400)
     method = Evaluation(num_classes=3, bins=10)
-    sent = method.submit(
-        torch.from_numpy(owner), torch.from_numpy(labels), [probabilities], 5, FINEST_GRID
-    )
+    rows = (torch.from_numpy(owner), torch.from_numpy(labels), [probabilities])
+    sent = method.submit(*rows, 5, FINEST_GRID)
     matrix, by_class, by_bin, rest = method.parts(sent.sum(0))
     wanted, hits, confidence = np.zeros((3, 3)), np.zeros((10, 2)), np.zeros(10)
     for row, label in zip(probabilities.numpy(), labels, strict=True):
@@ -54,14 +51,8 @@ def test_counts_are_those_of_a_plain_loop() -> None:
     sums = method.middles(FINEST_GRID) * by_bin.sum(1) + rest
     np.testing.assert_allclose(sums, confidence[3:], atol=400 * FINEST_GRID)
     for user in range(5):
-        own = method.submit(
-            torch.zeros(int((owner == user).sum()), dtype=torch.int64),
-            torch.from_numpy(labels[owner == user]),
-            [probabilities[owner == user]],
-            1,
-            FINEST_GRID,
-        )
-        assert torch.equal(own[0], sent[user])
+        own = submit(method, labels[owner == user].tolist(), probabilities[owner == user])
+        assert torch.equal(own, sent[user])
 
 
 @pytest.mark.parametrize("grid", [FINEST_GRID, COARSEST_GRID])
@@ -72,9 +63,8 @@ def test_no_replaced_record_moves_the_sum_further(classes: int, bins: int, grid:
     edges = {k / max(bins, 1) + side for k in range(bins + 1) for side in (-grid, 0.0, grid)}
     confidences = sorted(c for c in edges | {1 / classes, 1.0} if 1 / classes <= c <= 1)
     records = list(itertools.product(confidences, (0, 1)))  # of class 0 or 1, answered with 0
-    sent = torch.stack(
-        [submit(method, [label], answers([c], [0], classes), grid) for c, label in records]
-    )
+    sent = [submit(method, [label], answers([c], [0], classes), grid) for c, label in records]
+    sent = torch.stack(sent)
     furthest = torch.cdist(sent, sent).max().item()
     assert furthest <= method.record_sensitivity(NO_SIZES) * (1 + 1e-12)
     if bins > classes:
@@ -115,22 +105,19 @@ def test_no_record_moves_two_predictions_further(classes: int, bins: int) -> Non
 
 def test_users_move_it_by_all_their_rows() -> None:
     method = Evaluation(num_classes=2, bins=10)
-    first = submit(method, [0] * 7, answers([1.0] * 7, [0] * 7, 2), FINEST_GRID)
-    second = submit(method, [1] * 7, answers([0.9 + 4e-6] * 7, [0] * 7, 2), FINEST_GRID)
+    first = submit(method, [0] * 7, answers([1.0] * 7, [0] * 7, 2))
+    second = submit(method, [1] * 7, answers([0.9 + 4e-6] * 7, [0] * 7, 2))
     moved = (first - second).norm().item()
-    bound = method.user_sensitivity(torch.tensor([7])).item()
+    seven = torch.tensor([7])
+    bound = method.user_sensitivity(seven).item()
     assert bound * 0.9999 <= moved <= bound
-    assert method.user_zero_out(torch.tensor([7])).item() == 7 * method.zero_out_sensitivity(
-        NO_SIZES
-    )
+    assert method.user_zero_out(seven).item() == 7 * method.zero_out_sensitivity(NO_SIZES)
 
 
 def test_every_part_moves_by_the_square_root_of_two() -> None:
     method = Evaluation(num_classes=4, bins=10)
-    sent = [
-        submit(method, [label], answers([c], [0], 4), FINEST_GRID)
-        for c, label in ((1.0, 0), (0.5, 1))
-    ]
+    records = ((1.0, 0), (0.5, 1))
+    sent = [submit(method, [label], answers([c], [0], 4)) for c, label in records]
     parts = zip(*(method.parts(each) for each in sent), strict=True)
     matrix, by_class, by_bin, rest = [float((a - b).norm()) for a, b in parts]
     assert matrix == by_class == by_bin == pytest.approx(math.sqrt(2))
@@ -155,7 +142,7 @@ def test_any_model_can_be_asked() -> None:
     method = Evaluation(num_classes=3, bins=10)
     odd = torch.tensor([[math.nan] * 3, [0.2, 0.2, 0.2], [1.5, 0.0, 0.0]], dtype=torch.float64)
     for row in odd:
-        sent = submit(method, [2], row[None], FINEST_GRID)
+        sent = submit(method, [2], row[None])
         assert sent.isfinite().all()
         assert sent.norm() <= method.zero_out_sensitivity(NO_SIZES) + 1e-9
         assert method.parts(sent)[0].sum() == method.parts(sent)[2].sum() == 1

@@ -35,10 +35,10 @@ def test_without_noise_it_is_the_interval_of_clopper_and_pearson(hits: int, rows
     ("draws", "rows", "share", "noise"),
     [
         (250, 10_000, 0.55, 150.0),
-        (500, 100, 0.9, 1.0),
-        (500, 100, 0.99, 0.01),
-        (500, 12, 0.5, 0.3),
-        (500, 10, 1.0, 2.0),
+        (300, 100, 0.9, 1.0),
+        (300, 100, 0.99, 0.01),
+        (300, 12, 0.5, 0.3),
+        (300, 10, 1.0, 2.0),
     ],
 )
 def test_a_noisy_share_is_covered(draws: int, rows: int, share: float, noise: float) -> None:
@@ -116,10 +116,11 @@ def test_of_drowned_classes_nothing_is_said() -> None:
     known, drowned = shares.intervals()
     assert known.estimate is not None
     assert drowned == Interval(0.0, 1.0, None)
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got \[0.6, 0.5\]"):
+        Interval(0.6, 0.5, None)
     mean = shares.mean()
     assert mean.estimate is None
-    assert mean.high == pytest.approx((known.high + 1) / 2, abs=0.02)
-    assert mean.low == pytest.approx(known.low / 2, abs=0.02)
+    assert (mean.low, mean.high) == pytest.approx((known.low / 2, (known.high + 1) / 2), abs=0.02)
 
 
 @pytest.mark.parametrize("noise", [2.0, 80.0])
@@ -135,11 +136,6 @@ def test_sums_of_absolute_values_are_covered(truth: list[float], noise: float) -
     assert np.mean([each.low <= share <= each.high for each in found]) >= LEAST
 
 
-def test_an_interval_lies_between_none_and_all() -> None:
-    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got \[0.6, 0.5\]"):
-        Interval(0.6, 0.5, None)
-
-
 def estimated(predicted: np.ndarray, labels: np.ndarray, noise: float, seed: int) -> Estimates:
     method = Evaluation(num_classes=5)
     shares = torch.nn.functional.one_hot(torch.from_numpy(predicted), 5).double()
@@ -147,15 +143,8 @@ def estimated(predicted: np.ndarray, labels: np.ndarray, noise: float, seed: int
     sent = method.submit(users, torch.from_numpy(labels), [shares], 1, FINEST_GRID)[0]
     draws = torch.Generator().manual_seed(seed)
     total = sent + noise * torch.randn(sent.shape, generator=draws, dtype=torch.float64)
-    return estimate(
-        method,
-        total,
-        torch.tensor([len(labels)]),
-        noise,
-        confidence=0.9,
-        sampling="rows",
-        grid=FINEST_GRID,
-    )
+    given = {"confidence": 0.9, "sampling": "rows", "grid": FINEST_GRID}
+    return estimate(method, total, torch.tensor([len(labels)]), noise, **given)
 
 
 @pytest.mark.parametrize("noise", [0.0, 20.0, 80.0])
@@ -178,15 +167,12 @@ def test_a_model_that_always_says_the_same_is_warned_of() -> None:
     assert (report["majority_class"], report["accuracy"]["high"] > 0.25) == ("a", True)
 
 
-def test_a_good_model_is_warned_of_nothing_but_a_shift() -> None:
+def test_a_good_model_is_warned_of_nothing_but_a_shift_whatever_the_noise() -> None:
     found = estimated(LABELS, LABELS, 5.0, 0)
     assert found.as_dict(NAMES)["warnings"] == []
     learned = dict(zip(NAMES, (0.8, 0.05, 0.05, 0.05, 0.05), strict=True))
     (words,) = found.as_dict(NAMES, learned)["warnings"]
     assert words.startswith("the classes are shifted: the model goes by 80.0 % of 'a'")
-
-
-def test_in_much_noise_no_class_is_said_to_be_missing() -> None:
     for seed in range(20):
         warned = estimated(LABELS, LABELS, 150.0, seed).as_dict(NAMES)["warnings"]
         assert not any(words.startswith("few classes") for words in warned)

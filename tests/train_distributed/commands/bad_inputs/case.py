@@ -42,11 +42,16 @@ def table(*rows: Any) -> list[Case]:
 
 
 def under(rows: Mapping[str, list[Any]]) -> list[Case]:
-    """Cases by the words that they begin with."""
+    """Cases by the words that they begin with.
+
+    ` | ` separates what is refused alike; of several spoils each is a case.
+    """
     return [
-        Case(f"{first} {typed}".strip(), *rest)
+        Case(f"{first} {typed}".strip(), says, spoil)
         for first, cases in rows.items()
-        for typed, *rest in cases
+        for words, says, *spoils in cases
+        for typed in words.split(" | ")
+        for spoil in spoils or (None,)
     ]
 
 

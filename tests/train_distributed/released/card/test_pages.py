@@ -2,9 +2,14 @@
 
 import base64
 import functools
+import html
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,7 @@ import pytest
 import torch
 
 from embed import EmbeddingSet, PublicTransform
+from tests.embedding_sets import clusters
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, NOT_PRIVATE, RIVALS
 from train_distributed.one_shot.report_file import Report
@@ -66,13 +72,8 @@ def model(names: tuple[str, ...] = ("a", "b", "c"), **more: Any) -> Release:
 
 @functools.cache
 def trained(names: tuple[str, ...]) -> Release:
-    labels = np.arange(120) % len(names)
-    rows = np.random.default_rng(0).standard_normal((120, 4)).astype(np.float32)
-    rows[:, 0] += labels
-    split = np.repeat([0, 1], [80, 40]).astype(np.uint8)
-    users = np.arange(120) % 8
-    meta = {"class_names": list(names)}
-    held = EmbeddingSet(embeddings=rows, labels=labels, users=users, split=split, meta=meta)
+    rows = clusters(120, len(names), max(4, len(names)), noise=1, test=40, users=8)
+    held = replace(rows, meta={"class_names": list(names)})
     return release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", sums=1)
 
 
@@ -107,17 +108,17 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
 
 
-def test_the_page_loads_nothing_and_forbids_it() -> None:
-    text = as_html(model())
-    assert not re.search(r"https?://|url\(|@import|src=\"(?!data:)", text)
+@functools.cache
+def plain() -> str:
+    return as_html(model())
+
+
+def test_the_page_loads_nothing_and_serves_whoever_sees_nothing_or_a_narrow_screen() -> None:
+    text = plain()
     page = Page(text)
+    assert not re.search(r"https?://|url\(|@import|src=\"(?!data:)", text)
     (policy,) = [of["content"] for of in page.of("meta") if "http-equiv" in of]
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-
-def test_whoever_sees_nothing_or_a_narrow_screen_is_served_too() -> None:
-    text = as_html(model())
-    page = Page(text)
     assert page.of("html") == [{"lang": "en"}]
     assert all(of["alt"] for of in page.of("img"))
     assert {of["scope"] for of in page.of("th")} == {"col", "row"}
@@ -128,15 +129,9 @@ def test_whoever_sees_nothing_or_a_narrow_screen_is_served_too() -> None:
     anchors = {of["id"] for of in page.of("h2")}
     assert {(of["href"] or "")[1:] for of in page.of("a")} == anchors
     assert len(anchors) == 7
-
-
-def test_pictures_are_pictures_and_the_same_each_time() -> None:
-    made = model()
-    sources = [of["src"] or "" for of in Page(as_html(made)).of("img")]
-    pictures = [base64.b64decode(source.partition(",")[2]) for source in sources]
-    assert len(pictures) == 2
-    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    assert as_html(made) == as_html(made)
+    sources = [(of["src"] or "").partition(",")[2] for of in page.of("img")]
+    assert [base64.b64decode(source)[:4] for source in sources] == [b"\x89PNG"] * 2
+    assert as_html(model()) == text
 
 
 @pytest.mark.parametrize("suitable", [True, False])
@@ -151,86 +146,73 @@ def test_the_verdict_stands_at_the_top_in_large_letters(suitable: bool) -> None:
         assert "* floating-point noise\n* seeded" in text
 
 
-def test_every_method_has_words() -> None:
-    assert {*METHODS, *RIVALS, *MANY_ROUNDS, *NOT_PRIVATE} == set(ALL_METHODS)
+FEDERATED = {
+    **{"federation": "ab" * 32, "session": "cd" * 32, "protocol": "secagg", "sessions": 2},
+    **{"secure_sum": "SecAgg+ among the users, one server", "bytes_per_user": 1234},
+    **{"survivors": 7, "min_survivors": 7, "honest_users": 3, "surviving_users": ["a"]},
+    "missing": {"hospital-b": "masked input"},
+    "holds_against": "the server, colluding with at most 0.1 of the users",
+    "epsilon_of_all_sessions": 1.5,
+}
+NOTED = {
+    **{"file": "rows.ledger", "entry": "0a" * 8, "length": 3, "head": "0a" * 32},
+    **{"epsilon_total": 1.25, "delta_total": 1e-5, "unit": "record"},
+}
+SHRUNK = {"preprocess": {"image_size": 32, "crop": 0.5}, "weights": "shipped"}
+ENCODING = SHRUNK | {"encoder": "simclr-small", "encoder_hash": "12ab"}
+TWO_SUMS = {"rounds": 2, "share_per_round": [0.05, 0.95], "common_share": 0.7251}
+GRADIENTS = {"rounds": 5, "share_per_round": [0.5] + [0.125] * 4}
 
 
-def test_the_card_names_a_sum_before_where_there_was_one() -> None:
-    text = as_markdown(model(rounds=2, share_per_round=[0.05, 0.95], common_share=0.7251))
-    assert "has 72.5 % of a record's squared length" in text.replace("\n", " ")
-    assert "gradients" not in text
-
-
-def test_the_card_names_further_rounds_where_there_were_any() -> None:
-    assert "further rounds" not in as_markdown(model(rounds=5))
-    several = model(rounds=5, share_per_round=[0.5] + [0.125] * 4)
-    assert "4 secure sums of clipped gradients" in as_markdown(several)
+HIDDEN = "What a user sent stays hidden from the server, colluding with at most 0.1 of the users."
+ENTRY = "This release is entry 0a0a0a0a0a0a0a0a of the ledger rows.ledger. All entries up"
 
 
 @pytest.mark.parametrize(
-    "method", ["discriminant", "dp-fl", "charter", None, "a method of tomorrow"]
+    ("more", "words"),
+    [
+        (TWO_SUMS, ["has 72.5 % of a record's squared length"]),
+        (GRADIENTS, ["4 secure sums of clipped gradients"]),
+        *(
+            ({"method": method}, [f"| method | {words_of(method)} |"])
+            for method in ("discriminant", "dp-fl", "charter", "a method of tomorrow")
+        ),
+        ({"method": None}, ["| method | not recorded |"]),
+        ({"encoding": ENCODING}, ["simclr-small, weights: shipped", "32 px, crop 0.5"]),
+        ({}, ["One process played all users"]),
+        ({"user_clip": 10.6249}, ["scaled down to a length of 10.62"]),
+        (FEDERATED, ["hospital-b, lost at: masked input", "7 of the 8 that were invited", HIDDEN]),
+        (FEDERATED, ["all sessions that the users agreed to: ε = 1.5"]),
+        (FEDERATED, ["also together with 4 of the 8 users"]),
+        ({"ledger": NOTED}, [ENTRY]),
+        ({"ledger": NOTED | {"epsilon_total": "inf"}}, ["came to ε = inf"]),
+        ({"ledger": "none"}, ["No ledger was kept when this model was made"]),
+        ({"ledger": None}, ["No ledger was handed in for this card"]),
+    ],
 )
-def test_a_card_says_which_method(method: str | None) -> None:
-    words = words_of(str(method)) if method else "not recorded"
-    assert f"| method | {words} |" in as_markdown(model(method=method)).replace("\\", "")
+def test_a_card_says_what_the_report_does(more: Any, words: list[str]) -> None:
+    text = " ".join(as_markdown(model(**more)).replace("\\", "").split())
+    assert [each for each in words if each not in text] == []
 
 
-FEDERATED = {
-    "federation": "ab" * 32,
-    "session": "cd" * 32,
-    "protocol": "secagg",
-    "secure_sum": "SecAgg+ among the users, one server",
-    "survivors": 7,
-    "min_survivors": 7,
-    "honest_users": 3,
-    "surviving_users": ["a"],
-    "missing": {"hospital-b": "masked input"},
-    "bytes_per_user": 1234,
-    "holds_against": "the server, colluding with at most 0.1 of the users",
-    "sessions": 2,
-    "epsilon_of_all_sessions": 1.5,
-}
+def test_a_card_says_nothing_that_the_report_does_not() -> None:
+    assert "gradients" not in as_markdown(model(**TWO_SUMS))
+    assert "further rounds" not in as_markdown(model(rounds=5))
+    assert "One process" not in as_markdown(model(**FEDERATED))
+    assert "scaled down" not in as_markdown(model())
 
 
-def test_a_federation_is_told_from_one_process() -> None:
-    alone, together = (as_markdown(model(**more)) for more in ({}, FEDERATED))
-    assert "One process played all users" in alone
-    assert "One process" not in together
-    assert "hospital-b, lost at: masked input" in together
-    assert "7 of the 8 that were invited" in together
-    hidden = "hidden from the server, colluding with at most 0.1 of the users."
-    assert f"What a user sent stays {hidden}" in together
-    assert "all sessions that the users agreed to: ε = 1.5" in together
-    assert "also together with 4 of the 8 users" in together
-
-
-def test_the_encoder_is_named_with_its_preprocessing() -> None:
-    encoding = {
-        "encoder": "simclr-small",
-        "encoder_hash": "12ab",
-        "weights": "shipped",
-        "preprocess": {"image_size": 32, "crop": 0.5},
-    }
-    said = text_of(Page(as_html(model(encoding=encoding))))
-    assert "simclr-small, weights: shipped" in said
-    assert "32 px, crop 0.5" in said
-
-
-def test_many_classes_fit() -> None:
+def test_every_method_has_words_and_many_classes_fit() -> None:
+    assert {*METHODS, *RIVALS, *MANY_ROUNDS, *NOT_PRIVATE} == set(ALL_METHODS)
     names = tuple(f"class {k}" for k in range(60))
-    weights = torch.zeros(5, 60).double()
-    made = model()
-    many = Release(weights, PublicTransform.identity(4), names, made.report)
-    assert "60: class 0, class 1" in as_markdown(many)
-    assert "and 48 more" in as_markdown(many)
+    made = Release(torch.zeros(5, 60).double(), PublicTransform.identity(4), names, model().report)
+    assert "60: class 0, class 1" in as_markdown(made)
+    assert "and 48 more" in as_markdown(made)
 
 
 EVALUATED: dict[str, Any] = Privacy(0.5, 1e-5).report() | {
-    "users": 50,
-    "rows": 500,
-    "sampling": "users",
+    **{"users": 50, "rows": 500, "sampling": "users", "confidence_level": 0.9},
     "with_the_training": "disjoint from the training rows",
-    "confidence_level": 0.9,
     "accuracy": {"estimate": 0.8123, "low": 0.7312, "high": 0.8801},
     "balanced_accuracy": {"estimate": None, "low": 0.2, "high": 0.95},
     "expected_calibration_error": None,
@@ -256,13 +238,9 @@ def test_a_private_evaluation_keeps_its_own_intervals() -> None:
     assert "Its rows: disjoint from the training rows." in text
     assert "Nothing is known" not in text
     assert "Nothing is known" in as_markdown(made)
-
-
-def test_an_evaluation_that_may_not_be_shown_says_so() -> None:
     broken = EVALUATED | {"suitable_for_release": False, "unsuitable_because": ["seeded"]}
-    assert "THIS EVALUATION IS NOT SUITABLE FOR RELEASE: seeded." in as_markdown(
-        model(), evaluation=broken
-    )
+    loud = "THIS EVALUATION IS NOT SUITABLE FOR RELEASE: seeded."
+    assert loud in as_markdown(made, evaluation=broken)
 
 
 @pytest.mark.parametrize("gone", ["accuracy", "recall", "private", "rows", "confidence_level"])
@@ -272,30 +250,43 @@ def test_an_evaluation_without_its_findings_is_refused(gone: str) -> None:
         as_markdown(model(), evaluation=found)
 
 
-NOTED = {
-    "file": "rows.ledger",
-    "entry": "0a" * 8,
-    "length": 3,
-    "head": "0a" * 32,
-    "epsilon_total": 1.25,
-    "delta_total": 1e-5,
-    "unit": "record",
-}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FRAME = """<iframe id="page" width="{width}" height="800" srcdoc="{page}"></iframe>
+<pre id="found"></pre>
+<script>
+onload = () => {{
+  const page = document.getElementById("page").contentDocument;
+  const wide = page.documentElement.clientWidth;
+  const out = [...page.querySelectorAll("body *")].filter(
+    (each) => !each.closest(".scroll table") && each.getBoundingClientRect().right > wide + 1);
+  const broken = [...page.images].filter((each) => !each.naturalWidth);
+  document.getElementById("found").textContent = JSON.stringify({{
+    width: page.documentElement.scrollWidth - wide,
+    out: out.map((each) => each.tagName), pictures: page.images.length, broken: broken.length}});
+}};
+</script>"""
 
 
-@pytest.mark.parametrize(
-    ("noted", "words"),
-    [
-        (NOTED, "This release is entry 0a0a0a0a0a0a0a0a of the ledger rows.ledger. All entries up"),
-        (NOTED | {"epsilon_total": "inf"}, "came to ε = inf"),
-        ("none", "No ledger was kept when this model was made"),
-        (None, "No ledger was handed in for this card"),
-    ],
-)
-def test_a_card_repeats_the_ledger_entry_of_its_release(noted: Any, words: str) -> None:
-    assert words in as_markdown(model(ledger=noted))
-
-
-def test_a_users_clip_is_said_in_words() -> None:
-    assert "scaled down to a length of 10.62" in as_markdown(model(user_clip=10.6249))
-    assert "scaled down" not in as_markdown(model())
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 1280])
+def test_nothing_sticks_out_of_a_narrow_screen(width: int, tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"needs one of {', '.join(BROWSERS)}")
+    meta = {"class_names": [f"class {k} " + "x" * (4 * k) for k in range(40)]}
+    labels, users = np.arange(800) % 40, np.arange(800) % 20
+    given = {"split": np.repeat([0, 1], [400, 400]).astype(np.uint8), "users": users, "meta": meta}
+    held = EmbeddingSet(embeddings=np.eye(40)[labels], labels=labels, **given)
+    made = release(held, "discriminant", Privacy(1.0, 1e-5), noise="float", sums=1)
+    files = {"model.safetensors": "0a" * 32, "y" * 90: "0b" * 32}
+    command = "blind-averaging run --embeddings " + "z" * 200
+    page = card(made, markup="html", name="w" * 80, files=files, command=command)
+    outer = tmp_path / "outer.html"
+    outer.write_text(FRAME.format(width=width, page=html.escape(page, quote=True)))
+    typed = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000"]
+    typed += ["--virtual-time-budget=10000", "--dump-dom", outer.as_uri()]
+    said = subprocess.run(typed, capture_output=True, text=True, timeout=300, check=True).stdout
+    found = re.search(r'<pre id="found">(.+?)</pre>', said)
+    assert found is not None
+    expected = {"width": 0, "out": [], "pictures": 2, "broken": 0}
+    assert json.loads(html.unescape(found[1])) == expected

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from embed.engines import refusal
-from pretrain.encoder import save_encoder
-from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.train_distributed.sized_pictures import tiny_encoder
 
 ROOT = Path(__file__).parents[4]
 WORK = """
@@ -60,7 +59,7 @@ def work(tmp_path: Path) -> Path:
         pytest.skip(why)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8), np.uint8)
     np.savez(tmp_path / "images.npz", x_train=pixels, y_train=np.arange(9) % 3)
-    save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1))), tmp_path / "encoder.safetensors")
+    tiny_encoder(tmp_path / "encoder.safetensors")
     (tmp_path / "home").mkdir()
     return tmp_path
 
@@ -71,10 +70,9 @@ def done(folder: Path, *command: str) -> tuple[str, list[str]]:
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    left = [path.relative_to(folder / "home") for path in (folder / "home").rglob("*")]
-    own = Path(".cache/blind-averaging/networks")  # converted networks
-    return ran.stdout, [str(path) for path in left if path not in (own, *own.parents)
-                        and own not in path.parents]  # fmt: skip
+    own = folder / "home" / ".cache" / "blind-averaging" / "networks"  # converted networks
+    left = {*(folder / "home").rglob("*")} - {own, *own.parents, *own.rglob("*")}
+    return ran.stdout, sorted(map(str, left))
 
 
 def test_nothing_is_written_into_the_home(work: Path) -> None:

@@ -235,9 +235,6 @@ def released() -> Release:
         class_names=("cat", "dog", "owl"),
         report=Report.of({"epsilon": 1.0, "delta": 1e-5} | told),
         encoding=Encoding(
-            encoder="simclr-small",
-            encoder_hash="0" * 64,
-            weights="shipped",
-            preprocess=preprocess,
+            encoder="simclr-small", encoder_hash="0" * 64, weights="shipped", preprocess=preprocess
         ),
     )

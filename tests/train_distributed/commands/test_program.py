@@ -98,35 +98,23 @@ def test_help_is_there_at_once(command: str) -> None:
     assert min(seconds() for _ in range(3)) <= SECONDS
 
 
-def test_it_says_its_version(say, monkeypatch) -> None:
-    monkeypatch.setattr("train_distributed.__main__.version", lambda name: f"1.2 of {name}")
-    assert say("--version") == (0, f"blind-averaging 1.2 of {PROJECT['name']}\n", "")
-
-
-def test_it_is_declared_as_a_program() -> None:
+def test_it_is_declared_as_a_program_says_its_version_and_has_a_default(say, call, monkeypatch):
     module, _, name = PROJECT["scripts"]["blind-averaging"].partition(":")
     assert callable(getattr(import_module(module), name))
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        *("account --epsilon 1 --delta 1e-5", "account --epsilon 0", "account --colour red"),
-        *("run --epsilon soon", "federation join", "sweep all"),
-    ],
-)
-def test_it_ends_as_the_module_does(say, call, typed: str) -> None:
-    code, printed, error = say(*typed.split())
-    as_module = call(*typed.split())
-    assert (code, printed) == as_module[:2]
-    assert error == as_module[2].replace("python -m train_distributed", "blind-averaging")
-
-
-def test_without_a_command_the_default_runs(say, call, monkeypatch) -> None:
+    monkeypatch.setattr("train_distributed.__main__.version", lambda name: f"1.2 of {name}")
+    assert say("--version") == (0, f"blind-averaging 1.2 of {PROJECT['name']}\n", "")
     ran = []
     monkeypatch.setattr(Demo, "run", lambda self: ran.append(self))
     assert say() == call() == (0, "", "")
     assert ran == [Demo(), Demo()]
+
+
+def test_it_ends_as_the_module_does(say, call) -> None:
+    account = ("account --epsilon 1 --delta 1e-5", "account --epsilon 0", "account --colour red")
+    for typed in (*account, "run --epsilon soon", "federation join", "sweep all"):
+        code, printed, error = call(typed)
+        error = error.replace("python -m train_distributed", "blind-averaging")
+        assert say(typed) == (code, printed, error)
 
 
 def test_options_offer_what_their_rooms_know() -> None:

@@ -100,24 +100,13 @@ from importlib import metadata
 hidden, modules = map(set, (sys.argv[1].split(","), sys.argv[2].split(",")))
 
 
-class Hiding:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name in modules else self.finder.find_spec(name, path, target)
-
-
 def from_name(name, real=metadata.Distribution.from_name):
     if name.lower().replace("_", "-") in hidden:
         raise metadata.PackageNotFoundError(name)
     return real(name)
 
 
-sys.meta_path[:] = map(Hiding, sys.meta_path)
+sys.modules.update(dict.fromkeys(modules))  # whose import fails
 metadata.Distribution.from_name = from_name
 
 from pretrain import recipes

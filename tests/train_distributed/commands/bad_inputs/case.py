@@ -44,10 +44,10 @@ def table(*rows: Any) -> list[Case]:
 def under(rows: Mapping[str, list[Any]]) -> list[Case]:
     """Cases by the words that they begin with.
 
-    ` | ` separates what is refused alike; of several spoils each is a case.
+    ` | ` separates what is refused alike, `{}` is the last word; of several spoils each is a case.
     """
     return [
-        Case(f"{first} {typed}".strip(), says, spoil)
+        Case(f"{first} {typed}".strip(), says.replace("{}", typed.split(" ")[-1]), spoil)
         for first, cases in rows.items()
         for words, says, *spoils in cases
         for typed in words.split(" | ")

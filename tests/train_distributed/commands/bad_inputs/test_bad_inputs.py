@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.train_distributed.commands.bad_inputs import of_data, of_models, of_settings
+from tests.train_distributed.commands.bad_inputs import of_data, of_settings
 from tests.train_distributed.commands.bad_inputs.case import Case, state
 
-CASES = [*of_data.CASES, *of_models.CASES, *of_settings.CASES]
+CASES = [*of_data.CASES, *of_settings.CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.typed for case in CASES])

@@ -235,7 +235,7 @@ def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
     ("size", "taken"),
     [
         *(((16, 16), (16, 16)), ((40, 40), (16, 16)), ((50, 33), (20, 14)), ((9, 12), (16, 16))),
-        *(((16, 90), (20, 14)), ((61, 16), (16, 16)), ((16, 16), (20, 14))),
+        *(((16, 90), (16, 16)), ((61, 16), (20, 14)), ((16, 16), (20, 14))),
     ],
 )
 def test_pictures_of_any_size_are_brought_to_it_in_the_file(small, taken, size) -> None:

@@ -141,7 +141,7 @@ def test_evaluate_takes_pictures_and_keeps_a_ledger(say) -> None:
 
 
 def test_images_without_labels_are_classified(say) -> None:
-    np.savez("bare.npz", x_test=np.tile(np.uint8(COLOURS["green"]), (7, SIZE, SIZE, 1)))
+    np.savez("bare.npz", x_test=np.tile(np.array(COLOURS["green"], np.uint8), (7, SIZE, SIZE, 1)))
     say.done(f"{PREDICT} out --data bare.npz")
     assert [row["class"] for row in table("out")] == ["green"] * 7
 
@@ -246,7 +246,9 @@ def test_a_file_is_written_and_compared(call) -> None:
     assert told["largest_difference"] < 1e-5
     assert told["classes_that_differ"] == 0
     assert told["class_names"] == ["blue", "green", "red"]
-    assert told["encoding"] == Release.load(Path("model")).encoding.to_json()
+    encoding = Release.load(Path("model")).encoding
+    assert encoding is not None
+    assert told["encoding"] == encoding.to_json()
     assert "warning" not in said
     pixels = np.random.default_rng(0).integers(0, 256, (9, 3, 8, 8), np.uint8)
     _, shares = run_torch(Path("out/model.pt2"))(pixels)

@@ -159,8 +159,8 @@ def test_a_draw_by_a_seed_is_for_simulations(released: Release, rows: EmbeddingS
 
 def test_for_users_and_groups_promises_add_up(released: Release, rows: EmbeddingSet) -> None:
     single = summed(released, rows, SOME, noise="float")
-    for unit, size, times in (("user", 1, 5), ("record", 2, 2)):
-        privacy = Privacy(1.0, 1e-5, None, unit=unit, group_size=size)
+    by_user, by_pair = Privacy(1.0, 1e-5, unit="user"), Privacy(1.0, 1e-5, None, group_size=2)
+    for privacy, times in ((by_user, 5), (by_pair, 2)):
         found = summed(released, rows, privacy, noise="float")
         assert "promises add up" in found.report["with_the_training"]
         assert found.noise_std == pytest.approx(times * single.noise_std)

@@ -142,7 +142,7 @@ def test_the_card_says_what_is_known_of_every_finding() -> None:
     assert page.count("data:image/png") == 2
 
 
-def test_predictions_have_a_probability_for_each_finding(say: Callable, no_pictures: None) -> None:
+def test_predictions_have_a_probability_for_each_finding(say, no_pictures) -> None:
     held, public = rows(900, 1, 6), rows(300, 2)
     test, other = rows(200, 3), [2, 0, 1]
     turned = np.asarray(test.findings)[:, other]

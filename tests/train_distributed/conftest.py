@@ -1,21 +1,35 @@
-"""Command lines run in this process; settings and rows from the edges of what is accepted."""
+"""Command lines in this process and what they work on; settings from the edges of what is taken."""
 
 import functools
 import math
+import os
 import random
 import re
+import shlex
+import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from embed import EmbeddingSet, PublicTransform
+from embed.encoding import Encoding
 from pretrain.cli.command import run_command
+from pretrain.preprocess import Preprocess
 from tests.command_lines import Said, typed
-from train_distributed.__main__ import _parse
+from tests.embedding_sets import clusters
+from tests.train_distributed.commands.bad_inputs.case import state
+from tests.train_distributed.commands.bad_inputs.world import make
+from train_distributed import Release
+from train_distributed.__main__ import _parse, main
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.one_shot.model import reading
+from train_distributed.one_shot.report_file import Report
 from train_distributed.simulation import digits
 
 digits.load_digits = functools.cache(digits.load_digits)  # seconds, in every process once
@@ -114,11 +128,113 @@ def held(
     return play
 
 
+@dataclass(frozen=True)
+class Typed:
+    """Runs command lines: words, or one line."""
+
+    run: Callable[..., Said]
+
+    def __call__(self, *words: str) -> Said:
+        """Exit code, stdout, stderr."""
+        return self.run(*(shlex.split(words[0]) if len(words) == 1 else words))
+
+    def done(self, *words: str) -> str:
+        """Prints this, and does not fail."""
+        code, printed, error = self(*words)
+        assert (code, error) == (0, "")
+        return printed
+
+    def refused(self, line: str, *says: str) -> None:
+        """Ends in one line with these words."""
+        code, printed, error = self(line)
+        assert (code, printed, error.count("\n")) == (2, "", 1), error
+        assert [words for words in says if words not in error] == [], error
+
+
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Callable[..., Said]]:
-    """Runs a command line in this process, in `tmp_path`: (exit code, stdout, stderr)."""
+def call(monkeypatch, capsys, tmp_path) -> Iterator[Typed]:
+    """`python -m train_distributed` in `tmp_path`."""
     monkeypatch.chdir(tmp_path)
     with typed("train_distributed", lambda: run_command(_parse), monkeypatch, capsys) as run:
-        yield run
+        yield Typed(run)
+
+
+@pytest.fixture
+def say(monkeypatch, capsys, tmp_path) -> Iterator[Typed]:
+    """`blind-averaging` in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    with typed("blind-averaging", main, monkeypatch, capsys) as run:
+        yield Typed(run)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> tuple[str, str]:
+    """Directories `private` and `public` of embedding sets, in `tmp_path`."""
+    rows = clusters(120, 3, 5, test=30)
+    replace(rows, users=np.arange(120) % 8).save(tmp_path / "private")
+    x = np.asarray(rows.embeddings)[::-1] + 0.01
+    EmbeddingSet(embeddings=x, labels=rows.labels).save(tmp_path / "public")
+    return str(tmp_path / "private"), str(tmp_path / "public")
+
+
+@pytest.fixture
+def run(call: Typed, sets: tuple[str, str], no_pictures: None) -> Typed:
+    """Class sums on these sets; what is typed follows."""
+    line = "run --embeddings private --public public --method discriminant --sums 1"
+    return Typed(lambda *more: call(*shlex.split(line), *more))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """The one beside the private set."""
+    return Ledger(tmp_path / "private.ledger")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest."""
+    monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", lambda *_: None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte, which a release and its pictures do not fit."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a user's would be; a test that changes it takes a copy."""
+    folder = tmp_path_factory.mktemp("world")
+    make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def intact(world: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is in it."""
+    return state(world)
+
+
+@pytest.fixture
+def released() -> Release:
+    """Random weights on top of a transform that centres, rotates, whitens and clips."""
+    rng = np.random.default_rng(0)
+    public = rng.standard_normal((200, 6)) * np.linspace(0.2, 3, 6) + 5
+    told = {"method": "discriminant", "private": True, "probabilities": reading("discriminant")}
+    preprocess = Preprocess(image_size=32, pictures=32)
+    return Release(
+        transform=PublicTransform.fit(torch.from_numpy(public).float(), components=4),
+        weights=torch.from_numpy(3 * rng.standard_normal((5, 3))),
+        class_names=("cat", "dog", "owl"),
+        report=Report.of({"epsilon": 1.0, "delta": 1e-5} | told),
+        encoding=Encoding(
+            encoder="simclr-small", encoder_hash="0" * 64, weights="shipped", preprocess=preprocess
+        ),
+    )

@@ -41,11 +41,8 @@ def condition_of_epsilon(epsilon, delta, sigma, count):
 @pytest.mark.parametrize(("epsilon", "target", "count"), GRID)
 def test_all_three_agree_with_fifty_digits_and_round_towards_less_privacy(epsilon, target, count):
     sigma = accounting.noise_multiplier(epsilon, target, count)
-    assert (
-        exact_delta(epsilon, sigma, count)
-        <= target
-        < exact_delta(epsilon, sigma * (1 - 1e-9), count)
-    )
+    less = exact_delta(epsilon, sigma * (1 - 1e-9), count)
+    assert exact_delta(epsilon, sigma, count) <= target < less
 
     for scale in (0.7, 1.0, 1.3):
         exact = exact_delta(epsilon, scale * sigma, count)
@@ -54,9 +51,8 @@ def test_all_three_agree_with_fifty_digits_and_round_towards_less_privacy(epsilo
     digits = 4e-14 * (1 + condition_of_epsilon(epsilon, target, sigma, count))
     assert digits <= 1e-9
     found = accounting.epsilon(target, sigma, count)
-    assert (
-        exact_delta(found, sigma, count) <= target < exact_delta(found * (1 - digits), sigma, count)
-    )
+    less = exact_delta(found * (1 - digits), sigma, count)
+    assert exact_delta(found, sigma, count) <= target < less
 
 
 @pytest.mark.parametrize(
@@ -92,16 +88,15 @@ def test_delta_falls_with_epsilon_and_noise_and_grows_with_compositions(epsilon,
     assert accounting.delta(epsilon, sigma, count + 1) >= here
 
 
-def test_no_noise_is_no_privacy():
+def test_without_noise_with_much_and_with_so_much_that_delta_suffices_alone():
     assert accounting.noise_multiplier(math.inf, 1e-5) == 0
     assert accounting.epsilon(1e-5, 0.0) == math.inf
     assert accounting.delta(3.0, 0.0) == 1
     assert accounting.delta(math.inf, 2.0) == 0
-
-
-def test_noise_so_large_that_delta_suffices_alone():
     assert accounting.epsilon(0.1, 10.0) == 0  # δ(0) = 0.0399
     assert accounting.epsilon(0.0398, 10.0) > 0
+    assert accounting.delta(1.0, 100.0) == accounting.SMALLEST_DELTA  # e^-5000: not called zero
+    assert accounting.delta(math.inf, 100.0) == 0
 
 
 @pytest.mark.parametrize("epsilon", [1e-300, 1e-12, 700.0, 1e4, 1e12, 1e300])
@@ -118,11 +113,6 @@ def test_extremes_stay_sound(epsilon, target):
     assert accounting.epsilon(target, sigma) >= 0
 
 
-def test_a_delta_too_small_for_a_double_is_not_called_zero():
-    assert accounting.delta(1.0, 100.0) == accounting.SMALLEST_DELTA  # e^-5000
-    assert accounting.delta(math.inf, 100.0) == 0
-
-
 @pytest.mark.parametrize("sigma", [1e-300, 1e-160, 1e-5, 1e300])
 def test_extreme_noise_gives_a_limit_and_not_an_exception(sigma):
     assert accounting.delta(1.0, sigma) == (1.0 if sigma < 1 else accounting.SMALLEST_DELTA)
@@ -131,24 +121,21 @@ def test_extreme_noise_gives_a_limit_and_not_an_exception(sigma):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("function", "given", "message"),
     [
-        (lambda: accounting.delta(0.0, 1.0), "epsilon must be > 0, got 0.0"),
-        (lambda: accounting.delta(math.nan, 1.0), "epsilon must be > 0, got nan"),
-        (lambda: accounting.delta(1.0, -1.0), "noise_multiplier must be >= 0, got -1.0"),
-        (lambda: accounting.delta(1.0, math.nan), "noise_multiplier must be >= 0, got nan"),
-        (lambda: accounting.epsilon(0.0, 1.0), r"delta must be in \(0, 1\), got 0.0"),
-        (lambda: accounting.noise_multiplier(1.0, 1e-320), "delta must be >= 1e-290"),
-        (lambda: accounting.epsilon(1.0, 1.0), r"delta must be in \(0, 1\), got 1.0"),
-        (lambda: accounting.noise_multiplier(-1.0, 0.1), "epsilon must be > 0, got -1.0"),
-        (lambda: accounting.noise_multiplier(1.0, math.nan), r"delta must be in \(0, 1\), got nan"),
-        (lambda: accounting.delta(1.0, 1.0, 0), "compositions must be a whole number >= 1, got 0"),
-        (
-            lambda: accounting.delta(1.0, 1.0, 1.5),  # pyright: ignore[reportArgumentType]
-            "compositions must be a whole number >= 1, got 1.5",
-        ),
+        ("delta", (0.0, 1.0), "epsilon must be > 0, got 0.0"),
+        ("delta", (math.nan, 1.0), "epsilon must be > 0, got nan"),
+        ("delta", (1.0, -1.0), "noise_multiplier must be >= 0, got -1.0"),
+        ("delta", (1.0, math.nan), "noise_multiplier must be >= 0, got nan"),
+        ("delta", (1.0, 1.0, 0), "compositions must be a whole number >= 1, got 0"),
+        ("delta", (1.0, 1.0, 1.5), "compositions must be a whole number >= 1, got 1.5"),
+        ("epsilon", (0.0, 1.0), r"delta must be in \(0, 1\), got 0.0"),
+        ("epsilon", (1.0, 1.0), r"delta must be in \(0, 1\), got 1.0"),
+        ("noise_multiplier", (1.0, 1e-320), "delta must be >= 1e-290"),
+        ("noise_multiplier", (-1.0, 0.1), "epsilon must be > 0, got -1.0"),
+        ("noise_multiplier", (1.0, math.nan), r"delta must be in \(0, 1\), got nan"),
     ],
 )
-def test_bad_input_is_named(call, message):
+def test_bad_input_is_named(function, given, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        getattr(accounting, function)(*given)

@@ -19,18 +19,27 @@ import heads
 import pretrain.commands
 import train_distributed
 import train_distributed.commands as td
-from embed import EmbeddingSet
+from embed import EmbeddingSet, PublicTransform
 from heads.__main__ import Fit
 from pretrain.cli.menu import load
 from pretrain.public import MOVED
+from tests.embedding_sets import clusters
+from tests.train_distributed.research.learning import learn
 from train_distributed import Privacy, PrivateClassifier, Release, accounting, release
 from train_distributed.__main__ import ROOMS
 from train_distributed.commands.comparing import Rival
+from train_distributed.research.protection.training import FederationOptions, head_federation
+from train_distributed.simulation.rehearsal import Rehearsal, Sizes
 
 ROWS, LABELS = np.eye(4), np.arange(4) % 2
 META = {"class_names": ["a", "b"]}
 SET = EmbeddingSet(embeddings=ROWS, labels=LABELS, users=np.arange(4), meta=META)
 PROMISE = Privacy(1.0, 1e-5)
+BARE = EmbeddingSet(embeddings=ROWS, labels=np.full(4, -1))
+LABELLED = "must have labels to learn from, got a set of 4 rows without any"
+SIZES = Sizes(users=1, rows_per_user=9, num_classes=2)
+CLIENTS = FederationOptions(clients=1, rows=5, step=0.1, rounds=1)
+TRANSFORM, CLIP = PublicTransform.identity(4), {"user_clip": 1.0}
 NEEDED = r"missing a required (keyword-only )?argument"  # in the words of Python
 
 
@@ -65,11 +74,13 @@ CALLS: list[tuple[Any, Any, str]] = [
     (lambda: fit(weights=[1]), ValueError, "samples"),
     (lambda: fit(classes=[0, 5]), ValueError, "y must hold the classes"),
     (lambda: fit(1.0, 0.3), ValueError, "delta must be < 1/rows"),
-    (
-        lambda: fit(options={"user_clip": 1.0}),
-        ValueError,
-        "user_clip must be left out for a single",
-    ),
+    (lambda: fit(options=CLIP), ValueError, "user_clip must be left out for a single"),
+    (lambda: fit(owners="many"), ValueError, "groups must be given with owners='many', got None"),
+    (lambda: fit(owners="few"), ValueError, "owners must be one of one, many, got 'few'"),
+    (lambda: release(BARE, "svm", PROMISE, num_classes=3), ValueError, f"embeddings {LABELLED}"),
+    (lambda: learn(BARE, "charter", PROMISE, num_classes=3), ValueError, f"embeddings {LABELLED}"),
+    (lambda: Rehearsal.of(BARE, SIZES, PROMISE), ValueError, f"public {LABELLED}"),
+    (lambda: head_federation(BARE, SET, TRANSFORM, CLIENTS), ValueError, f"embeddings {LABELLED}"),
 ]
 
 
@@ -126,24 +137,20 @@ def test_a_name_that_has_moved_says_where_it_is() -> None:
     "room", [embed, heads, pretrain, train_distributed], ids=lambda room: room.__name__
 )
 def test_dir_shows_the_public_names_and_the_version(room: Any) -> None:
-    assert set(room.__all__) | {"__version__"} <= set(dir(room))
-    assert not [
-        name for name in dir(room) if not name.startswith("__") and name not in room.__all__
-    ]
+    assert "__version__" in dir(room)
+    assert {name for name in dir(room) if not name.startswith("__")} == {
+        name for name in room.__all__ if not name.startswith("__")
+    }
     assert room.__version__ == train_distributed.__version__
     assert (Path(room.__file__).parent / "py.typed").exists()
 
 
-def test_functions_return_what_the_next_one_takes(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_functions_return_what_the_next_one_takes(
+    tmp_path: Path, monkeypatch, capsys, no_pictures
+) -> None:
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    labels = np.arange(240) % 2
-    rows = np.eye(2, 5)[labels] + 0.2 * rng.standard_normal((240, 5))
-    split = np.repeat([0, 1], [200, 40])
-    EmbeddingSet(
-        embeddings=rows, labels=labels, users=np.arange(240) % 20, split=split, meta=META
-    ).save(Path("mine"))
-    EmbeddingSet(embeddings=rows[::-1] + 0.1, labels=labels).save(Path("public"))
+    clusters(240, 2, 5, scale=1, noise=0.2, test=40, users=20).save(Path("mine"))
+    clusters(240, 2, 5, scale=1, noise=0.2, seed=1).save(Path("public"))
     held = embed.commands.hold_out(embeddings=Path("mine"), share=0.2, out=Path("held"))
     fitted = embed.fit_transform(public=Path("public"), components=3, out=Path("fitted"))
     model = td.run(held, public=fitted / "transform.safetensors", epsilon=3.0, delta=1e-4)

@@ -126,8 +126,8 @@ def test_order_is_kept_without_a_generator_and_writers_are_grouped_by_their_numb
 
 
 GOOD = {"labels": torch.tensor([0, 1, 2, 0, 1, 2]), "users": 3}
-DIRICHLET, BY_WRITER = {"scheme": "dirichlet"}, {"scheme": "by-writer"}
-SHARED = DIRICHLET | {"concentration": 1.0}
+DIRICHLET = {"scheme": "dirichlet", "concentration": 1.0}
+BY_WRITER = {"scheme": "by-writer"}
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,11 @@ SHARED = DIRICHLET | {"concentration": 1.0}
         ({"sizes": torch.tensor([3, 3, 0])}, "users must each hold a row, got 0 for user 2"),
         ({"sizes": torch.tensor([5, 2, -1])}, "users must each hold a row, got -1 for user 2"),
         ({"concentration": 1.0}, "concentration must be None for scheme 'iid', got 1.0"),
-        (DIRICHLET, "concentration must be given for scheme 'dirichlet'"),
-        (SHARED, "generator must be given for scheme 'dirichlet'"),
-        (
-            SHARED | {"concentration": 0.0, "generator": generator()},
-            "concentration must be finite and > 0, got 0.0",
-        ),
+        ({"scheme": "dirichlet"}, "concentration must be given for scheme 'dirichlet'"),
+        (DIRICHLET, "generator must be given for scheme 'dirichlet'"),
+        (DIRICHLET | {"concentration": 0.0, "generator": generator()}, "must be finite and > 0"),
         (BY_WRITER, "writers must be given for scheme 'by-writer'"),
-        (
-            BY_WRITER | {"writers": torch.zeros(6).long()},
-            "users must be 1, the number of writers, or None, got 3",
-        ),
+        (BY_WRITER | {"writers": torch.zeros(6).long()}, "users must be 1, .* or None, got 3"),
         (BY_WRITER | {"writers": torch.zeros(5)}, r"writers must be \(6\)"),
     ],
 )

@@ -1,33 +1,21 @@
-"""A command and an encoder, each from a file of its own with one entry."""
+"""A command, a method and an encoder of one's own, by one entry each, in every command."""
 
 import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from embed import EmbeddingSet
+from tests.embedding_sets import clusters
 
-MAIN = """
-if __name__ == "__main__":
-    import json
-    import sys
-
-    from train_distributed.__main__ import main
-
-    for line in json.loads(sys.argv[1]):
-        sys.argv[1:] = line
-        if main():
-            sys.exit(1)
-"""
-
+ROOT = Path(__file__).parents[3]
 COMMAND = """
 from dataclasses import dataclass
-from pathlib import Path
 
 from pretrain.public import function
 from train_distributed.commands import COMMANDS
@@ -56,100 +44,100 @@ class Careful(Care, Run):
 careful = function("careful", Careful)
 COMMANDS["careful"] = f"{__name__}:careful"
 """
+MAIN = """
+import json, sys
+from train_distributed.__main__ import main
 
-ENCODER = """
-import torch
+reference = sys.argv[1] == "reference"
+for line in json.load(open("lines.json")):
+    sys.argv[1:] = line.split()
+    try:
+        code = main()
+    except SystemExit as stop:  # of --help
+        code = stop.code
+    if code:
+        sys.exit(f"{line}: {code}")
 
-from pretrain.encoder import BUILDERS
-from pretrain.encoders.base import Encoder
+if reference:
+    from docs.site import hooks
+    from train_distributed import commands
 
-
-class Corners(Encoder):
-    \"\"\"The four quarters of a picture, averaged.\"\"\"
-
-    embedding_dim = 12
-
-    def architecture(self):
-        return {"kind": "corners"}
-
-    def forward(self, images):
-        return torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)
-
-
-BUILDERS["corners"] = lambda rest, weights, size: Corners()
+    assert "## careful\\n\\nTrain as `run` does" in hooks._commands()
+    assert "half: Take half of it." in commands.careful.__doc__
 """
+SETS = "--embeddings mine --public public --epsilon 5"
+PICTURES = "--layout user-class --encoder pooled.safetensors"
+LINES = [
+    f"careful {SETS} --out careful",
+    "card --model careful --out card",
+    f"run {SETS} --method plain-mean --components 4 --out plain",
+    "card --model plain --out plain_card",
+    f"simulate {SETS} --method plain-mean --users 20 --sums 2 --out played",
+    "embed fit-transform --public public --components 4 --out transform",
+    *(f"federation join --folder u{user} --name u{user} --rows 9" for user in range(3)),
+    "federation init --folder fed --transform transform/transform.safetensors --hosts 127.0.0.1 "
+    "--num-classes 3 --config plain.json --parties u0/u0.party.json u1/u1.party.json "
+    "u2/u2.party.json",
+    f"embed run --data mine_pictures --out m {PICTURES} --class-names a b",
+    f"embed run --data public_pictures --out p {PICTURES}",
+    "run --embeddings m --public p --epsilon 3 --delta 1e-3 --out pooled",
+    "card --model pooled --out pooled_card",
+    f"predict --model pooled --data mine_pictures {PICTURES} --out found",
+    *("--help", "careful --help", "run --help", "embed run --help"),
+]
 
 
-def run(folder: Path, entry: str, *lines: str) -> str:
-    """Runs the file's own program on command lines, one after another."""
-    (folder / "program.py").write_text(entry + MAIN)
-    typed = json.dumps([line.split() for line in lines])
-    command = [sys.executable, "program.py", typed]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """A folder with a private and a public set."""
-    draw, labels = np.random.default_rng(0), np.arange(400) % 2
-    x = (np.eye(2, 5)[labels] + 0.2 * draw.normal(size=(400, 5))).astype(np.float32)
-    meta = {"class_names": ["a", "b"]}
-    users, split = np.arange(400) % 20, (np.arange(400) >= 300).astype(np.uint8)
-    private = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
-    private.save(tmp_path / "mine")
-    EmbeddingSet(embeddings=x[::-1] + 0.1, labels=labels).save(tmp_path / "public")
-    return tmp_path
-
-
-def test_a_command_is_in_help_report_and_card(rows: Path) -> None:
-    made = "careful --embeddings mine --public public --epsilon 3 --out model"
-    run(rows, COMMAND, made, "card --model model --out card")
-    report = json.loads((rows / "model" / "report.json").read_text())
-    assert report["configuration"]["command"] == "careful"
-    assert "blind-averaging careful --embeddings mine" in (rows / "card" / "card.md").read_text()
-    assert re.search("^  careful +Train as `run` does, at half", run(rows, COMMAND, "--help"), re.M)
-    assert "half" in run(rows, COMMAND, "careful --help")
-
-
-def test_a_command_is_in_the_reference_and_a_function(rows: Path) -> None:
-    pytest.importorskip("mkdocs")
-    code = """
-import importlib.util
-
-from docs.site import hooks
-from train_distributed import commands
-
-assert "## careful\\n\\nTrain as `run` does" in hooks._commands()
-assert "half: Take half of it." in commands.careful.__doc__
-print("there")
-"""
-    (rows / "docs").symlink_to(Path(__file__).parents[3] / "docs")
-    assert run(rows, COMMAND + code).endswith("there\n")
-
-
-def test_an_encoder_is_in_help_report_and_card(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Where one program with the entries of docs/extending.md ran all lines, and what it said."""
+    folder = tmp_path_factory.mktemp("added")
+    clusters(1200, 3, 8, scale=1, noise=0.1, test=300, users=30).save(folder / "mine")
+    clusters(1200, 3, 8, scale=1, noise=0.1, seed=1).save(folder / "public")
     draw = np.random.default_rng(1)
     for name in ("mine", "public"):
         for number in range(120):
             shade = np.full((8, 8, 3), 60 + 120 * (number % 2)) + draw.integers(0, 50, (8, 8, 3))
-            place = tmp_path / name / f"user{number % 10}" / "ab"[number % 2]
+            place = folder / f"{name}_pictures" / f"user{number % 10}" / "ab"[number % 2]
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(shade.astype(np.uint8)).save(place / f"{number}.png")
-    read = "--layout user-class --encoder corners:2x2 --weights random"
-    said = run(
-        tmp_path,
-        ENCODER,
-        f"embed run --data mine --out m {read} --class-names a b",
-        f"embed run --data public --out p {read}",
-        "run --embeddings m --public p --epsilon 3 --delta 1e-3 --out model",
-        "card --model model --out card",
-        f"predict --model model --data mine {read} --out found",
-        "embed run --help",
-    )
-    assert "corners:" in said
-    meta = json.loads((tmp_path / "m" / "meta.json").read_text())
-    assert meta["encoder"] == "corners:2x2"
-    assert "corners:2x2" in (tmp_path / "model" / "report.json").read_text()
-    assert "corners:2x2" in (tmp_path / "card" / "card.md").read_text()
+    config = {"method": "plain-mean", "options": {}, "privacy": {"epsilon": 5.0, "delta": 1e-5}}
+    (folder / "plain.json").write_text(json.dumps(config))
+    page = (ROOT / "docs" / "extending.md").read_text()
+    encoder, method = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    method = method.partition("if __name__")[0]
+    (folder / "program.py").write_text(encoder + method + COMMAND + MAIN)
+    (folder / "lines.json").write_text(json.dumps(LINES))
+    (folder / "docs").symlink_to(ROOT / "docs")
+    command = [sys.executable, "program.py", "reference" if find_spec("mkdocs") else "none"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_a_command_is_in_help_report_and_card(added: tuple[Path, str]) -> None:
+    folder, said = added
+    report = json.loads((folder / "careful" / "report.json").read_text())
+    assert report["configuration"]["command"] == "careful"
+    assert "blind-averaging careful --embeddings mine" in (folder / "card" / "card.md").read_text()
+    assert re.search("^  careful +Train as `run` does, at half", said, re.MULTILINE)
+    assert "Take half of it" in said
+
+
+def test_a_method_is_in_help_report_card_and_federation(added: tuple[Path, str]) -> None:
+    folder, said = added
+    assert "plain-mean" in said
+    report = json.loads((folder / "plain" / "report.json").read_text())
+    assert (report["method"], report["prior"]) == ("plain-mean", "equal")
+    assert report["test_accuracy"] > 0.9
+    assert report["suitable_for_release"] is True
+    assert json.loads((folder / "played" / "report.json").read_text())["test_accuracy"] > 0.8
+    assert "the nearest class mean" in (folder / "plain_card" / "card.md").read_text()
+    assert "3 users" in said
+    assert '"plain-mean"' in (folder / "fed" / "federation.json").read_text()
+
+
+def test_an_encoder_is_in_help_report_and_card(added: tuple[Path, str]) -> None:
+    folder, said = added
+    assert "pooled:" in said
+    for name in ("m/meta.json", "pooled/report.json", "pooled_card/card.md"):
+        assert "pooled.safetensors" in (folder / name).read_text()

@@ -1,7 +1,10 @@
-"""Rows of two encoders never meet: not by any door, and the message names both."""
+"""Rows of two encoders or of two sizes never meet: not by any door, and the message names both."""
 
+import functools
+import io
 import json
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from embed import EmbeddingSet, PublicTransform
+from embed.concat import Concat
 from embed.encoding import Encoding, refuse_other
+from embed.hold_out import with_held_out
 from embed.identity import refuse_leak
+from embed.run import Run
 from pretrain.preprocess import Preprocess, Size, pair
+from tests.train_distributed.commands.bad_inputs.case import DEEP
+from tests.train_distributed.sized_pictures import OTHER, SAME, draw, embedded, tiny_encoder
 from train_distributed import Privacy, release
+from train_distributed.commands.options import RunConfig
 from train_distributed.one_shot.source import validate
 
-OURS = Encoding(
-    encoder="simclr-small", encoder_hash="a" * 64, weights="shipped", preprocess=Preprocess()
-)
+pytestmark = pytest.mark.usefixtures("no_pictures")
+SHIPPED: Any = {"encoder": "simclr-small", "encoder_hash": "a" * 64, "weights": "shipped"}
+OURS = Encoding(**SHIPPED, preprocess=Preprocess())
 OTHERS = {
     "encoder": replace(OURS, encoder="timm:resnet18", encoder_hash="b" * 64, weights="hub"),
     "size": replace(OURS, preprocess=Preprocess(image_size=64)),
@@ -49,8 +58,10 @@ def test_a_set_says_what_made_it() -> None:
     assert rows(0, OURS, transform={"compared": True}).encoding is None  # other rows than those
 
 
-def test_sets_of_older_versions_stay_comparable() -> None:
+def test_sets_of_older_versions_stay_comparable_and_paths_are_not_compared() -> None:
     """They do not say which weights, and their preprocessing has fewer fields."""
+    refuse_other(None, None)
+    refuse_other(OURS, replace(OURS, encoder="/elsewhere/encoder.safetensors", weights="file e"))
     old = OURS.to_json() | {"preprocess": {"image_size": None, "crop": 1.0, "invert": False}}
     del old["weights"]
     read = Encoding.of(old)
@@ -62,37 +73,13 @@ def test_sets_of_older_versions_stay_comparable() -> None:
         refuse_other(read, OTHERS["encoder"])
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"preprocess": "as in the paper"},
-        {"preprocess": {"sizes": 3}},
-        {"preprocess": {"crop": "most"}},
-        {"preprocess": {"crop": 2.0}},
-        {"encoder_hash": 3},
-        {"weights": ["hub"]},
-    ],
-)
-def test_an_unreadable_description_is_an_error(broken: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must (be|have)"):
-        Encoding.of(OURS.to_json() | broken)
-
-
-@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_the_message_names_both(other: Encoding) -> None:
-    with pytest.raises(ValueError, match="theirs and mine must be embedded") as caught:
-        refuse_other(OURS, other, ("theirs", "mine"))
-    message = str(caught.value)
-    assert str(OURS) in message
-    assert str(other) in message
-    assert str(OURS) != str(other)
-
-
-def test_unknown_origin_is_not_compared_and_paths_are_not_either() -> None:
-    refuse_other(None, OURS)
-    refuse_other(OURS, None)
-    refuse_other(None, None)
-    refuse_other(OURS, replace(OURS, encoder="/elsewhere/encoder.safetensors", weights="file e"))
+def test_an_unreadable_description_is_an_error() -> None:
+    for broken in ("as in the paper", {"sizes": 3}, {"crop": "most"}, {"crop": 2.0}):
+        with pytest.raises(ValueError, match=r"must (be|have)"):
+            Encoding.of(OURS.to_json() | {"preprocess": broken})
+    for broken in ({"encoder_hash": 3}, {"weights": ["hub"]}):
+        with pytest.raises(ValueError, match=r"must (be|have)"):
+            Encoding.of(OURS.to_json() | broken)
 
 
 def test_a_transform_keeps_it(tmp_path: Path) -> None:
@@ -103,18 +90,15 @@ def test_a_transform_keeps_it(tmp_path: Path) -> None:
     assert loaded.encoding == OURS
     assert fitted.same_rows(replace(loaded, encoding=None))
     assert "encoding" not in loaded.tensors()
-    save_file(load_file(tmp_path / "t.safetensors"), tmp_path / "old.safetensors")
-    assert PublicTransform.load(tmp_path / "old.safetensors").encoding is None
+    old = tmp_path / "old.safetensors"
+    save_file(load_file(tmp_path / "t.safetensors"), old)
+    assert PublicTransform.load(old).encoding is None
     assert PublicTransform.fit(rows(0, None)).encoding is None
     assert PublicTransform.fit(rows(0, OURS).embeddings).encoding is None
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"encoder": "x"}', "null"])
-def test_a_transform_with_unreadable_encoding_is_an_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.safetensors"
-    save_file(PublicTransform.fit(rows(0, None)).tensors(), path, {"encoding": text})
-    with pytest.raises(ValueError, match=r"t\.safetensors: encoding must be readable"):
-        PublicTransform.load(path)
+    for text in ("{", "[]", '{"encoder": "x"}', "null", DEEP):
+        save_file(loaded.tensors(), old, {"encoding": text})
+        with pytest.raises(ValueError, match=r"old\.safetensors: encoding must be readable"):
+            PublicTransform.load(old)
 
 
 def of(pictures: Size | None, **given: Any) -> Encoding:
@@ -152,11 +136,14 @@ def test_what_does_the_same_is_the_same(one: Encoding, other: Encoding) -> None:
         (of(64, image_size=128), of(64, image_size=128, fit="squash")),  # another kernel
         (of(64, image_size=32), of(64, image_size=32, interpolation="bilinear")),
         (of(64, image_size=80, fit="longest", resize=64), of(64, image_size=80)),
+        *((OURS, other) for other in OTHERS.values()),
     ],
 )
 def test_what_does_another_thing_is_another(one: Encoding, other: Encoding) -> None:
-    with pytest.raises(ValueError, match="with one preprocessing") as caught:
-        refuse_other(one, other)
+    """The message names both."""
+    how = "with one preprocessing" if one.encoder == other.encoder else "by one encoder"
+    with pytest.raises(ValueError, match=f"theirs and mine must be embedded {how}") as caught:
+        refuse_other(one, other, ("theirs", "mine"))
     assert {str(one), str(other)} == set(str(caught.value).partition(", got ")[2].split(" and "))
     assert str(one) != str(other)
 
@@ -184,49 +171,174 @@ def test_a_size_that_contradicts_itself_is_refused() -> None:
             Preprocess(pictures=size)  # pyright: ignore[reportArgumentType]
 
 
-Door = Callable[[EmbeddingSet, EmbeddingSet, Path], Any]
-
-
-def _released(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
-    release(
-        private,
-        "discriminant",
-        Privacy(1.0, 1e-5),
-        transform=PublicTransform.fit(public),
-        sums=1,
-    )
-
-
-def _admitted(public: EmbeddingSet, private: EmbeddingSet, _: Path) -> None:
-    validate(private, PublicTransform.fit(public), None, discrete=True)
-
-
-DOORS: dict[str, Door] = {
-    "release": _released,
-    "admit": _admitted,
-    "refuse_leak": lambda public, private, _: refuse_leak(public, private),
+DOORS: dict[str, Callable[[EmbeddingSet, EmbeddingSet], Any]] = {
+    "release": lambda public, private: release(
+        private, "discriminant", Privacy(1.0, 1e-5), transform=PublicTransform.fit(public), sums=1
+    ),
+    "admit": lambda public, private: validate(
+        private, PublicTransform.fit(public), None, discrete=True
+    ),
+    "refuse_leak": refuse_leak,
 }
 
 
 @pytest.mark.parametrize("other", ["encoder", "size"])
-@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-def test_no_door_lets_them_meet(tmp_path: Path, door: Door, other: str) -> None:
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_lets_them_meet(door: str, other: str) -> None:
     with pytest.raises(ValueError, match="must be embedded") as caught:
-        door(rows(0, OTHERS[other]), rows(1, OURS), tmp_path)
+        DOORS[door](rows(0, OTHERS[other]), rows(1, OURS))
     assert str(OTHERS[other]) in str(caught.value)
     assert str(OURS) in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("door", ["release", "admit", "refuse_leak"])
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("theirs", "mine"), [(OURS, OURS), (None, OURS), (OURS, None)])
 def test_equal_and_unknown_ones_pass(
-    tmp_path: Path, door: str, theirs: Encoding | None, mine: Encoding | None
+    door: str, theirs: Encoding | None, mine: Encoding | None
 ) -> None:
-    DOORS[door](rows(0, theirs), rows(1, mine), tmp_path)
+    DOORS[door](rows(0, theirs), rows(1, mine))
 
 
-def test_rows_that_a_transform_of_0_2_made_have_no_encoding_of_their_own() -> None:
-    raw = rows(0, OURS)
-    made = replace(raw, meta=raw.meta | {"transform": {"compared": True}})
-    assert (raw.encoding, made.encoding) == (OURS, None)
+Place = Callable[[str], Path]
+
+
+def build(root: Path, name: str) -> Path:
+    """Public and private sets of one spelling, a transform, a model and a configuration."""
+    kind, _, spelling = name.partition(" ")
+    at, seed = root / name, len(list(root.iterdir()))
+    at.mkdir()
+    (at / "network.safetensors").symlink_to(root / "network.safetensors")
+    given = {"same": SAME, "other": OTHER}[kind][spelling]
+    embedded(at, "public", 10 * seed, **given)
+    private = EmbeddingSet.open(embedded(at, "private", 10 * seed + 1, **given))
+    public = EmbeddingSet.open(at / "public")
+    transform = PublicTransform.fit(public, components=4)
+    transform.save(at / "transform.safetensors")
+    owned = replace(private, users=np.arange(len(private)) % 4)
+    owned.save(at / "owned")
+    with_held_out(owned, 0.5).save(at / "held")
+    promise = Privacy(9.0, 1e-5)
+    release(owned, "discriminant", promise, transform=transform, sums=1).save(at / "model")
+    options = {"components": 4}
+    chosen = RunConfig("discriminant", options, promise, encoding=public.encoding)
+    (at / "config.json").write_text(chosen.text())
+    return at
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """(KIND SPELLING) -> folder of what is built of it, once."""
+    root = tmp_path_factory.mktemp("sizes")
+    tiny_encoder(root / "network.safetensors")
+
+    @functools.cache
+    def made(name: str) -> Path:
+        with redirect_stdout(io.StringIO()):
+            return build(root, name)
+
+    return made
+
+
+RUN = "run --epsilon 9 --ledger none"
+SUMS = "--method discriminant --sums 1"
+EVALUATE = "evaluate --ledger none"
+LINES = {  # of two folders, A and B
+    "set and set: run": f"{RUN} {SUMS} --components 4 --public A/public --embeddings B/owned",
+    "set and set: exclude": "embed exclude --public A/public --embeddings B/owned",
+    "set and set: examples": f"{RUN} --public B/public --embeddings B/owned --components 2 "
+    "--examples A/private",
+    "set and set: evaluate, training": f"{EVALUATE} --model B/model --embeddings B/held "
+    "--training A/public",
+    "transform and set: run": f"{RUN} {SUMS} --public A/transform.safetensors --embeddings B/owned",
+    "transform and set: join": "federation join --folder party --name clinic "
+    "--transform A/transform.safetensors --embeddings B/owned",
+    "model and set: predict": "predict --model A/model --embeddings B/owned",
+    "model and set: evaluate": f"{EVALUATE} --model A/model --embeddings B/held",
+    "configuration and sets: run": f"{RUN} --config A/config.json --public B/public "
+    "--embeddings B/owned",
+}
+
+
+def line(door: str, a: Path, b: Path) -> str:
+    return LINES[door].replace("A/", f"'{a}'/").replace("B/", f"'{b}'/")
+
+
+PREDICT = "model and set: predict"
+
+
+def described(folder: Path) -> str:
+    encoding = EmbeddingSet.open(folder / "public").encoding
+    assert encoding is not None
+    return str(encoding.preprocess)
+
+
+@pytest.mark.parametrize(
+    ("door", "other"),
+    [
+        *((door, other) for door in LINES for other in ("resize", "as stored")),
+        *((PREDICT, other) for other in OTHER if other not in ("resize", "as stored")),
+    ],
+)
+def test_two_that_differ_are_refused_and_both_named(
+    say, place: Place, tmp_path: Path, door: str, other: str
+) -> None:
+    ours, theirs = place("same resize"), place(f"other {other}")
+    for a, b in ((ours, theirs), (theirs, ours)):
+        both = (f"{described(each)})" for each in (a, b))
+        say.refused(line(door, a, b), "must be embedded with one preprocessing", *both)
+    assert described(ours) == "32 x 32 px"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("door", "same"),
+    [*((door, "image-size") for door in LINES), *((PREDICT, same) for same in list(SAME)[2:])],
+)
+def test_one_thing_in_other_words_is_accepted(say, place: Place, door: str, same: str) -> None:
+    ours, theirs = place("same resize"), place(f"same {same}")
+    for a, b in ((ours, theirs), (theirs, ours)):
+        say.done(line(door, a, b))
+
+
+@pytest.mark.parametrize("size", [32, 24, 40])
+def test_equal_spellings_give_equal_rows(tmp_path: Path, size: int) -> None:
+    """To the bit, so that a picture in both sets is found, whatever its shape."""
+    encoder = str(tiny_encoder(tmp_path / "network.safetensors"))
+    for shape in ((40, 40), (40, 57), (61, 40)):
+        data = str(draw(tmp_path / str(shape), 3, 5, shape))
+        rows = []
+        for name, after, resize in (("a", "", size), ("b", f"@{size}", None)):
+            out = tmp_path / f"{shape} {name}"
+            Run(data=data, encoder=encoder + after, out=out, resize=resize).run()
+            rows.append(EmbeddingSet.open(out).embeddings)
+        assert np.array_equal(*rows)
+
+
+def test_a_configuration_says_what_it_was_chosen_on(place: Place, tmp_path: Path) -> None:
+    path = place("same resize") / "config.json"
+    assert json.loads(path.read_text())["encoding"]["preprocess"]["pictures"] == 32
+    chosen = RunConfig.read(path)
+    assert chosen.encoding == EmbeddingSet.open(place("same resize") / "public").encoding
+    older = json.loads(path.read_text())
+    del older["encoding"]
+    (tmp_path / "old.json").write_text(json.dumps(older))
+    assert RunConfig.read(tmp_path / "old.json").encoding is None
+
+
+def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) -> None:
+    """The encoder that they would name is another; with --resize it is the one."""
+    data, names = str(draw(tmp_path / "pictures", 3, 0)), ("simclr-small", "mirrored:simclr-small")
+    for folder, resize in (("bare", None), ("sized", 40)):
+        for size, name in zip((24, 32), names, strict=True):
+            out = tmp_path / folder / str(size)
+            Run(data=data, encoder=f"{name}@{size}", out=out, resize=resize).run()
+    sets = [tmp_path / "bare" / size for size in ("24", "32")]
+    with pytest.raises(ValueError, match=r"one size \(with one --resize.* 24 x 24 px.* 32 x 32 px"):
+        Concat(sets=tuple(sets), out=tmp_path / "joined").run()
+    sets = [tmp_path / "sized" / size for size in ("24", "32")]
+    joined = EmbeddingSet.open(Concat(sets=tuple(sets), out=tmp_path / "joined").run())
+    together = "concat:simclr-small@24+mirrored:simclr-small@32"
+    Run(data=data, encoder=together, out=tmp_path / "once").run()
+    once = EmbeddingSet.open(tmp_path / "once")
+    assert np.array_equal(joined.embeddings, once.embeddings)
+    assert joined.encoding == once.encoding

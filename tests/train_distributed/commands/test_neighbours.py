@@ -5,7 +5,8 @@ docs/promises.md has the same list.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.hold_out import random_keys, with_held_out
+from tests.embedding_sets import clusters
 from train_distributed.one_shot.model import Release
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")
@@ -22,23 +24,12 @@ SALTED = "a hash over a secret salt of the ledger"
 SUM = "read off the noised sum"
 CLEAR = "accuracy on test rows, which no promise covers, of the released model"
 PUBLIC = {
-    "ledger.entry": SALTED,
-    "ledger.head": SALTED,
-    "class_prior": SUM,
-    "temperature": SUM,
-    "common_share": SUM,
-    "test_accuracy": CLEAR,
-    "test_accuracy_per_class": CLEAR,
-    "test_metrics": CLEAR,
+    **dict.fromkeys(("ledger.entry", "ledger.head"), SALTED),
+    **dict.fromkeys(("class_prior", "temperature", "common_share"), SUM),
+    **dict.fromkeys(("test_accuracy", "test_accuracy_per_class", "test_metrics"), CLEAR),
     # of evaluation.json
-    "accuracy": SUM,
-    "balanced_accuracy": SUM,
-    "majority_baseline": SUM,
-    "majority_class": SUM,
-    "warnings": SUM,
-    "recall": SUM,
-    "confusion": SUM,
-    "bins": SUM,
+    **dict.fromkeys(("accuracy", "balanced_accuracy", "majority_baseline"), SUM),
+    **dict.fromkeys(("majority_class", "warnings", "recall", "confusion", "bins"), SUM),
     "expected_calibration_error": SUM,
     "model": "SHA-256 of the released model",
 }
@@ -48,24 +39,19 @@ OF_THE_SUM = {"model.safetensors", "privacy.png", "confusion.png"}  # and pictur
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Two sets that differ in one row and its label, in folders that have the same names."""
-    draw = np.random.default_rng(0)
-    labels = np.arange(180) % 3
-    x = (2 * np.eye(3, 5)[labels] + 0.3 * draw.standard_normal((180, 5))).astype(np.float32)
-    split = np.repeat([0, 1], [150, 30]).astype(np.uint8)
-    public = EmbeddingSet(embeddings=x[::-1] + 0.01, labels=labels)
-    keys, made = random_keys(180), []
-    for name in ("first", "second"):
-        folder = tmp_path / name
-        meta = {"class_names": ["a", "b", "c"]}
-        users = np.arange(180) % 8
-        rows = EmbeddingSet(embeddings=x, labels=labels, users=users, split=split, meta=meta)
-        folder.mkdir()
-        with_held_out(rows, 0.2, keys=keys).save(folder / "private")
-        public.save(folder / "public")
-        made.append(folder)
-        x, labels = x.copy(), labels.copy()
-        x[0], labels[0] = 1e6, 2  # of the training rows, or of those that are held out
-    return made[0], made[1]
+    first = clusters(180, 3, 5, test=30, users=8)
+    x, labels = np.array(first.embeddings), first.labels.copy()
+    public = EmbeddingSet(embeddings=x[::-1] + 0.01, labels=first.labels)
+    x[0], labels[0] = 1e6, 2  # of the training rows, or of those that are held out
+    pairs, keys = (
+        {"first": first, "second": replace(first, embeddings=x, labels=labels)},
+        random_keys(180),
+    )
+    for name, rows in pairs.items():
+        (tmp_path / name).mkdir()
+        with_held_out(rows, 0.2, keys=keys).save(tmp_path / name / "private")
+        public.save(tmp_path / name / "public")
+    return tmp_path / "first", tmp_path / "second"
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -93,24 +79,15 @@ def unlisted(first: Path, second: Path) -> list[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_but_the_sum_and_what_is_listed_differs(
-    say: Callable[..., tuple[int, str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    no_pictures: None,
-    pair: tuple[Path, Path],
-    method: str,
+    say, monkeypatch, no_pictures, pair: tuple[Path, Path], method: str
 ) -> None:
+    promise = "--embeddings private --epsilon 0.5 --delta 1e-5"
     for folder in pair:
         monkeypatch.chdir(folder)
-        promise = ["--epsilon", "0.5", "--delta", "1e-5"]
-        given = ["--embeddings", "private", "--public", "public", "--method", method]
-        code, _, error = say("run", *given, *promise, "--out", "model")
-        assert code == 0, error
-        given = ["--model", "model", "--embeddings", "private"]
+        say.done(f"run {promise} --public public --method {method} --out model")
         for overlap in ("refuse", "add"):
-            out = ["--overlap", overlap, "--out", f"evaluated {overlap}"]
-            code, _, error = say("evaluate", *given, *promise, *out)
-            assert code == 0, error
-    for name in ("model", "evaluated refuse", "evaluated add"):
+            say.done(f"evaluate {promise} --model model --overlap {overlap} --out {overlap}")
+    for name in ("model", "refuse", "add"):
         assert unlisted(*(folder / name for folder in pair)) == []
 
 

@@ -1,8 +1,9 @@
-"""Pictures in, classes out: the same as of their embeddings, by the right encoder or not at all."""
+"""Pictures in, classes out: as of their embeddings, by the right encoder, and by exported files."""
 
 import csv
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,76 +14,70 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from embed import EmbeddingSet, PublicTransform
-from embed.run import Run as EmbedRun
-from pretrain.encoder import save_encoder
-from pretrain.resnet import ResNetConfig, SmallResNet
-from train_distributed import Privacy, Release, release
+from embed import EmbeddingSet
+from embed.run import Run
+from tests.train_distributed.commands.bad_inputs.world import COLOURS
+from train_distributed import Release
+from train_distributed.released.export import _Head, run_torch
 from train_distributed.released.predictions import HEADER
 
-COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
-SIZE, ROWS = 8, 40
+PREDICT = "predict --model model --out"
+ROWS, SIZE = 60, 8
+MEDMNIST = {"train": slice(0, 40), "val": slice(40, 50), "test": slice(50, 60)}
 
 
-def draw(folder: Path, rows: int, seed: int, size: int = SIZE) -> Path:
-    """Class folders of noisy pictures, each class of one colour."""
-    rng = np.random.default_rng(seed)
-    for name, colour in COLOURS.items():
-        (folder / name).mkdir(parents=True)
-        for row in range(rows):
-            noise = rng.normal(0, 40, (size, size, 3))
-            pixels = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{row:03d}.png")
-    return folder
-
-
-def encoder(path: Path, seed: int) -> Path:
-    generator = torch.Generator().manual_seed(seed)
-    save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1)), generator), path)
-    return path
+def draw(folder: Path, rows: int, size: int = SIZE) -> list[np.ndarray]:
+    """Noisy pictures, each class of one colour: FOLDER/CLASS/NUMBER.png; their pixels."""
+    rng, pixels = np.random.default_rng(5), []
+    for number in range(rows):
+        name, colour = list(COLOURS.items())[number % 3]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        noisy = rng.normal(colour, 40, (size, size, 3))
+        pixels.append(np.clip(noisy, 0, 255).astype(np.uint8))
+        Image.fromarray(pixels[-1]).save(folder / name / f"{number:03d}.png")
+    return pixels
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """Pictures, a checkpoint, their embeddings, and a model that carries its encoder."""
+def place(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with `new` pictures: as files, as MedMNIST has them, and embedded."""
     root = tmp_path_factory.mktemp("place")
-    checkpoint = encoder(root / "network.safetensors", 0)
-    for name, seed in (("private", 0), ("public", 1), ("new", 2)):
-        pictures = draw(root / f"{name}_pictures", ROWS, seed)
-        EmbedRun(data=str(pictures), encoder=str(checkpoint), out=root / name).run()
-    learn(root, root / "model")
-    shutil.copy(checkpoint, root / "model" / "encoder.safetensors")
+    shutil.copytree(world, root, dirs_exist_ok=True, symlinks=True)
+    pixels, labels = np.stack(draw(root / "new", ROWS)), np.arange(ROWS) % 3
+    arrays = {f"{part}_images": pixels[rows] for part, rows in MEDMNIST.items()}
+    arrays |= {f"{part}_labels": labels[rows, None] for part, rows in MEDMNIST.items()}
+    np.savez(root / "medmnist.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    Run(data=str(root / "new"), encoder=str(root / "network.safetensors"), out=root / "set").run()
     return root
 
 
-def learn(root: Path, out: Path) -> None:
-    private = EmbeddingSet.open(root / "private")
-    transform = PublicTransform.fit(EmbeddingSet.open(root / "public"), components=4)
-    private = replace(private, users=np.zeros(len(private), np.int64))
-    released = release(private, "discriminant", Privacy(50.0, 1e-5), transform=transform, sums=1)
-    released.save(out)
+@pytest.fixture(autouse=True)
+def here(place: Path, tmp_path: Path) -> None:
+    """The test's own folder has all of it."""
+    for each in place.iterdir():
+        (tmp_path / each.name).symlink_to(each)
 
 
-def table(path: Path) -> list[dict[str, str]]:
-    with (path / "predictions.csv").open(newline="", encoding="utf-8") as file:
+def table(path: str) -> list[dict[str, str]]:
+    with Path(path, "predictions.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def test_pictures_are_classified_as_their_embeddings_are(call, place, tmp_path) -> None:
-    common = ["predict", "--model", str(place / "model")]
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    code, said, error = call(*common, "--data", str(place / "new_pictures"), "--out", one)
-    assert (code, error) == (0, "")
-    assert f"rows                       {3 * ROWS}" in said
-    assert call(*common, "--embeddings", str(place / "new"), "--out", two)[0] == 0
-    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["predictions.csv"]
-    first, second = table(tmp_path / "one"), table(tmp_path / "two")
+def metrics(path: str) -> dict:
+    return json.loads(Path(path, "metrics.json").read_text())
+
+
+def test_pictures_are_classified_as_their_embeddings_are(say) -> None:
+    said = say.done(f"{PREDICT} one --data new")
+    assert f"rows                       {ROWS}" in said
+    say.done(f"{PREDICT} two --embeddings set")
+    assert [path.name for path in Path("one").iterdir()] == ["predictions.csv"]
+    first, second = table("one"), table("two")
     assert list(first[0]) == list(HEADER)
     for pictures, rows in zip(first, second, strict=True):
         assert {**pictures, "path": ""} == {**rows, "path": ""}
         assert Path(pictures["path"]).name == Path(rows["path"]).name
-    released = Release.load(place / "model")
-    rows = EmbeddingSet.open(place / "new").embeddings
+    released, rows = Release.load(Path("model")), EmbeddingSet.open("set").embeddings
     shares, scores = released.predict_proba(rows), released.scores(rows)
     for row, p, score in zip(first, shares, scores, strict=True):
         order = score.argsort(descending=True)  # probabilities that round to 0 have none
@@ -94,74 +89,73 @@ def test_pictures_are_classified_as_their_embeddings_are(call, place, tmp_path) 
     assert np.mean(right) > 0.9
 
 
-def test_labels_that_are_there_are_compared(call, place, tmp_path) -> None:
-    common = ["predict", "--model", str(place / "model"), "--evaluate"]
-    out = tmp_path / "out"
-    code, said, _ = call(*common, "--data", str(place / "new_pictures"), "--out", str(out))
-    assert code == 0
-    names = ["confusion.png", "metrics.json", "predictions.csv"]
-    assert sorted(p.name for p in out.iterdir()) == names
-    metrics = json.loads((out / "metrics.json").read_text())
-    assert metrics["rows"] == 3 * ROWS
-    assert metrics["majority_baseline"] == pytest.approx(1 / 3)
-    assert metrics["accuracy"] > 0.9
-    assert metrics["rows_by_split"] == {"train": 3 * ROWS}
-    assert "no epsilon covers" in metrics["of"]
-    assert "posterior of Gaussian classes" in metrics["probabilities"]
-    assert f"accuracy                   {metrics['accuracy']:.4f}" in said
-    again = call(*common, "--embeddings", str(place / "new"), "--out", str(tmp_path / "two"))
-    assert again[0] == 0
-    assert json.loads((tmp_path / "two" / "metrics.json").read_text()) == metrics
+def test_labels_that_are_there_are_compared_by_name(say) -> None:
+    said = say.done(f"{PREDICT} out --evaluate --data new")
+    names = {"confusion.png", "metrics.json", "predictions.csv"}
+    assert {path.name for path in Path("out").iterdir()} == names
+    found = metrics("out")
+    assert (found["rows"], found["rows_by_split"]) == (ROWS, {"train": ROWS})
+    assert found["majority_baseline"] == pytest.approx(1 / 3)
+    assert found["accuracy"] > 0.9
+    assert "no epsilon covers" in found["of"]
+    assert "posterior of Gaussian classes" in found["probabilities"]
+    assert f"accuracy                   {found['accuracy']:.4f}" in said
+    rows = EmbeddingSet.open("set")
+    turned = rows.meta | {"class_names": ["red", "blue", "green"], "classes": "declared"}
+    replace(rows, labels=np.array([1, 2, 0])[rows.labels], meta=turned).save(Path("turned"))
+    for source in ("set", "turned"):
+        say.done(f"{PREDICT} of_{source} --evaluate --embeddings {source}")
+        assert metrics(f"of_{source}") == found
 
 
-def test_classes_in_another_order_are_compared_by_name(call, place, tmp_path) -> None:
-    rows = EmbeddingSet.open(place / "new")
-    turned = {"class_names": ["red", "blue", "green"], "classes": "declared"}
-    labels = np.array([1, 2, 0])[rows.labels]
-    EmbeddingSet(
-        embeddings=rows.embeddings, labels=labels, split=rows.split, meta=rows.meta | turned
-    ).save(tmp_path / "turned")
-    common = ["predict", "--model", str(place / "model"), "--evaluate"]
-    for name, source in (("one", place / "new"), ("two", tmp_path / "turned")):
-        assert call(*common, "--embeddings", str(source), "--out", str(tmp_path / name))[0] == 0
-    one, two = (json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("one", "two"))
-    assert one == two
+def test_every_layout_of_embed_is_read(say) -> None:
+    sources = {
+        "users": "people --layout user-class",
+        "table": "csv:table.csv --columns path=path,label=label",
+        "medmnist": "medmnist.npz",
+        "val": "medmnist.npz --splits val",
+    }
+    Path("people").mkdir()
+    Path("people", "user").symlink_to(Path("new").resolve())
+    for name, source in sources.items():
+        say.done(f"{PREDICT} {name} --evaluate --data {source}")
+    rows = {name: len(table(name)) for name in sources}
+    assert rows == {"users": ROWS, "table": 9, "medmnist": ROWS, "val": 10}
+    assert metrics("users")["accuracy"] == metrics("medmnist")["accuracy"]  # the same pictures
 
 
-def test_pictures_of_another_size_are_brought_to_that_of_the_model(call, place, tmp_path) -> None:
-    pictures = draw(tmp_path / "large", 5, 3, size=24)
-    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
-    assert call(*common, "--data", str(pictures))[0] == 0
-    assert len(table(tmp_path / "out")) == 15
-    pixels = np.zeros((4, 24, 24, 3), np.uint8)
-    np.savez(tmp_path / "large.npz", x_test=pixels, y_test=np.arange(4) % 3)
-    common += ["--data", str(tmp_path / "large.npz"), "--overwrite"]
-    assert call(*common)[0] == 0
-    assert len(table(tmp_path / "out")) == 4
+def test_evaluate_takes_pictures_and_keeps_a_ledger(say) -> None:
+    for user in range(4):
+        for name in COLOURS:
+            Path("people", f"user{user}", name).mkdir(parents=True)
+            for path in sorted(Path("new", name).iterdir())[user::4]:
+                shutil.copy(path, Path("people", f"user{user}", name))
+    line = "evaluate --model model --data people --layout user-class"
+    printed = say.done(f"{line} --epsilon 50 --ledger held.ledger --out e")
+    report = json.loads(Path("e/evaluation.json").read_text())
+    assert (report["rows"], report["users"], report["suitable_for_release"]) == (ROWS, 4, True)
+    assert report["accuracy"]["estimate"] > report["majority_baseline"]["estimate"]
+    assert "majority_baseline" in printed
+    say.done("ledger show --ledger held.ledger")
+    assert say(line) == (2, "", "error: ledger must be given, got none\n")
 
 
-def test_images_without_labels_are_classified(call, place, tmp_path) -> None:
-    pixels = np.tile(np.array(COLOURS["green"], np.uint8), (7, SIZE, SIZE, 1))
-    np.savez(tmp_path / "new.npz", x_test=pixels)
-    common = ["predict", "--model", str(place / "model"), "--data", str(tmp_path / "new.npz")]
-    assert call(*common, "--out", str(tmp_path / "out"))[0] == 0
-    assert [row["class"] for row in table(tmp_path / "out")] == ["green"] * 7
+def test_images_without_labels_are_classified(say) -> None:
+    np.savez("bare.npz", x_test=np.tile(np.array(COLOURS["green"], np.uint8), (7, SIZE, SIZE, 1)))
+    say.done(f"{PREDICT} out --data bare.npz")
+    assert [row["class"] for row in table("out")] == ["green"] * 7
 
 
-def test_unreadable_pictures_have_a_line_of_their_own(call, place, tmp_path) -> None:
-    pictures = draw(tmp_path / "pictures", 4, 5)
-    whole, some = str(tmp_path / "whole"), str(tmp_path / "some")
-    common = ["predict", "--model", str(place / "model"), "--data", str(pictures), "--evaluate"]
-    assert call(*common, "--out", whole)[0] == 0
-    damaged = ("blue/000.png", "green/002.png", "red/003.png")  # the first and the last as well
+def test_unreadable_pictures_have_a_line_of_their_own(say) -> None:
+    draw(Path("drawn"), 12)
+    say.done(f"{PREDICT} whole --data drawn --evaluate")
+    damaged = ("blue/000.png", "green/004.png", "red/011.png")  # the first and the last as well
     for name, content in zip(damaged, (b"", b"no picture", b"\x89PNG\r\n\x1a\n"), strict=True):
-        (pictures / name).write_bytes(content)
-    code, _, error = call(*common, "--out", some)
-    assert (code, "blue/000.png must be a readable image" in error) == (2, True)
-    code, said, error = call(*common, "--out", some, "--skip-unreadable")
-    assert (code, error) == (0, "")
+        Path("drawn", name).write_bytes(content)
+    say.refused(f"{PREDICT} some --data drawn --evaluate", "blue/000.png must be a readable image")
+    said = say.done(f"{PREDICT} some --data drawn --evaluate --skip-unreadable")
     assert f"{'rows':26} 12\n{'unreadable':26} 3\n" in said
-    first, second = table(tmp_path / "whole"), table(tmp_path / "some")
+    first, second = table("whole"), table("some")
     assert list(second[0]) == [*HEADER, "unreadable"]
     for before, after in zip(first, second, strict=True):
         reason = after.pop("unreadable")
@@ -170,97 +164,115 @@ def test_unreadable_pictures_have_a_line_of_their_own(call, place, tmp_path) -> 
             assert after == dict.fromkeys(HEADER, "") | {"path": before["path"]}
         else:
             assert (after, reason) == (before, "")
-    metrics = json.loads((tmp_path / "some" / "metrics.json").read_text())
-    assert (metrics["rows"], metrics["rows_by_split"]) == (9, {"train": 9})
-    assert np.sum(metrics["confusion"]) == 9
+    assert (metrics("some")["rows"], metrics("some")["rows_by_split"]) == (9, {"train": 9})
+    assert np.sum(metrics("some")["confusion"]) == 9
 
 
-def test_nothing_readable_is_an_error(call, place, tmp_path) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "1.png").write_bytes(b"")
-    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
-    code, _, error = call(*common, "--data", str(tmp_path / "pictures"), "--skip-unreadable")
-    assert code == 2
-    assert "must hold a readable image, got none" in error
-
-
-def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(call, place, tmp_path) -> None:
-    shutil.copytree(place / "model", tmp_path / "unknown")
-    model = tmp_path / "unknown" / "model.safetensors"
-    with safe_open(model, "pt") as file:
+def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(say) -> None:
+    shutil.copytree("model", "unknown")
+    with safe_open("unknown/model.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         metadata = {name: text for name, text in file.metadata().items() if name != "encoding"}
-    save_file(tensors, model, metadata)
-    common = ["predict", "--model", str(tmp_path / "unknown"), "--out", str(tmp_path / "out")]
-    code, _, error = call(*common, "--data", str(place / "new_pictures"))
-    assert code == 2
-    assert "release must say which encoder its embeddings came from" in error
-    assert call(*common, "--embeddings", str(place / "new"))[0] == 0
+    save_file(tensors, "unknown/model.safetensors", metadata)
+    say.refused(
+        "predict --model unknown --out out --data new",
+        "release must say which encoder its embeddings came from",
+    )
+    say.done("predict --model unknown --out out --embeddings set")
 
 
-def test_names_that_need_quotes_survive(call, place, tmp_path) -> None:
+def test_names_that_need_quotes_survive(say) -> None:
     odd = ['comma, "quote".png', "new\nline.png", "=1+1.png", "ü.png"]
-    (tmp_path / "odd" / "red").mkdir(parents=True)
+    Path("odd/red").mkdir(parents=True)
     for name in odd:
-        shutil.copy(place / "new_pictures" / "red" / "000.png", tmp_path / "odd" / "red" / name)
-    common = ["predict", "--model", str(place / "model"), "--out", str(tmp_path / "out")]
-    assert call(*common, "--data", str(tmp_path / "odd"))[0] == 0
-    found = {row["path"].removeprefix(f"{tmp_path}/odd/") for row in table(tmp_path / "out")}
-    assert {Path(name).name for name in found} == set(odd)
+        shutil.copy("new/red/002.png", Path("odd/red", name))
+    say.done(f"{PREDICT} out --data odd")
+    assert {Path(row["path"]).name for row in table("out")} == set(odd)
 
 
-def test_run_carries_the_encoder_if_asked(call, place, tmp_path) -> None:
-    common = ["simulate", "--embeddings", str(place / "private"), "--public", str(place / "public")]
-    common += ["--epsilon", "9", "--components", "4", "--users", "6", "--with-encoder"]
-    code, _, error = call(*common, "--out", str(tmp_path / "none"))
-    assert code == 2
-    assert "encoder must be given by name and weights" in error
-    assert not (tmp_path / "none").exists()
-    network = str(place / "network.safetensors")
-    code, _, error = call(*common, network, "--out", str(tmp_path / "run"))
-    assert (code, error) == (0, "")
-    assert (tmp_path / "run" / "encoder.safetensors").is_file()
-    common = ["predict", "--model", str(tmp_path / "run"), "--out", str(tmp_path / "out")]
-    assert call(*common, "--data", str(place / "new_pictures"))[0] == 0
+SIMULATE = "simulate --components 4 --users 6 --epsilon 9"
 
 
-def carried_and_named(call, place: Path, to: Path, encoder: str, weights: str | None) -> list[str]:
-    """A model carries its encoder, and takes it by name; options that show it new pictures."""
-    for kind in ("private", "public"):
-        pictures = str(place / f"{kind}_pictures")
-        EmbedRun(data=pictures, encoder=encoder, weights=weights, out=to / kind).run()
-    sets = ["--embeddings", str(to / "private"), "--public", str(to / "public")]
-    sets += ["--components", "4", "--users", "6", "--epsilon", "9"]
-    carried = "+".join([str(place / "network.safetensors"), *([weights] if weights else [])])
-    sets += ["--with-encoder", carried]
-    code, _, error = call("simulate", *sets, "--out", str(to / "model"))
-    assert (code, error) == (0, "")
-    common = ["predict", "--model", str(to / "model"), "--data", str(place / "new_pictures")]
-    assert call(*common, "--out", str(to / "one"))[0] == 0
-    (to / "model" / "encoder.safetensors").unlink()
-    named = ["--encoder", encoder, *(["--weights", weights] if weights else [])]
-    assert call(*common, *named, "--out", str(to / "two"))[0] == 0
-    assert table(to / "one") == table(to / "two")
-    return common
+def test_run_carries_the_encoder_if_asked(say, no_pictures) -> None:
+    learn = f"{SIMULATE} --embeddings set --public public --out run --with-encoder"
+    say.refused(learn, "encoder must be given by name and weights")
+    assert not Path("run").exists()
+    say.done(f"{learn} {Path('network.safetensors').resolve()}")
+    assert Path("run/encoder.safetensors").is_file()
+    say.done("predict --model run --data new --out out")
 
 
-def test_a_mirrored_encoder_is_carried_and_named(call, place, tmp_path) -> None:
+def carried_and_named(say, encoder: str, weights: str = "") -> None:
+    """A model carries its encoder, and takes it by name."""
+    for kind in ("new", "pictures"):
+        Run(data=kind, encoder=encoder, weights=weights or None, out=Path(f"of_{kind}")).run()
+    carried = "network.safetensors" + (f"+{weights}" if weights else "")
+    sets = f"--embeddings of_new --public of_pictures --with-encoder {carried}"
+    say.done(f"{SIMULATE} {sets} --out learned")
+    predict = "predict --model learned --data new --out"
+    say.done(f"{predict} one")
+    Path("learned/encoder.safetensors").unlink()
+    named = f"--encoder {encoder}" + (f" --weights {weights}" if weights else "")
+    say.done(f"{predict} two {named}")
+    assert table("one") == table("two")
+
+
+def test_a_mirrored_encoder_is_carried_and_named(say, no_pictures) -> None:
     """The prefix is of the name: it must not be lost where a file stands for the encoder."""
-    network = place / "network.safetensors"
-    common = carried_and_named(call, place, tmp_path, f"mirrored:{network}", None)
-    code, _, error = call(*common, "--encoder", str(network))
-    assert code == 2
-    assert "encoder must be the one that the model learned with, mirrored:network.safe" in error
-    plain = ["--embeddings", str(place / "private"), "--public", str(tmp_path / "public")]
-    code, _, error = call("simulate", *plain, "--epsilon", "9", "--users", "6")
-    assert code == 2
-    assert "must be embedded by one encoder" in error
+    carried_and_named(say, "mirrored:network.safetensors")
+    say.refused(
+        "predict --model learned --data new --encoder network.safetensors",
+        "encoder must be the one that the model learned with, mirrored:network.safe",
+    )
+    say.refused(
+        f"{SIMULATE} --embeddings set --public of_pictures", "must be embedded by one encoder"
+    )
 
 
-def test_encoders_side_by_side_are_carried_and_named(call, place, tmp_path) -> None:
+def test_encoders_side_by_side_are_carried_and_named(say, no_pictures) -> None:
     """By checkpoint and by name, each with its own size; sets joined later have the same rows."""
-    name = f"concat:{place / 'network.safetensors'}@12+timm:resnet10t@32"
-    carried_and_named(call, place, tmp_path, name, "random")
-    assert call("card", "--model", str(tmp_path / "model"), "--out", str(tmp_path / "card"))[0] == 0
-    page = (tmp_path / "card" / "card.html").read_text()
-    assert "concat:network.safetensors@12+timm:resnet10t@32" in page
+    carried_and_named(say, "concat:network.safetensors@12+timm:resnet10t@32", "random")
+    say.done("card --model learned --out card")
+    assert "concat:network.safetensors@12+timm:resnet10t@32" in Path("card/card.html").read_text()
+
+
+EXPORT = "export --out out --format"
+
+
+def test_a_file_is_written_and_compared(call) -> None:
+    said = call.done(f"{EXPORT} torch-export --model model")
+    assert sorted(p.name for p in Path("out").iterdir()) == ["export.json", "model.pt2"]
+    told = json.loads(Path("out/export.json").read_text())
+    assert told["largest_difference"] < 1e-5
+    assert told["classes_that_differ"] == 0
+    assert told["class_names"] == ["blue", "green", "red"]
+    encoding = Release.load(Path("model")).encoding
+    assert encoding is not None
+    assert told["encoding"] == encoding.to_json()
+    assert "warning" not in said
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 3, 8, 8), np.uint8)
+    _, shares = run_torch(Path("out/model.pt2"))(pixels)
+    assert shares.shape == (9, 3)
+
+
+@pytest.mark.parametrize("package", ["onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_extra(call, monkeypatch, package: str) -> None:
+    if package == "onnxruntime":
+        monkeypatch.setattr("train_distributed.released.export.save_onnx", lambda *_: None)
+    monkeypatch.setitem(sys.modules, package, None)
+    call.refused(
+        f"{EXPORT} onnx --model model",
+        f"must have {package} installed: pip install 'blind-averaging[export]'",
+    )
+    assert not Path("out").exists()
+
+
+def test_a_difference_is_said(call, monkeypatch) -> None:
+    whole = _Head.forward
+
+    def wrong(head: _Head, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return whole(head, rows + 1e-2)
+
+    monkeypatch.setattr(_Head, "forward", wrong)
+    said = call.done(f"{EXPORT} torch-export --model model")
+    assert "differs from predict by more than 1e-05" in said

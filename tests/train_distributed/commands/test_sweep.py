@@ -1,4 +1,4 @@
-"""A sweep that is killed and resumed gives the same cells, no finished job twice."""
+"""A sweep that is killed and resumed gives the same cells; the demo keeps apart what is public."""
 
 import gzip
 import itertools
@@ -10,14 +10,19 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from embed import EmbeddingSet
+from pretrain import probe, simclr
+from tests.embedding_sets import clusters
+from train_distributed.commands import rehearsing
 from train_distributed.commands.comparing import Plot, Sweep
 from train_distributed.research.experiments.conditions import ExperimentName
 from train_distributed.research.experiments.figures import summarise, table
+from train_distributed.simulation import digits as digit_sets
 from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Result
 from train_distributed.store.store import read_store
@@ -27,16 +32,10 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def sets(tmp_path) -> tuple[Path, Path]:
-    rng = np.random.default_rng(0)
-    labels = np.arange(260) % 4
-    x = 2 * np.eye(4, 40)[labels] + 0.3 * rng.standard_normal((260, 40))
-    split = np.repeat([0, 1], [200, 60]).astype(np.uint8)
-    meta = {"class_names": list("abcd"), "data": "blobs"}
-    private = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, split=split, meta=meta)
+    private, public = clusters(260, 4, 40, test=60), clusters(320, 8, 40, first=2, seed=1)
+    private.meta["data"] = "blobs"
     private.save(tmp_path / "private")
-    known = np.arange(320) % 8
-    public = 2 * np.eye(8, 40, 2)[known] + 0.3 * rng.standard_normal((320, 40))
-    EmbeddingSet(embeddings=public.astype(np.float32), labels=known).save(tmp_path / "public")
+    public.save(tmp_path / "public")
     return tmp_path / "private", tmp_path / "public"
 
 
@@ -64,19 +63,23 @@ def interrupted_at(number: int, monkeypatch) -> list[str]:
 
 
 def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, capsys):
-    sweep(sets, tmp_path / "whole", "frontier", seeds=1).run()
+    once: dict[str, Any] = {"seeds": 1, "epsilons": (2.0,)}
+    sweep(sets, tmp_path / "whole", "frontier", **once).run()
     played = interrupted_at(12, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match=r"rows of 11 of \d+ jobs are kept in .*continues"):
-        sweep(sets, tmp_path / "resumed", "frontier", seeds=1).run()
+        sweep(sets, tmp_path / "resumed", "frontier", **once).run()
     assert not (tmp_path / "resumed").exists()
     (unfinished,) = tmp_path.glob(".resumed.*")
     capsys.readouterr()
-    sweep(sets, tmp_path / "resumed", "frontier", seeds=1).run()
+    sweep(sets, tmp_path / "resumed", "frontier", **once).run()
     assert "rows of 11 of" in capsys.readouterr().err
     twice = {key for key in played if played.count(key) > 1}
     assert twice == {played[11]}  # the interrupted one is the only one started twice
     assert cells(tmp_path / "resumed") == cells(tmp_path / "whole")
     assert not unfinished.exists()
+    ours = [each["accuracy"] for each in cells(tmp_path / "whole") if each["label"] == "ours"]
+    assert len(ours) == 2  # partitions do not touch statistics under the same noise
+    assert len(set(ours)) == 1
 
 
 @pytest.mark.slow
@@ -112,30 +115,31 @@ def journalled(folder: Path) -> list[str]:
     return [] if journal is None else [row.name for row in read_store(journal, "journal")[1:]]
 
 
-def test_partitions_do_not_touch_statistics_under_the_same_noise(sets, tmp_path, capsys):
-    sweep(sets, tmp_path / "out", "frontier").run()
-    found = {}
-    for cell in cells(tmp_path / "out"):
-        if cell["label"] == "ours":
-            found.setdefault((cell["epsilon"], cell["seed"]), []).append(cell["accuracy"])
-    assert len(found) == 4
-    assert all(len(each) == 2 and len(set(each)) == 1 for each in found.values())
-
-
-def test_folds_test_every_row_once(sets, tmp_path, capsys):
+def test_folds_test_every_row_once_and_two_sweeps_do_not_mix(sets, tmp_path, monkeypatch, capsys):
     changes = {"folds": 4, "seeds": 1, "epsilons": (math.inf,), "schemes": ("iid",)}
+    met, real = [], runner._Stage.play
+
+    def meet(stage, job):
+        if not met:
+            met.append(None)
+            with pytest.raises(FileExistsError, match="one command at a time"):
+                sweep(sets, tmp_path / "out", "frontier", **changes).run()
+        return real(stage, job)
+
+    monkeypatch.setattr(runner._Stage, "play", meet)
     sweep(sets, tmp_path / "out", "frontier", **changes).run()
+    assert met
     assert {cell["seed"] for cell in cells(tmp_path / "out")} == {0, 1, 2, 3}
     assert {cell["rows"] for cell in cells(tmp_path / "out")} == {195}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["users", pytest.param("non-iid", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", ["users", pytest.param("non-iid", marks=pytest.mark.slow)])
 def test_every_experiment_ends_in_a_figure_that_plot_draws_again(sets, tmp_path, name, capsys):
     pytest.importorskip("opacus")
-    sweep(sets, tmp_path / "out", name, users=(10, 5), seeds=1, epsilons=(2.0,)).run()
+    changes = {"users": (10, 1), "schemes": ("iid",)} if name == "users" else {"users": (10, 5)}
+    sweep(sets, tmp_path / "out", name, seeds=1, epsilons=(8.0,), **changes).run()
+    found = {c["users"]: c["accuracy"] for c in cells(tmp_path / "out") if c["method"] == "dp-fl"}
+    assert name != "users" or (found.keys() == {1, 10} and found[10] > 0.4)  # baseline by name
     figure = (tmp_path / "out/figure.png").read_bytes()
     capsys.readouterr()
     Plot(tmp_path / "out", tmp_path / "again.png").run()
@@ -163,46 +167,61 @@ def test_summaries_take_the_best_setting_of_a_label():
     assert found.mean == pytest.approx(0.85)
     assert found.std == pytest.approx(np.std([0.8, 0.9], ddof=1))
     assert "85.0 ± 7.1" in table(rows)
+    cells = (("a", 0, 0.9), ("a", 1, 0.1), ("b", 0, 0.6), ("b", 1, 0.6))
+    rows = [Result(name, name, "iid", 1.0, seed, x, {}, "pixels") for name, seed, x in cells]
+    assert summarise(rows, by=("scheme", "epsilon"))["iid", 1.0].mean == pytest.approx(0.6)
 
 
-def test_baselines_are_another_method_with_a_name(sets, tmp_path, capsys):
-    pytest.importorskip("opacus")
-    changes = {"seeds": 1, "epsilons": (8.0,), "schemes": ("iid",)}
-    sweep(sets, tmp_path / "out", "users", users=(1, 10), **changes).run()
-    alone, shared = [cell for cell in cells(tmp_path / "out") if cell["method"] == "dp-fl"]
-    assert (alone["users"], shared["users"]) == (1, 10)
-    assert shared["accuracy"] > 0.4
-
-
-def test_other_options_keep_what_an_interrupted_sweep_has_finished(
-    sets, tmp_path, monkeypatch, capsys
-):
+def test_other_options_keep_what_is_finished(sets, tmp_path, monkeypatch, capsys):
+    iid: dict[str, Any] = {"seeds": 1, "schemes": ("iid",)}
     played = interrupted_at(4, monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="rows of 3 of"):
-        sweep(sets, tmp_path / "out", "frontier", seeds=1).run()
+        sweep(sets, tmp_path / "out", "frontier", **iid, epsilons=(2.0,)).run()
     (unfinished,) = tmp_path.glob(".out.*")
     before = unfinished.read_bytes()
-    sweep(sets, tmp_path / "out", "frontier", seeds=1, epsilons=(0.5,)).run()
+    sweep(sets, tmp_path / "out", "frontier", **iid, epsilons=(0.5,)).run()
     assert f"with other options, or of another version, {unfinished}" in capsys.readouterr().err
     assert unfinished.read_bytes() == before
     first = played[:3]
     del played[:]
     played += [""] * 4
-    Sweep.run(replace(sweep(sets, tmp_path / "out", "frontier", seeds=1), overwrite=True))
+    again = sweep(sets, tmp_path / "out", "frontier", **iid, epsilons=(2.0,))
+    replace(again, overwrite=True).run()
     assert not set(first) & set(played)
     assert not list(tmp_path.glob(".out.*"))
 
 
-def test_two_sweeps_into_one_directory_do_not_mix(sets, tmp_path, monkeypatch):
-    met, real = [], runner._Stage.play
+def test_public_labels_are_withheld_and_no_digit_is_on_both_sides():
+    images, labels = digit_sets.load_digits()
+    assert images.shape == (5000, 1, 28, 28)
+    assert images.dtype == torch.uint8
+    public, private = digit_sets.split_digits(digit_sets.pixels(images), labels)
+    assert not public.labels.any()
+    assert (private.labels == labels[digit_sets.PUBLIC :]).all()
+    assert np.bincount(private.split).tolist() == [digit_sets.PRIVATE, digit_sets.TEST_ROWS]
+    held = {row.tobytes() for row in np.asarray(private.embeddings)}
+    assert not held & {row.tobytes() for row in np.asarray(public.embeddings)}
 
-    def meet(stage, job):
-        if not met:
-            met.append(None)
-            with pytest.raises(FileExistsError, match="one command at a time"):
-                sweep(sets, tmp_path / "out", "frontier", seeds=1).run()
-        return real(stage, job)
 
-    monkeypatch.setattr(runner._Stage, "play", meet)
-    sweep(sets, tmp_path / "out", "frontier", seeds=1).run()
-    assert met
+def test_the_encoder_sees_public_digits_alone(monkeypatch):
+    images, seen = digit_sets.load_digits()[0], []
+
+    def record(given, config, generator):
+        seen.append(given)
+        return torch.nn.Flatten(), []
+
+    monkeypatch.setattr(simclr, "pretrain", record)
+    monkeypatch.setattr(probe, "embed_all", lambda encoder, given: encoder(given).float())
+    embeddings = rehearsing.simclr_embeddings(images)
+    assert len(embeddings) == len(images)
+    assert len(seen) == 1
+    assert torch.equal(seen[0][:, :1], images[: digit_sets.PUBLIC])
+
+
+def test_bad_settings_are_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(digit_sets, "load_digits", lambda: pytest.fail("worked before it checked"))
+    with pytest.raises(ValueError, match=r"epsilon must be .* got -1"):
+        rehearsing.Demo(epsilons=(-1.0,), out=tmp_path / "new").run()
+    with pytest.raises(FileExistsError):
+        rehearsing.Demo(out=tmp_path).run()
+    assert not list(tmp_path.iterdir())

@@ -36,27 +36,21 @@ def rows(released: Release) -> EmbeddingSet:
 def test_without_noise_it_counts(released: Release, rows: EmbeddingSet) -> None:
     found = evaluate(released, rows, NONE)
     wanted = torch.tensor(measure(released, rows, 2)["confusion"])
-    assert torch.equal(found.estimates.confusion, wanted.double())
-    share = float(wanted.trace() / wanted.sum())
-    assert found.estimates.accuracy.estimate == pytest.approx(share)
+    counted = found.estimates
+    assert torch.equal(counted.confusion, wanted.double())
+    assert counted.accuracy.estimate == pytest.approx(float(wanted.trace() / wanted.sum()))
     recalls = (wanted.diagonal() / wanted.sum(1)).tolist()
-    seen = [each.estimate for each in found.estimates.recalls]
-    assert seen == pytest.approx(recalls)
-    assert found.estimates.balanced_accuracy.estimate == pytest.approx(np.mean(recalls))
+    assert [each.estimate for each in counted.recalls] == pytest.approx(recalls)
+    assert counted.balanced_accuracy.estimate == pytest.approx(np.mean(recalls))
     assert found.report["rows"] == 100
     assert not found.report["suitable_for_release"]
     json.dumps(found.report, allow_nan=False)
 
 
-@pytest.fixture
-def movable(released: Release) -> Release:
-    """Model that can be had for any prior, far from the equal one."""
-    shares = torch.tensor([0.9, 0.07, 0.03], dtype=torch.float64)
-    return replace(released, prior="equal", class_shares=shares)
-
-
-def test_one_sum_evaluates_two_priors(movable: Release, rows: EmbeddingSet) -> None:
+def test_one_sum_evaluates_two_priors(released: Release, rows: EmbeddingSet) -> None:
     """At one ε both have √2 times the noise; without noise each is what it is by itself."""
+    shares = torch.tensor([0.9, 0.07, 0.03], dtype=torch.float64)
+    movable = replace(released, prior="equal", class_shares=shares)
     found = evaluate(movable, rows, NONE, prior="both").report
     assert list(found["by_prior"]) == ["equal", "private"]
     for prior in ("equal", "private"):
@@ -68,10 +62,8 @@ def test_one_sum_evaluates_two_priors(movable: Release, rows: EmbeddingSet) -> N
     assert found["confusion"] == found["by_prior"]["equal"]["confusion"]
     assert found["by_prior"]["private"]["confusion"] != found["confusion"]
     other = evaluate(movable.with_prior("private"), rows, NONE, prior="both").report
-    assert (other["prior"], other["confusion"]) == (
-        "private",
-        found["by_prior"]["private"]["confusion"],
-    )
+    assert other["prior"] == "private"
+    assert other["confusion"] == found["by_prior"]["private"]["confusion"]
     shared, single = (summed(movable, rows, SOME, prior=prior) for prior in ("both", "private"))
     assert shared.noise_std == pytest.approx(2**0.5 * single.noise_std, rel=1e-3)
     assert shared.report["sensitivity"] == pytest.approx(2**0.5 * single.report["sensitivity"])
@@ -83,17 +75,8 @@ def test_one_sum_evaluates_two_priors(movable: Release, rows: EmbeddingSet) -> N
     json.dumps(report, allow_nan=False)
 
 
-def test_a_model_of_one_prior_is_evaluated_for_no_other(
-    released: Release, rows: EmbeddingSet
-) -> None:
-    for prior in ("both", "equal", (0.2, 0.3, 0.5)):
-        with pytest.raises(ValueError, match="carries the prior of its rows inside"):
-            evaluate(released, rows, SOME, prior=prior)
-
-
 def test_of_a_private_one_the_report_says_everything(released: Release, rows: EmbeddingSet) -> None:
-    found = evaluate(released, rows, SOME)
-    report = found.report
+    report = evaluate(released, rows, SOME).report
     assert report["suitable_for_release"]
     assert (report["noise"], report["users"], report["rows"]) == ("discrete", 20, 100)
     assert report["neighbouring"].startswith("replace one record")
@@ -113,27 +96,21 @@ def test_the_noise_in_the_sum_is_what_is_stated(released: Release, rows: Embeddi
     assert all(each.noise_std == found[0].noise_std for each in found)
     noise = torch.stack([each.opened - bare for each in found]) / found[0].noise_std
     assert noise.std().item() == pytest.approx(1, rel=0.06)
-    multiplier = found[0].report["noise_multiplier"]
-    assert found[0].noise_std == pytest.approx(
-        multiplier * found[0].report["sensitivity"] * 2**0.5, rel=1e-6
-    )  # 10 of 20 users are honest, and all 20 add theirs
+    of = found[0].report  # 10 of 20 users are honest, and all 20 add theirs
+    stated = of["noise_multiplier"] * of["sensitivity"] * 2**0.5
+    assert found[0].noise_std == pytest.approx(stated, rel=1e-6)
     exact = summed(released, rows, SOME)
     assert exact.noise_std == pytest.approx(found[0].noise_std, rel=1e-3)
     assert exact.noise_std >= found[0].noise_std
 
 
-def test_nothing_is_drawn_before_it_is_counted(
-    released: Release, rows: EmbeddingSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_drawn_before_it_is_counted(released: Release, rows, monkeypatch) -> None:
     def stop(noise: Any) -> None:
         assert noise["noise"] == "discrete"
         assert noise["sigma"] / noise["sensitivity"] == pytest.approx(3.7306, rel=1e-3)
         raise ValueError("the limit is reached")
 
-    def drawn(*_: Any) -> None:
-        raise AssertionError("noise was drawn")
-
-    monkeypatch.setattr(mechanism, "add_noise", drawn)
+    monkeypatch.setattr(mechanism, "add_noise", lambda *_: pytest.fail("drawn"))
     with pytest.raises(ValueError, match="the limit is reached"):
         evaluate(released, rows, SOME, reserve=stop)
 
@@ -157,9 +134,7 @@ def test_rows_that_were_trained_on(released: Release, rows: EmbeddingSet) -> Non
         evaluate(released, alone, SOME, training=[other])
 
 
-def test_nobody_counts_the_training_rows_that_are_let_in(
-    released: Release, rows: EmbeddingSet
-) -> None:
+def test_nobody_counts_the_training_rows_that_are_let_in(released: Release, rows) -> None:
     """The number would be exact, and no ε covers it: nothing but the sum may depend on it."""
     x = np.array(rows.embeddings)
     train, held = np.flatnonzero(rows.split == 0), np.flatnonzero(rows.split == 2)
@@ -182,40 +157,29 @@ def test_a_draw_by_a_seed_is_for_simulations(released: Release, rows: EmbeddingS
     assert "a seed says which rows are held out" in report["unsuitable_because"]
 
 
-@pytest.mark.parametrize(
-    "privacy", [Privacy(1.0, 1e-5, unit="user"), Privacy(1, 1e-5, None, group_size=2)]
-)
-def test_for_users_and_groups_promises_add_up(
-    privacy: Privacy, released: Release, rows: EmbeddingSet
-) -> None:
-    found = summed(released, rows, privacy, noise="float")
+def test_for_users_and_groups_promises_add_up(released: Release, rows: EmbeddingSet) -> None:
     single = summed(released, rows, SOME, noise="float")
-    assert "promises add up" in found.report["with_the_training"]
-    times = 5 if privacy.unit == "user" else 2
-    assert found.noise_std == pytest.approx(times * single.noise_std)
+    by_user, by_pair = Privacy(1.0, 1e-5, unit="user"), Privacy(1.0, 1e-5, None, group_size=2)
+    for privacy, times in ((by_user, 5), (by_pair, 2)):
+        found = summed(released, rows, privacy, noise="float")
+        assert "promises add up" in found.report["with_the_training"]
+        assert found.noise_std == pytest.approx(times * single.noise_std)
 
 
 def test_users_that_drop_out(released: Release, rows: EmbeddingSet) -> None:
-    partition = split(torch.zeros(100, dtype=torch.int64), 10)
-    played = FaultInjection(dropped=[9])
-    found = summed(
-        released, rows, SOME, partition=partition, min_survivors=9, faults=played, bins=0
-    )
+    given: Any = {"partition": split(torch.zeros(100, dtype=torch.int64), 10), "bins": 0}
+    given |= {"faults": FaultInjection(dropped=[9]), "min_survivors": 9}
+    found = summed(released, rows, SOME, **given)
     assert (found.report["survivors"], found.report["rows"]) == (9, 90)
     assert found.sizes.tolist() == [10] * 9
     assert not found.report["suitable_for_release"]
 
 
 def test_clusters_widen_intervals(released: Release, rows: EmbeddingSet) -> None:
-    widths = [
-        (e := evaluate(released, rows, NONE, sampling=s).estimates.accuracy).high - e.low
-        for s in ("rows", "users")
-    ]
-    assert widths[1] > 1.8 * widths[0]  # sqrt(5 rows of every user), and whole users
-
-
-def _changed(rows: EmbeddingSet, **changes: Any) -> EmbeddingSet:
-    return replace(rows, **changes)
+    alone, whole = (
+        evaluate(released, rows, NONE, sampling=by).estimates.accuracy for by in ("rows", "users")
+    )
+    assert whole.high - whole.low > 1.8 * (alone.high - alone.low)  # sqrt(5 rows of every user)
 
 
 def test_rows_that_no_evaluation_looks_at(released: Release, rows: EmbeddingSet) -> None:
@@ -225,20 +189,19 @@ def test_rows_that_no_evaluation_looks_at(released: Release, rows: EmbeddingSet)
     labels[held[4]] = 7
     assert released.encoding is not None
     of_another = released.encoding.to_json() | {"encoder_hash": "1" * 64}
-    for odd, words in [
-        (_changed(rows, split=np.zeros(400, np.uint8)), "got none; `embed hold-out --share 0.2`"),
-        (_changed(rows, embeddings=x[:, :5].copy()), "must have the model's 6 columns, got 5"),
-        (_changed(rows, embeddings=x), f"must be finite, got nan in row {held[5]}"),
-        (_changed(rows, labels=labels, meta={}), r"must lie in \[0, 3\), got 7 and 1 outside"),
-        (
-            _changed(rows, meta={"class_names": ["dog", "cat", "owl"]}),
-            r"must be the model's \('cat', 'dog', 'owl'\), got \('dog', 'cat', 'owl'\)",
-        ),
-        (_changed(rows, labels=np.full(400, -1), meta={}), "must have labels"),
-        (_changed(rows, meta=of_another), "model and embeddings must be embedded by one encoder"),
-    ]:
+    turned = {"class_names": ["dog", "cat", "owl"]}
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"split": np.zeros(400, np.uint8)}, "got none; `embed hold-out --share 0.2`"),
+        ({"embeddings": x[:, :5].copy()}, "must have the model's 6 columns, got 5"),
+        ({"embeddings": x}, f"must be finite, got nan in row {held[5]}"),
+        ({"labels": labels, "meta": {}}, r"must lie in \[0, 3\), got 7 and 1 outside"),
+        ({"meta": turned}, r"the model's \('cat', 'dog', 'owl'\), got \('dog', 'cat', 'owl'\)"),
+        ({"labels": np.full(400, -1), "meta": {}}, "must have labels"),
+        ({"meta": of_another}, "model and embeddings must be embedded by one encoder"),
+    ]
+    for change, words in changes:
         with pytest.raises(ValueError, match=words):
-            evaluate(released, odd, SOME)
+            evaluate(released, replace(rows, **change), SOME)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +215,10 @@ def test_rows_that_no_evaluation_looks_at(released: Release, rows: EmbeddingSet)
         ({"bins": 51}, "bins must be in .0, 50., got 51"),
         ({"min_survivors": 21}, r"min_survivors must be in \[1, 20\]"),
         ({"partition": split(torch.zeros(99, dtype=torch.int64), 9)}, "must cover the 100"),
+        ({"prior": "both"}, "carries the prior of its rows inside"),
+        ({"prior": (0.2, 0.3, 0.5)}, "carries the prior of its rows inside"),
     ],
 )
-def test_bad_settings(
-    settings: dict[str, Any], words: str, released: Release, rows: EmbeddingSet
-) -> None:
+def test_bad_settings(settings: dict[str, Any], words: str, released: Release, rows) -> None:
     with pytest.raises(ValueError, match=words):
         evaluate(released, rows, SOME, **settings)

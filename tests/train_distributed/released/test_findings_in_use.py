@@ -5,6 +5,8 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,25 +18,19 @@ from train_distributed import Privacy, PrivateClassifier, release
 from train_distributed.one_shot.finding_metrics import FindingMetrics, auroc, average_precision
 from train_distributed.released.card import card
 from train_distributed.released.evaluate import evaluate
-from train_distributed.released.evaluation import Evaluation
 
 NAMES = ["edema", "mass", "node"]
 SHARES = np.array([0.5, 0.3, 0.1])
 
 
-def rows(count: int, seed: int, users: int | None = None, **more: object) -> EmbeddingSet:
+def rows(count: int, seed: int, users: int = 1, **more: Any) -> EmbeddingSet:
     """Rows around the sum of their findings' directions."""
     rng = np.random.default_rng(seed)
-    directions = 2 * np.eye(3, 6)
     findings = (rng.random((count, 3)) < SHARES).astype(np.int8)
-    return EmbeddingSet(
-        embeddings=findings @ directions + rng.normal(size=(count, 6)),
-        labels=np.full(count, -1),
-        findings=findings,
-        users=None if users is None else np.arange(count) % users,
-        meta={"class_names": NAMES, "classes": "declared"},
-        **more,  # pyright: ignore[reportArgumentType]
-    )
+    more |= {"findings": findings, "users": np.arange(count) % users}
+    x, labels = findings @ (2 * np.eye(3, 6)) + rng.normal(size=(count, 6)), np.full(count, -1)
+    meta = {"class_names": NAMES, "classes": "declared"}
+    return EmbeddingSet(embeddings=x, labels=labels, meta=meta, **more)
 
 
 def test_metrics_are_those_of_scikit_learn_without_unknown_findings() -> None:
@@ -73,15 +69,12 @@ def test_a_finding_that_all_rows_have_or_lack_has_no_area() -> None:
 
 
 @pytest.mark.parametrize("measure", [auroc, average_precision])
-def test_perfect_ranks_have_an_interval(measure: Callable[..., dict[str, float]]) -> None:
-    """Whatever scikit-learn's sum of so many shares is rounded to."""
+def test_intervals_cover_as_often_as_they_say(measure: Callable[..., dict[str, float]]) -> None:
+    """Those of perfect ranks too, whatever scikit-learn's sum of so many shares is rounded to."""
     for count in range(2, 80):
         found = measure(np.arange(3.0 * count), np.arange(3 * count) >= count)
         assert found["low"] < found["estimate"] == found["high"] == pytest.approx(1)
 
-
-@pytest.mark.parametrize("measure", [auroc, average_precision])
-def test_intervals_cover_as_often_as_they_say(measure: Callable[..., dict[str, float]]) -> None:
     def drawn(count: int, seed: int) -> dict[str, float]:
         rng = np.random.default_rng(seed)
         has = rng.random(count) < 0.3
@@ -105,31 +98,14 @@ def test_a_private_evaluation_is_one_of_two_classes_for_every_finding() -> None:
     for k, name in enumerate(NAMES):
         of = found["per_finding"][name]
         recalls = [(said[truth[:, k] == y, k] == y).mean() for y in (0, 1)]
-        assert [of["recall"][w]["estimate"] for w in ("absent", "present")] == pytest.approx(
-            recalls
-        )
+        seen = [of["recall"][word]["estimate"] for word in ("absent", "present")]
+        assert seen == pytest.approx(recalls)
     assert "sqrt(3)" in found["one_sum"]
     unknown = np.array(held.findings)
     unknown[split == 2] = -1
     asked = replace(held, findings=unknown, meta=held.meta | {"unknown": "ask"})
     with pytest.raises(ValueError, match=r"must be known .* row 0"):
         evaluate(model, asked, Privacy(math.inf, 1e-5), noise="float")
-
-
-def test_no_record_moves_the_sum_of_an_evaluation_further_than_stated() -> None:
-    method = Evaluation(num_classes=2, bins=10, predictions=3)
-    user, worst = torch.zeros(1, dtype=torch.int64), 0.0
-    ends = [torch.tensor([[1 - p, p]]) for p in (1e-9, 0.0501, 0.0999, 0.45, 0.55, 0.9501, 1.0)]
-    records = [
-        method.submit(user, torch.full((1, 3), y), [shares] * 3, 1, 2.0**-12)
-        for y in (0, 1)
-        for shares in ends
-    ]
-    for one in records:
-        for other in records:
-            worst = max(worst, float((one - other).norm()))
-    bound = method.record_sensitivity(torch.tensor([1]))
-    assert 0.97 * bound < worst <= bound
 
 
 def test_the_estimator_takes_several_labels() -> None:
@@ -164,3 +140,26 @@ def test_the_card_says_what_is_known_of_every_finding() -> None:
     assert "| accuracy" not in text
     page = card(made, markup="html", evaluation=found)
     assert page.count("data:image/png") == 2
+
+
+def test_predictions_have_a_probability_for_each_finding(say, no_pictures) -> None:
+    held, public = rows(900, 1, 6), rows(300, 2)
+    test, other = rows(200, 3), [2, 0, 1]
+    turned = np.asarray(test.findings)[:, other]
+    test = replace(test, findings=turned, meta={"class_names": [NAMES[k] for k in other]})
+    for name, each in (("held", held), ("public", public), ("test", test)):
+        each.save(Path(name))
+    learn = ("run", "--embeddings", "held", "--public", "public", "--epsilon", "5")
+    say.done(*learn, "--ledger", "none", "--out", "model")
+    command = ("predict", "--model", "model", "--embeddings", "test", "--evaluate", "--out", "out")
+    say.done(*command, "--threshold", "prevalence")
+    lines = Path("out/predictions.csv").read_text().splitlines()
+    assert lines[0] == "path,findings," + ",".join(f"probability of {name}" for name in NAMES)
+    assert len(lines) == 201
+    metrics = json.loads(Path("out/metrics.json").read_text())
+    assert metrics["macro"]["auroc"]["estimate"] > 0.85
+    assert Path("out/roc.png").exists()
+    for wrong in ("0", "1"):
+        code, _, error = say(*command, "--threshold", wrong, "--overwrite")
+        assert code != 0
+        assert "threshold must be in (0, 1), or prevalence" in error

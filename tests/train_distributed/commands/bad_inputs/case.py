@@ -1,7 +1,7 @@
 """One bad input: what is typed, what is spoilt before, and how the one line must read."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ OUT = {  # commands that write a directory: it is told to replace a model, which
     *("predict", "evaluate", "export", "card", "rehearse", "sweep", "audit", "protect"),
 }
 DEEP = '{"a":' * 50_000 + "0" + "}" * 50_000  # more levels than a stack holds
+OVER = r"out must not hold what the command reads, \S+, got \S+"
+NEW = r"output directory must not exist .* got old"
+NAN_ROW = "must be finite, got nan in row 7"
 Spoil = Callable[[Path], object]  # of the folder that the command runs in
 
 
@@ -38,17 +41,30 @@ def table(*rows: Any) -> list[Case]:
     return [Case(*row) for row in rows]
 
 
+def under(rows: Mapping[str, list[Any]]) -> list[Case]:
+    """Cases by the words that they begin with.
+
+    ` | ` separates what is refused alike, `{}` is the last word; of several spoils each is a case.
+    """
+    return [
+        Case(f"{first} {typed}".strip(), says.replace("{}", typed.split(" ")[-1]), spoil)
+        for first, cases in rows.items()
+        for words, says, *spoils in cases
+        for typed in words.split(" | ")
+        for spoil in spoils or (None,)
+    ]
+
+
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
     """All that is in a folder: mode and content by path; of directories and links what they are."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
         content = b""
         if path.is_symlink():
             content = str(path.readlink()).encode()
         elif path.is_file():
             content = path.read_bytes()
-        found[path.relative_to(folder).as_posix()] = (mode, content)
+        found[path.relative_to(folder).as_posix()] = (path.lstat().st_mode, content)
     return found
 
 
@@ -64,11 +80,10 @@ def cut(name: str, keep: int = -1) -> Spoil:
 
 def put(name: str, content: str | bytes) -> Spoil:
     """Writes a file, over the one that may be there."""
-    data = content.encode() if isinstance(content, str) else content
 
     def spoil(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     return spoil
 

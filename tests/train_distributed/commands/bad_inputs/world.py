@@ -9,28 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.run import Run as EmbedRun
-from pretrain.encoder import save_encoder
-from pretrain.resnet import ResNetConfig, SmallResNet
 from tests.train_distributed.ledger.ledger_entries import STATED
+from tests.train_distributed.sized_pictures import tiny_encoder
 from train_distributed import Privacy, release
 from train_distributed.ledger.ledger import Ledger, Limit
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 50), "red": (220, 30, 20)}
-SIZE, TRAIN, EVALUATION, TEST = 8, 48, 24, 24
-PRIVACY = Privacy(50.0, 1e-5)
+SIZE = 8
 
 
 def make(root: Path) -> None:
     """Everything, below `root`."""
-    for name, seed in (("network", 0), ("other", 1)):
-        generator = torch.Generator().manual_seed(seed)
-        network = SmallResNet(ResNetConfig((4, 6), (1, 1)), generator)
-        save_encoder(network, root / f"{name}.safetensors")
+    for seed, name in enumerate(("network", "other")):
+        tiny_encoder(root / f"{name}.safetensors", seed)
     _pictures(root)
     rng = np.random.default_rng(0)
     _npz(root / "private.npz", rng, users=True)
@@ -63,7 +58,7 @@ def _pictures(root: Path) -> None:
 
 def _npz(path: Path, rng: np.random.Generator, *, users: bool) -> None:
     arrays = {"names": np.array(list(COLOURS))}
-    for part, rows in (("train", TRAIN), ("test", TEST), ("evaluation", EVALUATION)):
+    for part, rows in (("train", 48), ("test", 24), ("evaluation", 24)):
         labels = np.arange(rows) % len(COLOURS)
         means = np.array(list(COLOURS.values()))[labels, None, None]
         pixels = rng.normal(means, 40, (rows, SIZE, SIZE, 3))
@@ -82,23 +77,21 @@ def _sets(root: Path) -> None:
     meta = {"class_names": list(COLOURS)}
     narrow = np.ascontiguousarray(public.embeddings[:, :3])
     EmbeddingSet(embeddings=narrow, labels=public.labels, meta=meta).save(root / "narrow")
-    train = private.subset(private.split == 0)
-    train.save(root / "train_only")
+    private.subset(private.split == 0).save(root / "train_only")
     for name, source in (("nan", private), ("public_nan", public)):
         rows = np.array(source.embeddings)
         rows[[7, -1], 1] = np.nan
         rest = {k: v for k, v in source.meta.items() if k != "content_hash"}
-        replace(source, embeddings=rows, meta=rest).save(root / name)
+        pictures = np.array([f"{k}.png" for k in range(len(rows))])
+        replace(source, embeddings=rows, names=pictures, meta=rest).save(root / name)
 
 
 def _models(root: Path) -> None:
-    transforms = {}
-    for name, source in (("transform", "public"), ("foreign_transform", "foreign")):
-        fitted = PublicTransform.fit(EmbeddingSet.open(root / source), components=4)
-        fitted.save(root / f"{name}.safetensors")
-        transforms[name] = fitted
-    private = EmbeddingSet.open(root / "private")
-    model = release(private, "discriminant", PRIVACY, transform=transforms["transform"], sums=1)
+    for name, source in (("foreign_transform", "foreign"), ("transform", "public")):
+        transform = PublicTransform.fit(EmbeddingSet.open(root / source), components=4)
+        transform.save(root / f"{name}.safetensors")
+    private, promise = EmbeddingSet.open(root / "private"), Privacy(50.0, 1e-5)
+    model = release(private, "discriminant", promise, transform=transform, sums=1)
     model.save(root / "model")
     shutil.copytree(root / "model", root / "bare")  # without its encoder
     shutil.copy(root / "network.safetensors", root / "model" / "encoder.safetensors")
@@ -110,9 +103,7 @@ def _ledgers(root: Path) -> None:
     for result in ("one", "two"):
         kept = ledger.reserve(replace(STATED, epsilon=1.0, delta=1e-5, result=result))
     ledger.spend(kept)
-    (root / "spent.id").write_text(kept)
-    limited = Ledger(root / "limited.ledger")
-    limited.limit(Limit(epsilon=0.01, delta=1e-5))
+    Ledger(root / "limited.ledger").limit(Limit(epsilon=0.01, delta=1e-5))
     lines = ledger.path.read_bytes().replace(b'"one"', b'"own"')
     (root / "broken").mkdir()  # a ledger's neighbours are read as well
     (root / "broken" / "broken.ledger").write_bytes(lines)

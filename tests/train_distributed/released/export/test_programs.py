@@ -1,6 +1,9 @@
-"""ONNX and torch.export files, run by their own runtimes, against `predict`."""
+"""ONNX and torch.export files against `predict`, and that their runtimes tell nobody."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +17,13 @@ from torch.nn import functional
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import Encoding
-from pretrain.encoder import build_encoder, encoder_hash, save_encoder
+from embed.engines import refusal
+from pretrain.encoder import build_encoder, encoder_hash
 from pretrain.encoders.base import Concat
 from pretrain.intake.decode import squared
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.train_distributed.sized_pictures import tiny_encoder
 from train_distributed import Privacy, Release, release
 from train_distributed.released.export import (
     _Brought,
@@ -41,47 +46,43 @@ PARITY, DARK = 1e-5, 0.3
 KINDS = {"onnx": (save_onnx, run_onnx), "pt2": (save_torch, run_torch)}
 
 
-def pictures(
-    rows: int, size: tuple[int, int], seed: int, *, light: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Noisy shapes of three colours, and their classes."""
+def pictures(rows: int, size: tuple[int, int], seed: int, light: float = 1.0) -> np.ndarray:
+    """Noisy shapes of three colours, in turns."""
     rng = np.random.default_rng(seed)
-    labels = np.arange(rows) % 3
-    low = rng.normal(0, 60, (rows, 3, 4, 4)) + 180 * np.eye(3)[labels][:, :, None, None] + 40
-    smooth = functional.interpolate(torch.from_numpy(low), size=size, mode="bilinear")
-    noisy = smooth.numpy() + rng.normal(0, 15, (rows, 3, *size))
-    return np.clip(light * noisy, 0, 255).astype(np.uint8), labels
+    own = 180 * np.eye(3)[np.arange(rows) % 3][:, :, None, None] + 40
+    low = torch.from_numpy(rng.normal(0, 60, (rows, 3, 4, 4)) + own)
+    smooth = functional.interpolate(low, size=size, mode="bilinear").numpy()
+    noisy = smooth + rng.normal(0, 15, (rows, 3, *size))
+    return np.clip(light * noisy, 0, 255).astype(np.uint8)
 
 
-def learned(
-    encoder, preprocess: Preprocess, size: tuple[int, int], method: str, *, light: float = 1.0
-) -> Release:
+def learned(encoder, preprocess: Preprocess, size=(20, 17), light: float = 1.0) -> Release:
     """A private model of pictures of this light, with its transform fitted to others."""
-    sets = []
+    made: dict[str, Any] = {"encoder": "test", "weights": "random", "preprocess": preprocess}
+    known = Encoding(encoder_hash=encoder_hash(encoder), **made).to_json()
+    meta = {"class_names": list(NAMES), "image_shape": [3, *size]} | known
+    labels, sets = np.arange(120) % 3, []
     for seed, own in ((0, light), (1, 1.0)):
-        pixels, labels = pictures(120, size, seed, light=own)
+        parts = torch.from_numpy(pictures(120, size, seed, own)).split(30)
         with torch.inference_mode():
-            parts = torch.from_numpy(pixels).split(30)
             rows = torch.cat([encoder(preprocess(part)) for part in parts]).numpy()
-        meta = {"class_names": list(NAMES), "image_shape": [3, *size]}
-        known = Encoding(
-            encoder="test",
-            encoder_hash=encoder_hash(encoder),
-            weights="random",
-            preprocess=preprocess,
-        )
-        meta |= known.to_json()
         sets.append(EmbeddingSet(embeddings=rows, labels=labels, users=labels * 0, meta=meta))
     transform = PublicTransform.fit(sets[1], components=8)
-    given: dict[str, Any] = {"sums": 1 if light == 1.0 else 2}
+    given: dict[str, Any] = {"sums": 1 if light == 1.0 else 2, "transform": transform}
     given |= {"noise": "float", "generator": torch.Generator().manual_seed(0)}
-    return release(sets[0], method, Privacy(20.0, 1e-5), transform=transform, **given)
+    return release(sets[0], "discriminant", Privacy(20.0, 1e-5), **given)
 
 
-def check(kind: str, released: Release, encoder, size: tuple[int, int], path: Path) -> None:
+def save(kind: str, released: Release, encoder, size: tuple[int, int], folder: Path) -> Path:
+    path = folder / f"model.{kind}"
+    KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
+    return path
+
+
+def check(path: Path, released: Release, encoder, size: tuple[int, int]) -> None:
     """Asserts that a file agrees with `predict`, in batches of several sizes."""
-    program = KINDS[kind][1](path)
-    shown = [pictures(30, size, 7, light=light)[0] for light in (1.0, DARK)]
+    program = KINDS[path.suffix[1:]][1](path)
+    shown = [pictures(30, size, 7, light) for light in (1.0, DARK)]
     pixels = np.concatenate([*shown, some_pictures(size)])
     for n in (1, 2, len(pixels)):
         difference, classes = largest_difference(released, encoder, program, pixels[:n])
@@ -99,49 +100,40 @@ SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
 
 
 @pytest.fixture(scope="module")
-def files(small, tmp_path_factory) -> tuple[Release, Path]:
-    """One model, and the folder of both its files."""
-    folder = tmp_path_factory.mktemp("files")
-    released = learned(small, SHRUNK, SIZE, "discriminant")
-    program, told = trace(released, small, SIZE), described(released, SIZE)
-    for kind, (save, _) in KINDS.items():
-        save(program, told, folder / f"model.{kind}")
-    return released, folder
+def files(small, tmp_path_factory) -> tuple[Release, dict[str, Path]]:
+    """One model, and both its files."""
+    folder, released = tmp_path_factory.mktemp("files"), learned(small, SHRUNK)
+    return released, {kind: save(kind, released, small, SIZE, folder) for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_is_as_predict(files, small, kind: str) -> None:
-    released, folder = files
-    check(kind, released, small, SIZE, folder / f"model.{kind}")
+    released, paths = files
+    check(paths[kind], released, small, SIZE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_a_model_about_a_centre_is_as_predict(tmp_path, small, kind: str) -> None:
     """Private pictures are darker than public ones, so that they have much in common."""
-    released, path = learned(small, SHRUNK, SIZE, "discriminant", light=DARK), tmp_path / "model"
+    released = learned(small, SHRUNK, light=DARK)
     assert released.report["common_share"] > 0.3
     assert 2 <= released.report["directions"] <= 8
     assert released.transform.directions is not None
-    KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
-    check(kind, released, small, SIZE, path)
+    check(save(kind, released, small, SIZE, tmp_path), released, small, SIZE)
 
 
 @pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind: str) -> None:
-    preprocess, path = Preprocess(image_size=24, invert=True), tmp_path / f"model.{kind}"
-    released = learned(small, preprocess, SIZE, "discriminant")
-    KINDS[kind][0](trace(released, small, SIZE), described(released, SIZE), path)
-    check(kind, released, small, SIZE, path)
-
-
-@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
-def test_encoders_side_by_side_each_with_its_own_scaling(tmp_path, small, kind: str) -> None:
-    joined = Concat([(small, SHRUNK), (small, Preprocess(image_size=24))]).eval()
-    preprocess, path = Preprocess(invert=True), tmp_path / f"model.{kind}"
-    released = learned(joined, preprocess, SIZE, "discriminant")
-    KINDS[kind][0](trace(released, joined, SIZE), described(released, SIZE), path)
-    check(kind, released, joined, SIZE, path)
-    assert joined.scaled == [part.scaled for part in joined.prepared]  # the encoder is as before
+@pytest.mark.parametrize("joined", [False, True])
+def test_pictures_that_are_enlarged_and_inverted(tmp_path, small, kind, joined) -> None:
+    """By one encoder, and by two side by side, each with its own scaling."""
+    encoder, preprocess = small, Preprocess(image_size=24, invert=True)
+    if joined:
+        encoder = Concat([(small, SHRUNK), (small, Preprocess(image_size=24))]).eval()
+        preprocess = Preprocess(invert=True)
+    released = learned(encoder, preprocess)
+    check(save(kind, released, encoder, SIZE, tmp_path), released, encoder, SIZE)
+    if isinstance(encoder, Concat):  # the encoder is as before
+        assert encoder.scaled == [part.scaled for part in encoder.prepared]
 
 
 @pytest.mark.slow
@@ -157,14 +149,10 @@ def test_encoders_side_by_side_each_with_its_own_scaling(tmp_path, small, kind: 
         ("timm:vit_tiny_patch16_224", Preprocess(image_size=224), (256, 300)),
     ],
 )
-def test_a_file_with_a_known_encoder_is_as_predict(
-    tmp_path, kind: str, name: str, preprocess: Preprocess, size: tuple[int, int]
-) -> None:
+def test_a_file_with_a_known_encoder_is_as_predict(tmp_path, kind, name, preprocess, size) -> None:
     encoder = build_encoder(name, weights="random" if "timm" in name else None)
-    released = learned(encoder, preprocess, size, "discriminant")
-    path = tmp_path / f"model.{kind}"
-    KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
-    check(kind, released, encoder, size, path)
+    released = learned(encoder, preprocess, size)
+    check(save(kind, released, encoder, size, tmp_path), released, encoder, size)
 
 
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest-exact"])
@@ -211,17 +199,16 @@ def test_a_border_goes_around_any_number_of_pictures() -> None:
 
 
 def test_files_say_what_they_are(files, small) -> None:
-    released, folder = files
+    released, paths = files
     told = described(released, SIZE)
     extra = {"release.json": ""}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch, of itself
-        torch.export.load(folder / "model.pt2", extra_files=extra)
+    with warnings.catch_warnings(action="ignore"):  # torch, of itself
+        torch.export.load(paths["pt2"], extra_files=extra)
     assert json.loads(extra["release.json"]) == told
     assert told["class_names"] == list(NAMES)
     assert told["epsilon"] == 20.0
     assert told["encoding"]["encoder_hash"] == encoder_hash(small)
-    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    session = onnxruntime.InferenceSession(paths["onnx"])
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["class_names"]) == list(NAMES)
     assert metadata["neighbouring"].startswith("replace one record")
@@ -232,7 +219,7 @@ def test_files_say_what_they_are(files, small) -> None:
 
 
 def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
-    stored = learned(small, Preprocess(), (16, 16), "discriminant")
+    stored = learned(small, Preprocess(), (16, 16))
     assert picture_size(stored, None) == (16, 16)
     assert picture_size(stored, (32, 16)) == (32, 16)
     for asked in ((0, 3), (3, 100_000)):
@@ -244,16 +231,18 @@ def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
         picture_size(unknown, None)
 
 
-@pytest.mark.parametrize("size", [(16, 16), (40, 40), (50, 33), (9, 12), (16, 90), (61, 16)])
-@pytest.mark.parametrize("taken", [(16, 16), (20, 14)])
-def test_pictures_of_any_size_are_brought_to_it_in_the_file(
-    small, tmp_path: Path, taken: tuple[int, int], size: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [
+        *(((16, 16), (16, 16)), ((40, 40), (16, 16)), ((50, 33), (20, 14)), ((9, 12), (16, 16))),
+        *(((16, 90), (16, 16)), ((61, 16), (20, 14)), ((16, 16), (20, 14))),
+    ],
+)
+def test_pictures_of_any_size_are_brought_to_it_in_the_file(small, taken, size) -> None:
     """As Pillow does it when they are read."""
-    released = learned(small, Preprocess(), taken, "discriminant")
+    released = learned(small, Preprocess(), taken)
     pixels = some_pictures(size)
-    program = trace(released, small, size).module()
-    classes, shares = program(torch.from_numpy(pixels))
+    classes, shares = trace(released, small, size).module()(torch.from_numpy(pixels))
     brought = np.stack([squared(each, taken) for each in pixels.transpose(0, 2, 3, 1).copy()])
     rows = small(torch.from_numpy(brought.transpose(0, 3, 1, 2).copy()) / 255)
     expected = released.predict_proba(rows.detach()).numpy()
@@ -264,19 +253,93 @@ def test_pictures_of_any_size_are_brought_to_it_in_the_file(
         assert np.array_equal(found.numpy().transpose(0, 2, 3, 1), brought)
 
 
-@pytest.fixture
-def directory(tmp_path, small) -> Path:
-    released = learned(small, Preprocess(image_size=12), (16, 16), "discriminant")
-    released.save(tmp_path / "model")
-    save_encoder(small, tmp_path / "model" / "encoder.safetensors")
-    return tmp_path / "model"
-
-
-def test_a_damaged_encoder_is_refused(directory) -> None:
-    released = Release.load(directory)
-    found = released_encoder(released, directory)
+def test_a_damaged_encoder_is_refused(tmp_path, world) -> None:
+    released, path = Release.load(world / "model"), tmp_path / "encoder.safetensors"
+    found = released_encoder(released, world / "model")
     assert encoder_hash(found) == encoding_of(released).encoder_hash
-    carried = directory / "encoder.safetensors"
-    carried.write_bytes(carried.read_bytes()[:-10])
+    path.write_bytes((world / "model" / "encoder.safetensors").read_bytes()[:-10])
     with pytest.raises(ValueError, match="must be a safetensors file"):
-        released_encoder(released, directory)
+        released_encoder(released, tmp_path)
+
+
+ROOT = Path(__file__).parents[4]
+WORK = """
+import sys, time
+from pathlib import Path
+import torch
+from embed.engines import traced
+from tests.benchmarks.run_by import RunBy
+from train_distributed.released.export import run_onnx, save_onnx
+
+class Classifier(torch.nn.Module):
+    def forward(self, pixels):
+        shares = pixels.float().mean((2, 3)).softmax(1)
+        return shares.argmax(1), shares
+
+RunBy(data="images.npz", encoder="encoder.safetensors", out=Path("set"), engine="openvino").run()
+pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+save_onnx(traced(Classifier(), (pixels,)), {}, Path("model.onnx"))
+print(run_onnx(Path("model.onnx"))(pixels.numpy())[0].shape)
+time.sleep(float(sys.argv[1]))
+assert not [name for name in sys.modules if name.startswith("openvino_telemetry.")]
+"""
+# A network that ends at this machine, whose name server writes down what it is asked.
+ALONE = """
+import fcntl, os, socket, struct, subprocess, sys, threading
+with socket.socket() as any:
+    fcntl.ioctl(any, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS: up
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+def listen():
+    while True:
+        print("asked", server.recv(512), flush=True)
+threading.Thread(target=listen, daemon=True).start()
+open("resolv.conf", "w").write("nameserver 127.0.0.1\\n")
+subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
+subprocess.run(["getent", "hosts", "told.example"], timeout=60, env={"PATH": os.environ["PATH"],
+    "RES_OPTIONS": "timeout:1 attempts:1"})
+print("listening", flush=True)
+sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    if why := refusal("float32"):
+        pytest.skip(why)
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 8, 8), np.uint8)
+    np.savez(tmp_path / "images.npz", x_train=pixels, y_train=np.arange(9) % 3)
+    tiny_encoder(tmp_path / "encoder.safetensors")
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+def done(folder: Path, *command: str) -> tuple[str, list[str]]:
+    """Output of a program of a newcomer, and what it left in the home."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home")}
+    environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    own = folder / "home" / ".cache" / "blind-averaging" / "networks"  # converted networks
+    left = {*(folder / "home").rglob("*")} - {own, *own.parents, *own.rglob("*")}
+    return ran.stdout, sorted(map(str, left))
+
+
+def test_nothing_is_written_into_the_home(work: Path) -> None:
+    said, left = done(work, sys.executable, "-c", WORK, "0")
+    assert said.endswith("(2,)\n")
+    assert not left
+
+
+@pytest.mark.slow
+def test_nobody_is_asked_for_a_minute(work: Path) -> None:
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare, and the right to a network of one's own")
+    child = [sys.executable, "-c", WORK, "60"]
+    said, left = done(work, *UNSHARE, sys.executable, "-c", ALONE, *child)
+    before, _, after = said.partition("listening\n")
+    assert "told" in before  # questions are seen
+    assert after.endswith("(2,)\n")
+    assert "asked" not in after
+    assert not left

@@ -1,4 +1,5 @@
-import io
+"""Archives, federated EMNIST and torchvision's sets; classes are declared, not what occurs."""
+
 import json
 import zipfile
 from pathlib import Path
@@ -6,22 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from pretrain.datasets import concatenate
+from pretrain.datasets import concatenate, declared_classes, users_in_both
 from pretrain.intake.archive import open_npz
 from pretrain.sources import open_images
+from tests.pretrain.conftest import encoded, put
 
 RNG = np.random.default_rng(0)
+PLAIN = {"x_train": np.zeros((3, 4, 4), np.uint8), "x_test": np.zeros((3, 4, 4), np.uint8)}
+PLAIN |= {"y_train": np.arange(3), "y_test": np.arange(3)}
 
 
 def jpeg_arrays(count: int, side: int = 8, split: str = "train") -> dict[str, np.ndarray]:
-    blobs = []
-    for k in range(count):
-        buffer = io.BytesIO()
-        pixels = np.full((side, side, 3), 20 * k, np.uint8)
-        Image.fromarray(pixels).save(buffer, "JPEG", quality=95)
-        blobs.append(buffer.getvalue())
+    blobs = [
+        encoded(np.full((side, side, 3), 20 * k, np.uint8), "JPEG", quality=95)
+        for k in range(count)
+    ]
     return {
         f"jpeg_{split}": np.frombuffer(b"".join(blobs), np.uint8),
         f"off_{split}": np.cumsum([0, *map(len, blobs)]),
@@ -56,6 +57,8 @@ def test_pixels_with_writers(tmp_path: Path, packed: bool) -> None:
     expected = np.concatenate([arrays["x_train"], arrays["x_test"]])[rows]
     assert (found == expected[:, None]).all()
     assert (images.images(slice(2, 6)) == arrays["x_train"][2:6, None]).all()
+    assert images.place(10) == f"{tmp_path / 'set.npz'}: row 1 of test"
+    assert images.take(np.array([10, 1])).place(1) == f"{tmp_path / 'set.npz'}: row 1 of train"
 
 
 def test_jpeg_blobs(tmp_path: Path) -> None:
@@ -68,39 +71,18 @@ def test_jpeg_blobs(tmp_path: Path) -> None:
     assert part.images(slice(None)).mean((1, 2, 3)) == pytest.approx([80, 40], abs=1)
 
 
-def test_splits_are_chosen_in_order(tmp_path: Path) -> None:
-    path = write(tmp_path / "set.npz", jpeg_arrays(4) | jpeg_arrays(2, split="val"))
-    assert open_images(str(path), splits=["val"]).split.tolist() == [2, 2]
-    with pytest.raises(ValueError, match=r"must hold images x_ or jpeg_ of \['test'\]"):
-        open_images(str(path), splits=["test"])
-
-
-def test_rows_held_out_for_an_evaluation(tmp_path: Path) -> None:
-    archive = write(tmp_path / "set.npz", pixel_arrays(9) | pixel_arrays(4, "evaluation"))
-    assert open_npz(archive).split.tolist() == [0] * 9 + [2] * 4
-    for split, kind in (("train", "a"), ("evaluation", "a"), ("evaluation", "b")):
-        folder = tmp_path / "folder" / split / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(folder / "0.png")
-    found = open_images(str(tmp_path / "folder"), classes=("a", "b"))
-    assert (found.split.tolist(), found.labels.tolist()) == ([0, 2, 2], [0, 0, 1])
-    with pytest.raises(ValueError, match=r"splits of cifar10 must be of \('train', 'test'\), got"):
-        open_images(f"cifar10:{tmp_path}", splits=("evaluation",))
-
-
 def test_names_of_splits_in_archives(tmp_path: Path, capsys) -> None:
     x, y = np.zeros((2, 4, 4), np.uint8), np.array([0, 1])
-    path = write(tmp_path / "set.npz", {"X_Train": x, "y_TRAIN": y, "x_valid": x, "y_valid": y})
-    assert open_npz(path).split.tolist() == [0, 0, 2, 2]
-    medmnist = {
-        "train_images": x,
-        "train_labels": y[:, None],
-        "val_images": x,
-        "val_labels": y[:, None],
-    }
+    path = tmp_path / "set.npz"
+    for held_out in ("valid", "evaluation"):
+        held = {"X_Train": x, "y_TRAIN": y, f"x_{held_out}": x, f"y_{held_out}": y}
+        assert open_npz(write(path, held)).split.tolist() == [0, 0, 2, 2]
+        assert open_images(str(path), splits=[held_out]).split.tolist() == [2, 2]
+    with pytest.raises(ValueError, match=r"must hold images x_ or jpeg_ of \['test'\]"):
+        open_images(str(path), splits=["test"])
+    medmnist = {"train_images": x, "train_labels": y[:, None]}
+    medmnist |= {"val_images": x, "val_labels": y[:, None]}
     assert open_npz(write(path, medmnist)).labels.tolist() == [0, 1, 0, 1]
-    with pytest.raises(ValueError, match="must hold x_val once, got x_val and x_dev"):
-        open_npz(write(path, {"x_train": x, "x_val": x, "x_dev": x}))
     extra = write(path, {"x_train": x, "y_train": y, "x_extra": x, "age_train": y})
     with pytest.raises(ValueError, match=r"split must be one of .* pass --splits .*, got 'extra'"):
         open_npz(extra)
@@ -113,9 +95,8 @@ def test_users_of_some_splits_do_not_vanish(tmp_path: Path) -> None:
     arrays = pixel_arrays(4) | pixel_arrays(4, "test")
     del arrays["writer_test"]
     path = write(tmp_path / "set.npz", arrays)
-    with pytest.raises(
-        ValueError, match=r"in every split or in none \(or pass --splits train\), got"
-    ):
+    rule = r"in every split or in none \(or pass --splits train\), got .*none in test"
+    with pytest.raises(ValueError, match=rule):
         open_npz(path)
     assert open_images(str(path), splits=["train"]).users is not None
     assert open_images(str(path), columns="user=").users is None
@@ -164,22 +145,29 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
         concatenate([one, images.take(slice(2, 3))]).images(slice(None))
 
 
+NAMES, NUMBERS = np.array(["a", "b", "c"]), np.arange(3)
+LACKING = np.array(["a", "", "c"])
+
+
 @pytest.mark.parametrize(
-    ("changes", "rule"),
+    ("arrays", "changes", "rule"),
     [
-        ({"y_train": np.array([0, 1, 7, 0])}, "must be >= 0 and < 3, got 7 in row 2 of y_train"),
-        ({"y_train": np.array([0, np.nan, 0, 0])}, "must be integers or names, got float64"),
-        ({"off_train": np.array([0, 5, 5, 9, 10])}, "must increase, got 0 bytes at row 1"),
-        ({"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
-        ({"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
-        ({"writer_train": np.zeros(3, np.int64)}, "writer_train must have one entry for each of 4"),
-        ({"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
+        (jpeg_arrays(4), {"y_train": np.array([0, 1, 7, 0])}, "< 3, got 7 in row 2 of y_train"),
+        (jpeg_arrays(4), {"y_train": np.array([0, np.nan, 0, 0])}, "names, got float64"),
+        (jpeg_arrays(4), {"off_train": np.array([0, 5, 5, 9, 10])}, "got 0 bytes at row 1"),
+        (jpeg_arrays(4), {"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
+        (jpeg_arrays(4), {"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
+        (jpeg_arrays(4), {"writer_train": np.zeros(3, np.int64)}, "one entry for each of 4"),
+        (jpeg_arrays(4), {"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
+        ({}, {"x_train": NUMBERS, "x_val": NUMBERS, "x_dev": NUMBERS}, "got x_val and x_dev"),
+        (PLAIN, {"writer_train": NAMES, "writer_test": NUMBERS}, "names in every split, or number"),
+        (PLAIN, {"writer_train": NUMBERS / 2}, "must be integers or names, got float64"),
+        (PLAIN, {"writer_train": LACKING, "writer_test": LACKING}, "none in row 1 of writer_train"),
     ],
 )
-def test_mislabelled_archives(tmp_path: Path, changes: dict[str, np.ndarray], rule: str) -> None:
-    path = write(tmp_path / "set.npz", jpeg_arrays(4) | changes)
+def test_mislabelled_archives(tmp_path: Path, arrays: Any, changes: Any, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        open_npz(path)
+        open_npz(write(tmp_path / "set.npz", arrays | changes))
 
 
 def test_a_member_that_is_no_array(tmp_path: Path) -> None:
@@ -190,42 +178,83 @@ def test_a_member_that_is_no_array(tmp_path: Path) -> None:
         open_npz(path)
 
 
-def picture(path: Path, height: int, width: int, value: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((height, width, 3), value, np.uint8)).save(path)
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_writers_by_name_in_an_archive(tmp_path: Path, kind: str) -> None:
+    train, test = np.array(["Zoe", "Ann", "Zoe"], kind), np.array(["Bob", "Ann", "Bob"], kind)
+    path = write(tmp_path / "a.npz", PLAIN | {"writer_train": train, "writer_test": test})
+    images = open_npz(path)
+    assert images.user_names == ("Ann", "Bob", "Zoe")
+    assert np.asarray(images.users).tolist() == [2, 0, 2, 1, 0, 1]
+    assert users_in_both(images) == [0]
+    assert images.take(np.array([5])).user_names == images.user_names
+    assert open_images(str(path), splits=["train"]).user_names == ("Ann", "Zoe")
 
 
-def test_folders(tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for value, name in enumerate(("cat", "dog")):
-            picture(tmp_path / split / name / "0.png", 8, 8, 100 * value)
-    images = open_images(str(tmp_path))
-    assert images.class_names == ("cat", "dog")
-    assert images.labels.tolist() == [0, 1, 0, 1]
-    assert images.split.tolist() == [0, 0, 2, 2]
-    assert images.images(slice(None))[:, 0, 0, 0].tolist() == [0, 100, 0, 100]
-    assert len(open_images(str(tmp_path / "train"))) == 2
+def test_labels_by_name_in_an_archive(tmp_path: Path) -> None:
+    labels = {"y_train": np.array(["owl", "cat", "owl"]), "y_test": np.array([b"dog"] * 3)}
+    path = write(tmp_path / "a.npz", PLAIN | labels)
+    images = open_npz(path)
+    assert images.class_names == ("cat", "dog", "owl")
+    assert images.labels.tolist() == [2, 0, 2, 1, 1, 1]
+    assert images.inferred
+    declared = open_images(str(path), classes=("owl", "dog", "cat", "elk"))
+    assert declared.labels.tolist() == [0, 2, 0, 1, 1, 1]
+    assert not declared.inferred
+    rule = r"a\.npz: label must be one of \('owl', 'cat'\), got 'dog' in row 0 of y_test"
+    with pytest.raises(ValueError, match=rule):
+        open_images(str(path), classes=("owl", "cat"))
+    named = open_npz(write(path, PLAIN | labels | {"names": np.array(["cat", "owl", "dog"])}))
+    assert (named.labels.tolist(), named.inferred) == ([1, 0, 1, 2, 2, 2], False)
 
 
-def test_folders_of_mixed_sizes_need_resize(tmp_path: Path) -> None:
-    picture(tmp_path / "a" / "0.png", 8, 8, 7)
-    picture(tmp_path / "a" / "1.png", 12, 30, 9)
-    assert open_images(str(tmp_path), resize=10).images(slice(None)).shape == (2, 3, 10, 10)
+def test_one_record_adds_no_class_where_they_are_declared(tmp_path: Path) -> None:
+    for labels, counted in (([0, 1, 7], 8), ([0, 1, 1], 3)):
+        path = write(tmp_path / f"{counted}.npz", PLAIN | {"y_train": np.array(labels)})
+        images = open_images(str(path), classes=declared_classes(10))
+        assert (images.class_names, images.inferred) == (tuple("0123456789"), False)
+        found = open_images(str(path))
+        assert (len(found.class_names), found.inferred) == (counted, True)
 
 
-@pytest.mark.parametrize("kind", ["cifar10", "cifar100", "emnist"])
-def test_missing_torchvision_sets_are_not_downloaded(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"must hold {kind} \\(or pass --download\\)"):
-        open_images(f"{kind}:{tmp_path}")
+def test_labels_outside_the_declared_ones_are_refused_with_their_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "set.npz", PLAIN | {"y_train": np.array([0, 1, 7])})
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 3, got 7 in row 2 of y_train"):
+        open_images(str(path), classes=declared_classes(3))
+    with pytest.raises(ValueError, match=r"label must be >= 0 and < 2, got 2 in row 2 of y_test"):
+        open_images(str(path), splits=["test"], classes=("cat", "dog"))
+
+
+def test_names_in_the_file_are_a_declaration(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    path = write(tmp_path / "set.npz", PLAIN | {"names": np.array(names)})
+    images = open_npz(path)
+    assert (images.class_names, images.inferred) == (names, False)
+    assert open_images(str(path), classes=names).class_names == names
+    for classes in (names[:3], ("a", "b", "d", "c"), declared_classes(4)):
+        with pytest.raises(ValueError, match=r"classes must be \('a', 'b', 'c', 'd'\)"):
+            open_images(str(path), classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("number", "names", "rule"),
+    [
+        (3, ("a", "b", "c"), "only one of num_classes and class_names"),
+        (1, (), r"num_classes must be in \[2, \d+\], got 1"),
+        (None, ("a",), "class_names must be two or more"),
+        (None, ("a", "b", "a"), "class_names must be distinct"),
+    ],
+)
+def test_declarations_that_are_none(number: Any, names: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        declared_classes(number, names)
 
 
 def leaf(path: Path, data: dict[str, tuple[int, int]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     users = {
         w: {"x": [[k / 255] * 784 for k in range(n)], "y": [label] * n}
         for w, (n, label) in data.items()
     }
-    path.write_text(json.dumps({"users": list(users), "user_data": users}))
+    put(path, json.dumps({"users": list(users), "user_data": users}).encode())
 
 
 def test_leaf_files(tmp_path: Path) -> None:
@@ -236,17 +265,6 @@ def test_leaf_files(tmp_path: Path) -> None:
     assert images.labels.tolist() == [5, 5, 5, 61, 61, 0, 1, 1]
     assert np.asarray(images.users).tolist() == [1, 1, 1, 0, 0, 2, 2, 2]
     assert images.images(slice(None))[:, 0, 3, 3].tolist() == [0, 1, 2, 0, 1, 0, 0, 1]
-
-
-def test_bad_leaf_files(tmp_path: Path) -> None:
-    leaf(tmp_path / "train" / "a.json", {"w": (1, 62)})
-    with pytest.raises(ValueError, match="row 0 must be >= 0 and < 62, got 62"):
-        open_images(f"fed-emnist:{tmp_path}", splits=["train"])
-    (tmp_path / "train" / "a.json").write_text("{")
-    with pytest.raises(ValueError, match=r"a\.json must be a LEAF JSON file"):
-        open_images(f"fed-emnist:{tmp_path}", splits=["train"])
-    with pytest.raises(ValueError, match=r"must hold fed_emnist_test\.h5 or test/\*\.json"):
-        open_images(f"fed-emnist:{tmp_path}", splits=["test"])
 
 
 def test_hdf5_files(tmp_path: Path) -> None:
@@ -261,10 +279,26 @@ def test_hdf5_files(tmp_path: Path) -> None:
     assert images.labels.tolist() == [10] * 3 + [11] * 3 + [10, 11]
     assert np.asarray(images.users).tolist() == [0] * 3 + [1] * 3 + [0, 1]
     assert images.images(np.array([0, 5, 7]))[:, 0, 0, 0].tolist() == [0, 128, 128]
-
-
-def test_a_damaged_hdf5_file(tmp_path: Path) -> None:
-    pytest.importorskip("h5py")
     (tmp_path / "fed_emnist_test.h5").write_bytes(b"no")
     with pytest.raises(ValueError, match="must be a fed_emnist HDF5 file"):
         open_images(f"fed-emnist:{tmp_path}", splits=["test"])
+
+
+@pytest.mark.parametrize(
+    ("source", "splits", "rule"),
+    [
+        ("fed-emnist", ("train",), "row 0 must be >= 0 and < 62, got 62"),
+        ("fed-emnist", ("val",), r"a\.json must be a LEAF JSON file"),
+        ("fed-emnist", ("test",), r"must hold fed_emnist_test\.h5 or test/\*\.json"),
+        ("cifar10", ("evaluation",), r"splits of cifar10 must be of \('train', 'test'\), got"),
+        # nothing is downloaded unless that is asked for
+        *((kind, (), rf"hold {kind} \(or pass --d") for kind in ("cifar10", "cifar100", "emnist")),
+    ],
+)
+def test_sets_that_are_not_there_or_damaged(
+    tmp_path: Path, source: str, splits: tuple[str, ...], rule: str
+) -> None:
+    leaf(tmp_path / "train" / "a.json", {"w": (1, 62)})
+    put(tmp_path / "val" / "a.json", b"{")
+    with pytest.raises(ValueError, match=rule):
+        open_images(f"{source}:{tmp_path}", splits=splits)

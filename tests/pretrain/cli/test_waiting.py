@@ -1,6 +1,8 @@
-"""Whoever waits says for whom and why: soon, when that changes, again and again, and at the end."""
+"""Whoever waits says for whom and why; long work shows a bar, or a line every half minute."""
 
+import contextlib
 import fcntl
+import io
 import os
 import re
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.cli import waiting
-from pretrain.cli.waiting import Waiting, lock
+from pretrain.cli.waiting import Progress, Waiting, lock
 
 
 def until(found: Callable[[], bool]) -> None:
@@ -22,15 +24,11 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_wait_that_ends_soon_is_silent() -> None:
+def test_the_first_line_comes_within_two_seconds() -> None:
     said = list[str]()
     with Waiting("the server", "no answer yet", say=said.append) as wait:
         wait.because("refused")
-    assert said == []
-
-
-def test_the_first_line_comes_within_two_seconds() -> None:
-    said = list[str]()
+    assert said == []  # a wait that ends soon is silent
     with Waiting("the server", "no answer yet", most=600.0, say=said.append):
         start = time.monotonic()
         until(lambda: bool(said))
@@ -52,7 +50,6 @@ def test_a_reason_that_changes_is_said_at_once_and_one_that_stays_now_and_then(m
         monkeypatch.setattr(waiting, "EVERY", 0.0)
         wait.because("c")  # from here on it is due at once
         until(lambda: len(said) > 9)
-    assert waiting.EVERY == 0.0
     assert said[-2].endswith("): c")
 
 
@@ -99,3 +96,43 @@ def test_a_lock_that_another_command_has_is_waited_for_aloud(tmp_path: Path, cap
         rf"no longer waiting for {who}, after \d s\n",
         capsys.readouterr().err,
     )
+
+
+COUNTED = (("1,050", 47), ("2,100", 47), ("2,450", 46))
+EVEN = [f"{count} of 100,000, 35/s, {left} min left" for count, left in COUNTED]
+SLOW = ["1 of 2, 0.00012/s, 2 h 15 min left", *["2 of 2, 0.00012/s, 4 h 30 min in all"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("total", "steps", "seconds", "lines"),
+    [
+        (10, [10], 0, []),  # short work says nothing
+        (100_000, [35] * 70, 1, EVEN),
+        (2, [1, 1], 8100, SLOW),
+        (10, [5, 0], 31, ["5 of 10, 0.16/s, 31 s left"]),  # nothing is claimed of work that failed
+    ],
+)
+def test_a_log_gets_a_line_now_and_then(
+    monkeypatch, capsys, total: int, steps: list[int], seconds: float, lines: list[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    with contextlib.suppress(KeyboardInterrupt), Progress(total, "embedded") as progress:
+        for step in steps:
+            if not step:
+                raise KeyboardInterrupt
+            now[0] += seconds
+            progress.update(step)
+    assert capsys.readouterr().err.splitlines() == [f"embedded {line}" for line in lines]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    with Progress(10, "embedded") as progress:
+        progress.update(10)
+    assert "10/10" in screen.getvalue()
+    assert "embedded 10" not in screen.getvalue()

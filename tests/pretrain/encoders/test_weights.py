@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash
 from pretrain.encoders.timm_models import PLAIN, in_timm
-from pretrain.encoders.weights import fit_weights, read_weights
+from pretrain.encoders.weights import fit_weights
 
+pytestmark = pytest.mark.usefixtures("no_network")
 NAME = "timm:test_resnet"
 State = dict[str, Tensor]
 
@@ -81,11 +82,13 @@ FORMS: dict[str, Callable[[State], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("new", [True, False])
+OLD = ("plain", "ordered, halved", "parameters", "model beside optimizer")
+
+
+@pytest.mark.parametrize(
+    ("form", "new"), [*((form, True) for form in FORMS), *((form, False) for form in OLD)]
+)
 def test_usual_forms_are_read(tmp_path: Path, state: State, form: str, new: bool) -> None:
-    if not new and form in ("lightning", "moco's one"):
-        pytest.skip("old files are read without arguments beside them")
     path = tmp_path / "w.pth"
     torch.save(FORMS[form](state), path, _use_new_zipfile_serialization=new)
     found: Any = build_encoder(NAME, weights=str(path))
@@ -95,7 +98,7 @@ def test_usual_forms_are_read(tmp_path: Path, state: State, form: str, new: bool
             torch.testing.assert_close(tensor, state[name], rtol=rounding, atol=0.0)
 
 
-@pytest.mark.parametrize("name", ["w.safetensors", "w.bin", "renamed.pth"])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.bin", "w#1.pth"])
 def test_safetensors_are_known_by_their_content(tmp_path: Path, state: State, name: str) -> None:
     save_file(under("module.", state), tmp_path / name)
     found: Any = build_encoder(NAME, weights=str(tmp_path / name))
@@ -129,10 +132,12 @@ def test_of_two_networks_one_must_be_named(tmp_path: Path, state: State, pair: s
         build_encoder(NAME, weights=f"{path}#gone")
 
 
+PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
 def other_names(state: State, order: tuple[str, ...]) -> State:
     """As a library that names and orders a norm's tensors in its own way."""
-    parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    new: dict[str, str] = dict(zip(parts, ("gamma", "beta", "mean", "var", "n"), strict=True))
+    new = dict(zip(PARTS, ("gamma", "beta", "mean", "var", "n"), strict=True))
     norms = [name.removesuffix(".running_mean") for name in state if name.endswith("running_mean")]
     found: State = {}
     for name, tensor in body(state).items():
@@ -144,11 +149,7 @@ def other_names(state: State, order: tuple[str, ...]) -> State:
     return found
 
 
-@pytest.mark.parametrize("order", [
-    ("bias", "weight", "running_mean", "running_var", "num_batches_tracked"),
-    ("running_mean", "running_var", "weight", "bias", "num_batches_tracked"),
-    ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"),
-])  # fmt: skip
+@pytest.mark.parametrize("order", [PARTS, (*PARTS[1::-1], *PARTS[2:]), (*PARTS[2:4], *PARTS[:2])])
 def test_nothing_is_matched_by_its_place(
     tmp_path: Path, state: State, order: tuple[str, ...]
 ) -> None:
@@ -216,8 +217,14 @@ def efficientnet_names(own: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "state_dict.net."])
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("tf_efficientnet_lite0", ""),
+        ("tf_efficientnet_lite0", "state_dict.net."),
+        ("efficientnet_b0", "module."),
+    ],
+)
 def test_names_of_efficientnet_pytorch(tmp_path: Path, name: str, prefix: str) -> None:
     own = timm.create_model(name, num_classes=0).state_dict()
     own = {n: torch.rand(t.shape, dtype=torch.float32) for n, t in own.items()}
@@ -359,22 +366,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path, state: State, kind: str) -> 
     with pytest.raises(ValueError, match=words) as told:
         build_encoder(NAME, weights=str(tmp_path / "w.pth"))
     assert "\n" not in str(told.value)
-
-
-def test_a_file_whose_name_has_the_mark_is_itself(tmp_path: Path, state: State) -> None:
-    torch.save(state, tmp_path / "w#1.pth")
-    assert read_weights(tmp_path / "w#1.pth").keys() == state.keys()
-
-
-def test_a_transformers_file_is_resampled_below_its_prefix(tmp_path: Path) -> None:
-    small: Any = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64)
-    named = under("student.backbone.", small.state_dict()) | {"student.head.mlp": torch.rand(2)}
-    torch.save(named | {"student.backbone.mask_token": torch.rand(1)}, tmp_path / "w.pth")
-    found: Any = build_encoder(
-        "timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.pth"), image_size=32
-    )
-    assert torch.equal(found.model.cls_token, small.cls_token)
-    assert found.model.pos_embed.shape == (1, 5, 192)
 
 
 def test_a_small_network_within_itself_is_not_guessed() -> None:

@@ -1,7 +1,6 @@
 """What the library `datasets` wrote, and what it reads from folders."""
 
 import gc
-import io
 import os
 import subprocess
 import sys
@@ -10,32 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from pretrain.sources import open_images
+from tests.pretrain.conftest import CLASSES, data_set, put
 
 datasets: Any = pytest.importorskip("datasets")
+ORDER = ("owl", "dog", "cat")
 
 
 def a_set(pictures, rows: slice = slice(None)) -> Any:
-    features = datasets.Features(
-        {
-            "image": datasets.Image(),
-            "label": datasets.ClassLabel(names=["owl", "dog", "cat"]),
-            "user": datasets.Value("string"),
-        }
-    )
-    images = [Image.open(io.BytesIO(file)) for file in pictures.files[rows]]
-    labels, users = pictures.labels[rows], pictures.users[rows]
-    columns = {"image": images, "label": labels, "user": users}
-    return datasets.Dataset.from_dict(columns, features=features)
+    labels = [ORDER.index(label) for label in pictures.labels[rows]]
+    return data_set(labels, ORDER, pictures.files[rows], user=pictures.users[rows])
+
+
+def saved(folder: Path, held: Any) -> str:
+    """Writes a set, or one for each split; its `--data`."""
+    held = datasets.DatasetDict(held) if isinstance(held, dict) else held
+    held.save_to_disk(folder / "saved")
+    return f"hf:{folder}/saved"
 
 
 def test_a_saved_set(tmp_path: Path, pictures) -> None:
-    a_set(pictures).save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved")
-    assert images.class_names == ("owl", "dog", "cat")
-    assert not images.inferred
+    images = open_images(saved(tmp_path, a_set(pictures)))
+    assert (images.class_names, images.inferred) == (ORDER, False)
     assert [images.class_names[k] for k in images.labels] == pictures.labels
     assert np.asarray(images.users).tolist() == pictures.user_numbers
     assert (images.images(slice(None)) == pictures.pixels).all()
@@ -45,67 +41,63 @@ def test_a_saved_set(tmp_path: Path, pictures) -> None:
 
 def test_its_splits(tmp_path: Path, pictures) -> None:
     parts = {"train": a_set(pictures, slice(0, 8)), "validation": a_set(pictures, slice(8, 12))}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved")
+    source = saved(tmp_path, parts)
+    images = open_images(source)
     assert images.split.tolist() == [0] * 8 + [2] * 4  # validation is held out
     assert (images.images(slice(None)) == pictures.pixels).all()
-    test = open_images(f"hf:{tmp_path}/saved", splits=["val"])
+    test = open_images(source, splits=["val"])
     assert (test.images(slice(None)) == pictures.pixels[8:]).all()
     assert test.image_name(1) == "validation 1"
 
 
-def test_other_columns(tmp_path: Path, pictures) -> None:
-    held = a_set(pictures).rename_column("label", "finding").rename_column("user", "ward")
-    held.rename_column("image", "scan").save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved", columns="user=ward")
+def test_other_columns_and_places_of_classes(tmp_path: Path, pictures) -> None:
+    names = {"label": "finding", "user": "ward", "image": "scan"}
+    source = saved(tmp_path, a_set(pictures).rename_columns(names))
+    images = open_images(source, columns="user=ward")
     assert [images.class_names[k] for k in images.labels] == pictures.labels
     assert images.users is not None
     rule = "columns must give label= one of scan, finding, ward, got 'label'"
     with pytest.raises(ValueError, match=rule):
-        open_images(f"hf:{tmp_path}/saved", columns="label=label")
+        open_images(source, columns="label=label")
+    images = open_images(saved(tmp_path / "numbers", data_set([0, 0, 1], ("1", "0"))))
+    assert (images.class_names, images.labels.tolist()) == (("1", "0"), [0, 0, 1])
 
 
-def test_a_test_split_without_labels(tmp_path: Path, pictures) -> None:
+def test_hidden_labels_of_a_held_out_split(tmp_path: Path, capsys) -> None:
     """The library stores an unknown class as -1."""
-    held = a_set(pictures).remove_columns("label")
-    features = held.features | {"label": datasets.ClassLabel(names=["owl", "dog", "cat"])}
-    held.add_column("label", [-1] * 12).cast(datasets.Features(features)).save_to_disk(
-        tmp_path / "saved"
-    )
-    images = open_images(f"hf:{tmp_path}/saved")
-    assert not images.labelled
-    assert images.class_names == ("owl", "dog", "cat")
+    parts = {"train": data_set([0, 1, 1], ORDER), "test": data_set([-1, -1], ORDER)}
+    source = saved(tmp_path, parts)
+    images = open_images(source)
+    assert (images.labels.tolist(), images.split.tolist()) == ([0, 1, 1], [0, 0, 0])
+    assert "test has no labels: 2 left out (--splits test" in capsys.readouterr().err
+    test = open_images(source, splits=["test"])
+    assert (test.labelled, len(test), test.class_names) == (False, 2, ORDER)
 
 
 def test_an_image_folder(tmp_path: Path, pictures) -> None:
     for k, file in enumerate(pictures.files):
-        split = pictures.splits[k]
-        path = tmp_path / "folder" / split / pictures.labels[k] / f"{k:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file)
-    images = open_images(f"hf:{tmp_path}/folder")
-    assert len(images) == 12
+        put(tmp_path / pictures.splits[k] / pictures.labels[k] / f"{k:02d}.png", file)
+    images = open_images(f"hf:{tmp_path}")
     assert images.split.tolist() == pictures.split_numbers
     rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
     assert (images.images(slice(None)) == pictures.pixels[rows]).all()
     assert [images.class_names[k] for k in images.labels] == [pictures.labels[r] for r in rows]
-    own = open_images(str(tmp_path / "folder"))
+    own = open_images(str(tmp_path))
     assert sorted(rows) == sorted(int(Path(own.image_name(k)).stem) for k in range(12))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_image_folder_with_metadata(tmp_path: Path, pictures) -> None:
-    (tmp_path / "folder").mkdir()
     lines = ["file_name,finding,ward"]
     for k, file in enumerate(pictures.files):
-        (tmp_path / "folder" / f"{k}.png").write_bytes(file)
+        put(tmp_path / f"{k}.png", file)
         lines.append(f"{k}.png,{pictures.labels[k]},{pictures.users[k]}")
-    (tmp_path / "folder" / "metadata.csv").write_text("\n".join(lines) + "\n")
-    images = open_images(f"hf:{tmp_path}/folder", columns="label=finding,user=ward")
+    (tmp_path / "metadata.csv").write_text("\n".join(lines) + "\n")
+    images = open_images(f"hf:{tmp_path}", columns="label=finding,user=ward")
     rows = [int(Path(images.image_name(k)).stem) for k in range(12)]
     assert (images.images(slice(None)) == pictures.pixels[rows]).all()
     assert images.labels.tolist() == [pictures.numbers[row] for row in rows]
-    assert images.user_names == ("ward A", "ward B", "ward C")
+    assert (images.class_names, images.user_names) == (CLASSES, ("ward A", "ward B", "ward C"))
     gc.collect()  # the library leaves a file open
 
 
@@ -119,9 +111,8 @@ print([len(open_images(f"hf:{place}").images(slice(None))) for place in sys.argv
 
 
 def test_nothing_is_copied_and_nobody_is_asked(tmp_path: Path, pictures) -> None:
-    a_set(pictures).save_to_disk(tmp_path / "saved")
-    (tmp_path / "folder" / "cat").mkdir(parents=True)
-    (tmp_path / "folder" / "cat" / "1.png").write_bytes(pictures.files[0])
+    saved(tmp_path, a_set(pictures))
+    put(tmp_path / "folder" / "cat" / "1.png")
     left = [tmp_path / name for name in ("home", "cache", "scratch")]
     for place in left:
         place.mkdir()
@@ -134,85 +125,47 @@ def test_nothing_is_copied_and_nobody_is_asked(tmp_path: Path, pictures) -> None
     assert len(list((tmp_path / "folder").rglob("*"))) == 2
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="hf must be a directory, got"):
-        open_images(f"hf:{tmp_path}/none")
+def test_what_is_wrong_is_named(tmp_path: Path, pictures) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty must be a data set on disk, got"):
-        open_images(f"hf:{tmp_path}/empty")
-    datasets.Dataset.from_dict({"a": [1]}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"columns must give path= .* got columns a"):
-        open_images(f"hf:{tmp_path}/saved")
-
-
-def labelled(pictures, labels: list[int], names: tuple[str, ...] = ("cat", "dog")) -> Any:
-    kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(names))}
-    images = [{"bytes": file, "path": None} for file in pictures.files[: len(labels)]]
-    columns = {"image": images, "label": labels}
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
+    no_pictures = saved(tmp_path, datasets.Dataset.from_dict({"a": [1]}))
+    for source, rule in (
+        (f"hf:{tmp_path}/none", "hf must be a directory, got"),
+        (f"hf:{tmp_path}/empty", "empty must be a data set on disk, got"),
+        (no_pictures, r"columns must give path= .* got columns a"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            open_images(source)
+    kinds = datasets.Features({"image": datasets.Image()})
+    rows = {"image": [{"bytes": pictures.files[0], "path": None}, None]}
+    images = open_images(saved(tmp_path / "rows", datasets.Dataset.from_dict(rows, features=kinds)))
+    with pytest.raises(ValueError, match="row 1 must hold an image's bytes or its path, got none"):
+        images.images(slice(None))
 
 
 @pytest.mark.parametrize(
-    ("other", "rule"),
+    ("other", "names", "rule"),
     [
-        (
-            {"unsupervised": [-1, -1]},
-            r"split must be one of .* pass --splits .*, got 'unsupervised'",
+        ({"unsupervised": [-1, -1]}, ORDER, r"one of .* pass --splits .*, got 'unsupervised'"),
+        ({"train_extra": [0, 1]}, ORDER, "got 'train_extra'"),
+        ({"a": [0, 1], "b": [1, 1], "test": [1, 0]}, ORDER, "got 'a', 'b'"),
+        ({"validation": [0, -1]}, ORDER, r"where -1 is none, got -1 in row 3 \(validation 1\)"),
+        *(
+            ({"test": [0, 1]}, names, r"classes of split test must be .*--splits .* got \(")
+            for names in (ORDER[::-1], ORDER[:2], ("Owl", "dog", "cat"))
         ),
-        ({"train_extra": [0, 1]}, "got 'train_extra'"),
-        ({"a": [0, 1], "b": [1, 1], "test": [1, 0]}, "got 'a', 'b'"),
-        ({"validation": [0, -1]}, r"where -1 is none, got -1 in row 3 \(validation 1\)"),
     ],
 )
 def test_splits_that_are_not_asked_for_are_not_looked_at(
-    tmp_path: Path, pictures, other: dict[str, list[int]], rule: str
+    tmp_path: Path, other: dict[str, list[int]], names: tuple[str, ...], rule: str
 ) -> None:
-    parts = {"train": [0, 1]} | other
-    held = {name: labelled(pictures, labels) for name, labels in parts.items()}
-    datasets.DatasetDict(held).save_to_disk(tmp_path / "saved")
-    source = f"hf:{tmp_path}/saved"
+    parts = {name: data_set(labels, names) for name, labels in other.items()}
+    source = saved(tmp_path, {"train": data_set([0, 1], ORDER)} | parts)
     with pytest.raises(ValueError, match=rule):
         open_images(source)
-    assert open_images(source, splits=["train"]).labels.tolist() == [0, 1]
     for name in other:
         for file in (tmp_path / "saved" / name).iterdir():
             file.write_bytes(b"damaged")
-    assert open_images(source, splits=["train"]).labels.tolist() == [0, 1]
+    images = open_images(source, splits=["train"])
+    assert (images.labels.tolist(), images.class_names) == ([0, 1], ORDER)
     with pytest.raises(ValueError, match=r"splits must be of .*, got \['evaluation'\]"):
         open_images(source, splits=["evaluation"])
-
-
-@pytest.mark.parametrize("names", [("dog", "cat"), ("cat", "dog", "owl"), ("Cat", "dog")])
-def test_classes_that_splits_number_differently(
-    tmp_path: Path, pictures, names: tuple[str, ...]
-) -> None:
-    parts = {"train": labelled(pictures, [0, 1]), "test": labelled(pictures, [0, 1], names)}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"classes of split test must be .*--splits .* got \("):
-        open_images(f"hf:{tmp_path}/saved")
-    assert open_images(f"hf:{tmp_path}/saved", splits=["train"]).class_names == ("cat", "dog")
-
-
-def test_hidden_labels_of_a_held_out_split(tmp_path: Path, pictures, capsys) -> None:
-    parts = {"train": labelled(pictures, [0, 1, 1]), "test": labelled(pictures, [-1, -1])}
-    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved")
-    assert (images.labels.tolist(), images.split.tolist()) == ([0, 1, 1], [0, 0, 0])
-    assert "test has no labels: 2 left out (--splits test" in capsys.readouterr().err
-    test = open_images(f"hf:{tmp_path}/saved", splits=["test"])
-    assert (test.labelled, len(test), test.class_names) == (False, 2, ("cat", "dog"))
-
-
-def test_class_numbers_are_places_whatever_the_classes_are_called(tmp_path: Path, pictures) -> None:
-    labelled(pictures, [0, 0, 1], ("1", "0")).save_to_disk(tmp_path / "saved")
-    images = open_images(f"hf:{tmp_path}/saved")
-    assert (images.class_names, images.labels.tolist()) == (("1", "0"), [0, 0, 1])
-
-
-def test_a_missing_picture_is_named_with_its_row(tmp_path: Path, pictures) -> None:
-    kinds = datasets.Features({"image": datasets.Image()})
-    images = [{"bytes": pictures.files[0], "path": None}, None]
-    datasets.Dataset.from_dict({"image": images}, features=kinds).save_to_disk(tmp_path / "saved")
-    opened = open_images(f"hf:{tmp_path}/saved")
-    with pytest.raises(ValueError, match="row 1 must hold an image's bytes or its path, got none"):
-        opened.images(slice(None))

@@ -73,18 +73,16 @@ def test_a_home_that_cannot_be_written_holds_no_caches(
     assert made["HOME"] == (str(tmp_path / home) if home == "shut" else place)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_home_is_left_alone_if_it_can_be_written_or_has_a_cache(
-    nobody: pytest.MonkeyPatch, tmp_path: Path, cached: bool
+def test_what_can_be_written_or_holds_a_cache_is_left_alone(
+    nobody: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if cached:
-        (tmp_path / ".cache").mkdir()
-        nobody.setattr(os, "access", lambda path, mode: False)
     nobody.setenv("HOME", str(tmp_path))
-    assert found() == {"HOME": str(tmp_path), "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None}
-
-
-def test_without_a_temporary_folder_nothing_is_changed(nobody: pytest.MonkeyPatch) -> None:
+    left = {"HOME": str(tmp_path), "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None}
+    assert found() == left
+    (tmp_path / ".cache").mkdir()
+    nobody.setattr(os, "access", lambda path, mode: False)
+    assert found() == left
+    nobody.delenv("HOME")
     nobody.setattr("tempfile.tempdir", "/nowhere")
     assert found() == dict.fromkeys(NAMES)
 

@@ -1,8 +1,6 @@
 """Each rule refuses what breaks it by name, rule and value, and lets an option left out pass."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +17,7 @@ from pretrain import check
         ("[-2, -1]", (-2, -1), (0, -3)),
     ],
 )
-def test_an_interval_reads_as_in_mathematics(
-    interval: str, inside: tuple[float, ...], outside: tuple[float, ...]
-) -> None:
+def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
     for value in inside:
         check.within(interval, share=value)
     for value in outside:
@@ -49,9 +45,7 @@ def test_an_interval_reads_as_in_mathematics(
         (check.given, 0, (None,), "must be given"),
     ],
 )
-def test_a_rule_names_what_breaks_it(
-    rule: Callable[..., None], kept: Any, refused: tuple[Any, ...], words: str
-) -> None:
+def test_a_rule_names_what_breaks_it(rule, kept, refused, words) -> None:
     rule(first=kept, second=kept)
     for value in refused:
         with pytest.raises(ValueError, match=f"^second {words}, got ") as error:

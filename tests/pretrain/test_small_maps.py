@@ -30,9 +30,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("h", "w", "stride"), SHAPES)
-def test_results_and_gradients_are_those_of_torch(
-    h: int, w: int, stride: int, taken: list[int]
-) -> None:
+def test_results_and_gradients_are_those_of_torch(h, w, stride, taken) -> None:
     layer, x = _pair(h, w, stride, torch.float64)
     expected, found = layer(x), convolve(x, layer)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -53,9 +51,7 @@ def test_gradients_of_an_expanded_gradient_and_of_plain_memory() -> None:
 
 
 @pytest.mark.parametrize(("h", "w", "stride"), SHAPES)
-def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(
-    h: int, w: int, stride: int
-) -> None:
+def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(h, w, stride) -> None:
     layer, x = _pair(h, w, stride, torch.float32)
     exact = layer(x)
     with torch.autocast("cpu", torch.bfloat16):

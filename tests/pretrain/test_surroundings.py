@@ -46,9 +46,7 @@ def test_without_a_home_caches_are_in_a_temporary_folder_and_it_is_said_once(
     assert os.stat(place).st_mode & 0o777 == 0o700  # nobody else's network is ever loaded
 
 
-def test_without_a_home_a_named_place_is_taken_without_a_word(
-    nobody: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_home_a_named_place_is_taken_without_a_word(nobody, tmp_path, capsys) -> None:
     nobody.setenv("XDG_CACHE_HOME", "/named")
     assert found() == {
         "HOME": "/named", "XDG_CACHE_HOME": "/named", "MPLCONFIGDIR": "/named/matplotlib",
@@ -58,9 +56,7 @@ def test_without_a_home_a_named_place_is_taken_without_a_word(
 
 
 @pytest.mark.parametrize("home", ["gone", "file", "shut"])
-def test_a_home_that_cannot_be_written_holds_no_caches(
-    nobody: pytest.MonkeyPatch, tmp_path: Path, home: str
-) -> None:
+def test_a_home_that_cannot_be_written_holds_no_caches(nobody, tmp_path, home) -> None:
     (tmp_path / "shut").mkdir()
     (tmp_path / "file").write_text("")
     nobody.setattr(os, "access", lambda path, mode: False)
@@ -73,9 +69,7 @@ def test_a_home_that_cannot_be_written_holds_no_caches(
     assert made["HOME"] == (str(tmp_path / home) if home == "shut" else place)
 
 
-def test_what_can_be_written_or_holds_a_cache_is_left_alone(
-    nobody: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_can_be_written_or_holds_a_cache_is_left_alone(nobody, tmp_path) -> None:
     nobody.setenv("HOME", str(tmp_path))
     left = {"HOME": str(tmp_path), "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None}
     assert found() == left

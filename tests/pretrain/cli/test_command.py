@@ -27,9 +27,7 @@ ROOMS = {  # pretrain and embed start as train_distributed does
     ("given", "kept"),
     [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
 )
-def test_threads_soon_sleep_while_they_wait_unless_told(
-    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_soon_sleep_while_they_wait_unless_told(given, kept, monkeypatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # is set back afterwards
         del os.environ[name]

@@ -112,9 +112,7 @@ SLOW = ["1 of 2, 0.00012/s, 2 h 15 min left", *["2 of 2, 0.00012/s, 4 h 30 min i
         (10, [5, 0], 31, ["5 of 10, 0.16/s, 31 s left"]),  # nothing is claimed of work that failed
     ],
 )
-def test_a_log_gets_a_line_now_and_then(
-    monkeypatch, capsys, total: int, steps: list[int], seconds: float, lines: list[str]
-) -> None:
+def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, total, steps, seconds, lines) -> None:
     now = [100.0]
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     with contextlib.suppress(KeyboardInterrupt), Progress(total, "embedded") as progress:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash, origin, without_directory
 from pretrain.preprocess import Preprocess
-from tests.pretrain.conftest import Written, assert_saved_and_read
+from tests.pretrain.conftest import assert_saved_and_read
 
 pytestmark = pytest.mark.usefixtures("no_network")
 PICTURES = torch.randint(0, 256, (2, 3, 60, 84), generator=torch.Generator().manual_seed(0))
@@ -65,9 +65,7 @@ def test_an_embedding_is_the_models_own_output_of_its_own_pixels(dinov2: Path) -
         ),
     ],
 )
-def test_architectures_are_saved_and_read(
-    tmp_path: Path, written: Written, kind: str, options: dict[str, Any], pooling: str | None
-) -> None:
+def test_architectures_are_saved_and_read(tmp_path, written, kind, options, pooling) -> None:
     """A checkpoint of a classifier lacks the pooling: no random weights, but the class token."""
     encoder = build_encoder(f"hf:{written(kind, **options)}")
     if pooling is not None:
@@ -140,9 +138,7 @@ def test_weights_that_are_missing_foreign_or_nan(dinov2: Path, change: Change, r
         ("ViT", {"processor": SIGLIP | {"resample": 1}}, "normalising, got resample 1"),
     ],
 )
-def test_models_that_are_refused(
-    written: Written, kind: str, options: dict[str, Any], rule: str
-) -> None:
+def test_models_that_are_refused(written, kind, options, rule) -> None:
     with pytest.raises(ValueError, match=rule):
         build_encoder(f"hf:{written(kind, **options)}")
 

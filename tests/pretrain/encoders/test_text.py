@@ -96,9 +96,7 @@ def test_the_packaged_encoder_knows_that_cats_are_nearer_to_dogs() -> None:
     assert cat @ dog > cat @ ship + 0.1
 
 
-def test_the_classifier_is_read_from_the_encoder_s_own_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_classifier_is_read_from_the_encoder_s_own_file(tmp_path, monkeypatch) -> None:
     weights = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     monkeypatch.chdir(tmp_path)
     file, lite = Path("weights.safetensors"), "timm:tf_efficientnet_lite0"

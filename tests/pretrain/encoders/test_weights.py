@@ -150,9 +150,7 @@ def other_names(state: State, order: tuple[str, ...]) -> State:
 
 
 @pytest.mark.parametrize("order", [PARTS, (*PARTS[1::-1], *PARTS[2:]), (*PARTS[2:4], *PARTS[:2])])
-def test_nothing_is_matched_by_its_place(
-    tmp_path: Path, state: State, order: tuple[str, ...]
-) -> None:
+def test_nothing_is_matched_by_its_place(tmp_path, state, order) -> None:
     torch.save(other_names(state, order), tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"below net must hold bn1.bias, got .* such as bn1\.beta"):
         build_encoder(NAME, weights=str(tmp_path / "w.pth"))
@@ -245,13 +243,6 @@ def test_a_name_of_both_libraries_is_not_overwritten() -> None:
     assert PLAIN["_project_conv"] == "conv_pw"
 
 
-class Trainer:
-    """An object that only its own code can make."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (sys.modules[__name__].Trainer, ())
-
-
 def remembered(path: Path) -> None:
     """What a malicious file would call."""
     path.write_text("run")
@@ -267,23 +258,16 @@ class Malicious:
         return (remembered, (self.path,))
 
 
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer's module, so that its objects can be saved."""
-    trainer = types.ModuleType("trainer")
-    for each in (Trainer, Malicious, remembered):
+def test_objects_beside_the_weights_are_neither_run_nor_in_the_way(
+    tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = types.ModuleType("trainer")  # a module, so that its objects can be saved
+    for each in (Malicious, remembered):
         monkeypatch.setattr(each, "__module__", "trainer")
         setattr(trainer, each.__name__, each)
     monkeypatch.setitem(sys.modules, "trainer", trainer)
-    monkeypatch.setitem(sys.modules, __name__, trainer)
-
-
-@pytest.mark.usefixtures("module")
-def test_objects_beside_the_weights_are_neither_run_nor_in_the_way(
-    tmp_path: Path, state: State
-) -> None:
     ran = tmp_path / "ran"
-    torch.save({"trainer": Trainer(), "x": Malicious(ran), "model": state}, tmp_path / "w.pth")
+    torch.save({"x": Malicious(ran), "model": state}, tmp_path / "w.pth")
     found: Any = build_encoder(NAME, weights=str(tmp_path / "w.pth"))
     assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
     assert not ran.exists()

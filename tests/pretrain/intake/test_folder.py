@@ -28,8 +28,7 @@ def opened(root: Path, pictures, *names: str, **options: Any) -> ImageSet:
     return open_images(str(lay_out(root, pictures, *names)), **options)
 
 
-def skipped(images: ImageSet) -> list[str]:
-    return sorted(name for name, _ in images.skipped)
+LEFT = "hidden, or left by a system"
 
 
 def image_names(images: ImageSet) -> list[str]:
@@ -38,54 +37,53 @@ def image_names(images: ImageSet) -> list[str]:
 
 def test_users_and_classes(tmp_path: Path, pictures) -> None:
     names = ("b/dog/1.png", "b/cat/0.png", "a/owl/9.PNG", "b/cat/2.png", "a/owl/10.png")
-    images = opened(tmp_path, pictures, *names, layout="user-class")
+    images = opened(tmp_path / "users", pictures, *names, layout="user-class")
     order = [4, 2, 1, 3, 0]
     assert image_names(images) == [names[k] for k in order]
-    assert images.class_names == ("cat", "dog", "owl")
-    assert not images.inferred
+    assert (images.class_names, images.inferred) == (("cat", "dog", "owl"), False)
     assert images.labels.tolist() == [2, 2, 0, 0, 1]
     assert np.asarray(images.users).tolist() == [0, 0, 1, 1, 1]
     assert images.user_names == ("a", "b")
     assert (images.images(slice(None)) == pictures.pixels[order]).all()
-
-
-def test_users_and_classes_by_split(tmp_path: Path, pictures) -> None:
     names = ("train/b/dog/1.png", "train/a/cat/1.png", "test/c/cat/0.png", "evaluation/a/dog/7.png")
-    images = opened(tmp_path, pictures, *names, layout="user-class")
+    images = opened(tmp_path / "splits", pictures, *names, layout="user-class")
     assert images.split.tolist() == [0, 0, 1, 2]
     assert np.asarray(images.users).tolist() == [0, 1, 2, 0]
-    assert images.image_name(2) == "test/c/cat/0.png"
-    alone = open_images(str(tmp_path), layout="user-class", splits=["train"])
+    assert images.image_name(2) == names[2]
+    alone = open_images(str(tmp_path / "splits"), layout="user-class", splits=["train"])
     assert np.asarray(alone.users).tolist() == [0, 1]
 
 
 def test_pictures_without_classes(tmp_path: Path, pictures) -> None:
     images = opened(tmp_path / "new", pictures, "b.png", "a.png", "notes.txt")
-    assert not images.labelled
-    assert image_names(images) == ["a.png", "b.png"]
+    assert (images.labelled, image_names(images)) == (False, ["a.png", "b.png"])
     assert images.skipped == (("notes.txt", "no picture by its suffix"),)
     names = ("x/y/2.png", "x/1.png", "0.png", ".trash/3.png")
-    deep = opened(tmp_path / "deep", pictures, *names, layout="flat")
+    deep = opened(tmp_path / "deep", pictures, *names, layout="flat", classes=("u", "v"))
     assert image_names(deep) == ["0.png", "x/1.png", "x/y/2.png"]
     assert (deep.images(slice(None)) == pictures.pixels[[2, 1, 0]]).all()
-    assert deep.skipped == ((".trash/", "hidden, or left by a system"),)
-    named = open_images(str(tmp_path / "deep"), layout="flat", classes=("u", "v"))
-    assert (named.class_names, named.labelled) == (("u", "v"), False)
+    assert deep.skipped == ((".trash/", LEFT),)
+    assert (deep.class_names, deep.labelled) == (("u", "v"), False)
     held_out = opened(tmp_path / "splits", pictures, "train/1.png", "test/2.png", "test/3.png")
     assert (held_out.labelled, held_out.split.tolist()) == (False, [0, 1, 1])
 
 
-def test_what_is_left_out_is_named(tmp_path: Path, pictures) -> None:
-    names = ("cat/1.png", "cat/deeper/2.png", "cat/notes.txt", "loose.png", ".cache/x.png")
-    images = opened(tmp_path / "classes", pictures, *names, "cat/.hidden.png")
-    assert (len(images), images.class_names) == (1, ("cat",))
-    left = [".cache/", "cat/.hidden.png", "cat/deeper/", "cat/notes.txt", "loose.png"]
-    assert skipped(images) == left
-    split = opened(tmp_path / "split", pictures, "train/a/1.png", "test/a/2.png", "read.me")
-    assert skipped(split) == ["read.me"]
-    names = ("me/a/1.png", "me/2.png", "3.png")
-    held = opened(tmp_path / "users", pictures, *names, layout="user-class")
-    assert skipped(held) == ["3.png", "me/2.png"]
+@pytest.mark.parametrize(
+    ("names", "layout", "left"),
+    [
+        (
+            ("cat/1.png", "cat/deep/2.png", "cat/a.txt", "3.png", ".cache/x.png", "cat/.4.png"),
+            "auto",
+            [".cache/", "3.png", "cat/.4.png", "cat/a.txt", "cat/deep/"],
+        ),
+        (("train/a/1.png", "test/a/2.png", "read.me"), "auto", ["read.me"]),
+        (("me/a/1.png", "me/2.png", "3.png"), "user-class", ["3.png", "me/2.png"]),
+    ],
+)
+def test_what_is_left_out_is_named(tmp_path, pictures, names, layout, left) -> None:
+    images = opened(tmp_path, pictures, *names, layout=layout)
+    assert sorted(name for name, _ in images.skipped) == left
+    assert len(images) == len(names) - len(left)
 
 
 def test_names_that_are_no_unicode(tmp_path: Path, pictures) -> None:
@@ -123,9 +121,7 @@ PEOPLE = ("anna/cat/1.png", "anna/dog/1.png")
         ),
     ],
 )
-def test_folders_that_are_refused(
-    tmp_path: Path, pictures, names: tuple[str, ...], options: dict[str, Any], rule: str
-) -> None:
+def test_folders_that_are_refused(tmp_path, pictures, names, options, rule) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(ValueError, match=rule):
         opened(tmp_path / "x", pictures, *names, **options)
@@ -144,16 +140,15 @@ def test_users_with_other_folders_number_their_classes_alike(tmp_path: Path, pic
 
 def test_a_class_named_like_a_split_is_a_class(tmp_path: Path, pictures) -> None:
     names = [f"{name}/{k}.png" for name in ("bus", "car", "train") for k in range(2)]
-    for k, layout in enumerate(("auto", "class")):
-        images = opened(tmp_path / str(k), pictures, *names, layout=layout)
-        assert (len(images), images.class_names) == (6, ("bus", "car", "train"))
+    users = [f"u{user}/{name}" for user in range(2) for name in names]
+    for layout, held in (("auto", names), ("class", names), ("user-class", users)):
+        images = opened(tmp_path / layout, pictures, *held, layout=layout)
+        assert (len(images), images.class_names) == (len(held), ("bus", "car", "train"))
         assert not images.split.any()
-    names = [f"u{user}/{name}" for user in range(2) for name in names]
-    images = opened(tmp_path / "users", pictures, *names, layout="user-class")
-    assert (len(images), images.class_names) == (12, ("bus", "car", "train"))
-    opened(tmp_path / "mixed", pictures, "train/1.png", "test/2.png", "x/3.png", layout="class")
-    flat = open_images(str(tmp_path / "mixed"), layout="flat")
-    assert flat.split.tolist() == [0, 0, 0]
+    names = ["train/1.png", "test/2.png", "x/3.png"]
+    for layout in ("class", "flat"):
+        mixed = opened(tmp_path / f"mixed {layout}", pictures, *names, layout=layout)
+        assert mixed.split.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["test", "Dev", "evaluation"])
@@ -228,7 +223,6 @@ def unchanged(images: ImageSet, *skipped: tuple[str, str]) -> None:
     assert len(images.images(slice(None))) == 4
 
 
-LEFT = "hidden, or left by a system"
 SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 SYSTEMS += (".Trash-1000", ".ipynb_checkpoints", "#recycle", "._cat", "@Recycle")
 
@@ -250,18 +244,21 @@ def test_folders_of_systems_are_no_classes_unless_declared(root: Path, name: str
         assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
-def test_files_of_systems_are_no_pictures(root: Path) -> None:
-    for name in ("cat/._0.png", "cat/Thumbs.db", ".DS_Store"):
+def test_files_of_systems_and_pipes_are_no_pictures_and_names_need_no_suffix(root: Path) -> None:
+    for name in ("cat/._0.png", "cat/Thumbs.db", ".DS_Store", "cat/README"):
         put(root / name, b"\0\5\x16\7")
-    kinds = [("cat/._0.png", LEFT), ("cat/Thumbs.db", "no picture by its suffix")]
-    unchanged(open_images(str(root)), *kinds, (".DS_Store", LEFT))
-
-
-def test_names_without_a_suffix_are_looked_into(root: Path) -> None:
+    os.mkfifo(root / "cat" / "a.png")
+    os.mkfifo(root / "dog" / "pipe")
     shutil.move(root / "cat" / "0.png", root / "cat" / "IMG_0001")
     shutil.move(root / "dog" / "1.png", root / "dog" / "1.2.840.3")
-    (root / "cat" / "README").write_text("pictures of cats")
-    unchanged(open_images(str(root)), ("cat/README", "no picture by its first bytes"))
+    unchanged(
+        open_images(str(root)),
+        (".DS_Store", LEFT),
+        ("cat/._0.png", LEFT),
+        ("cat/README", "no picture by its first bytes"),
+        ("cat/Thumbs.db", "no picture by its suffix"),
+        *((name, "no regular file") for name in ("cat/a.png", "dog/pipe")),
+    )
 
 
 def test_loops_end(root: Path) -> None:
@@ -306,20 +303,11 @@ def test_links_to_a_store_are_followed_and_copies_stay_two(root: Path) -> None:
     assert len(open_images(str(root))) == 5
 
 
-def test_only_regular_files_are_opened(root: Path) -> None:
-    os.mkfifo(root / "cat" / "a.png")
-    os.mkfifo(root / "dog" / "pipe")
-    why = "no regular file"
-    unchanged(open_images(str(root)), ("cat/a.png", why), ("dog/pipe", why))
-
-
 @pytest.mark.parametrize(
     ("target", "reason"),
     [("/nowhere/x.png", "No such file"), ("9.png", "Too many levels"), (None, "an empty file")],
 )
-def test_pictures_that_cannot_be_opened_are_named(
-    root: Path, target: str | None, reason: str
-) -> None:
+def test_pictures_that_cannot_be_opened_are_named(root, target, reason) -> None:
     file = root / "cat" / "9.png"
     file.write_bytes(b"") if target is None else file.symlink_to(target)
     with pytest.raises(UnreadableImage, match=rf"cat/9.png must be a readable .*{reason}"):

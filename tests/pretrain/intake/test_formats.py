@@ -106,9 +106,7 @@ def test_without_the_extras_all_are_counted(tmp_path: Path) -> None:
         open_images(f"csv:{tmp_path}/t.csv")
 
 
-def test_a_renamed_picture_is_named_by_its_format(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_renamed_picture_is_named_by_its_format(tmp_path, request) -> None:
     data = heic()
     request.getfixturevalue("without_extras")
     images: ImageSet = open_images(written(tmp_path, cat__1_jpg=data))

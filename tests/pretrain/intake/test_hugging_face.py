@@ -155,9 +155,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, pictures) -> None:
         ),
     ],
 )
-def test_splits_that_are_not_asked_for_are_not_looked_at(
-    tmp_path: Path, other: dict[str, list[int]], names: tuple[str, ...], rule: str
-) -> None:
+def test_splits_that_are_not_asked_for_are_not_looked_at(tmp_path, other, names, rule) -> None:
     parts = {name: data_set(labels, names) for name, labels in other.items()}
     source = saved(tmp_path, {"train": data_set([0, 1], ORDER)} | parts)
     with pytest.raises(ValueError, match=rule):

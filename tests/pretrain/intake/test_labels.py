@@ -59,9 +59,7 @@ KINDS: list[tuple[Write, Any, str]] = [
 
 
 @pytest.mark.parametrize(("write", "labels", "name"), KINDS)
-def test_several_findings_are_no_class_and_one_of_them_is(
-    tmp_path: Path, write: Write, labels: Any, name: str
-) -> None:
+def test_several_findings_are_no_class_and_one_of_them_is(tmp_path, write, labels, name) -> None:
     source = write(tmp_path, labels)
     with pytest.raises(ValueError, match=r"--label-is NAME.* several findings a picture: .* row"):
         open_images(source)
@@ -148,9 +146,7 @@ NUMBER = "must write a number in one way, got"
         (csv, ["", ""], {"findings": True}, "must be given, got none in 2 rows"),
     ],
 )
-def test_labels_that_are_refused(
-    tmp_path: Path, write: Write, labels: Any, options: dict[str, Any], rule: str
-) -> None:
+def test_labels_that_are_refused(tmp_path, write, labels, options, rule) -> None:
     source = write(tmp_path, labels)
     if "node" in options.values():
         options = options | {"classes": (*NAMES, "node")}
@@ -212,9 +208,7 @@ def test_one_class_against_the_rest_in_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [csv, parquet, shard, archive])
-def test_one_class_has_one_spelling_and_its_case_may_be_ignored(
-    tmp_path: Path, write: Write
-) -> None:
+def test_one_class_has_one_spelling_and_its_case_may_be_ignored(tmp_path, write) -> None:
     for one, other in (
         ("\u00fcber", "u\u0308ber"),
         ("cat", "cat\u00a0"),

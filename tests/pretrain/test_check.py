@@ -1,11 +1,13 @@
-"""Each rule refuses what breaks it by name, rule and value, and lets an option left out pass."""
+"""Rules name what breaks them, by name and value; JSON of many levels is an ordinary error."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
 from pretrain import check
+from pretrain.cli.json_text import parsed
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,9 @@ def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
         check.within(interval.replace(", ", ".."), share=0.5)
 
 
+SHAPES = (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3)))
+
+
 @pytest.mark.parametrize(
     ("rule", "kept", "refused", "words"),
     [
@@ -36,12 +41,7 @@ def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
         (lambda **x: check.one_of(("a", "b"), **x), "a", ("none",), "must be one of a, b"),
         (lambda **x: check.equal(2, **x), 2, (3,), "must be 2"),
         (lambda **x: check.byte_length(3, **x), b"abc", (b"abcd",), "must be 3 bytes"),
-        (
-            lambda **x: check.shape(("n", 3), **x),
-            np.zeros((7, 3)),
-            (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3))),
-            r"must be \(n, 3\)",
-        ),
+        (lambda **x: check.shape(("n", 3), **x), np.zeros((7, 3)), SHAPES, r"must be \(n, 3\)"),
         (check.given, 0, (None,), "must be given"),
     ],
 )
@@ -67,3 +67,17 @@ def test_what_may_be_left_out() -> None:
     for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):
         with pytest.raises(ValueError, match=f"exactly one of a and b must be given, got {got}"):
             check.exactly_one(**values)
+
+
+def test_it_is_what_the_standard_library_reads() -> None:
+    text = '{"a": [1, 2.5, null], "b": {"c": "ü"}}'
+    assert parsed(text) == parsed(text.encode()) == json.loads(text)
+    assert parsed("[1, 2]", parse_int=str) == ["1", "2"]
+    with pytest.raises(json.JSONDecodeError):
+        parsed("{")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
+def test_more_levels_than_the_stack_holds_are_an_ordinary_error(text: str) -> None:
+    with pytest.raises(ValueError, match="few levels"):
+        parsed(text)

@@ -16,7 +16,7 @@ from pretrain.commands import Convert, Probe, Simclr
 from pretrain.resnet import ResNetConfig
 from pretrain.simclr import AugmentConfig, SimCLRConfig
 from pretrain.simclr_v2 import read_tensorflow
-from tests.pretrain.test_simclr_v2 import variable_shapes
+from tests.pretrain.test_networks import variable_shapes
 
 ROOT = Path(__file__).parents[2]
 RECIPE = SimCLRConfig(

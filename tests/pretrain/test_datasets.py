@@ -1,14 +1,22 @@
-"""Archives, federated EMNIST and torchvision's sets; classes are declared, not what occurs."""
+"""Archives, federated EMNIST, torchvision: declared classes, and users in one split alone."""
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pretrain.datasets import concatenate, declared_classes, users_in_both
+from pretrain.datasets import (
+    ImageSet,
+    concatenate,
+    declared_classes,
+    hold_out_users,
+    refuse_users_in_both,
+    users_in_both,
+)
 from pretrain.intake.archive import open_npz
 from pretrain.sources import open_images
 from tests.pretrain.conftest import encoded, put
@@ -108,15 +116,6 @@ def test_users_of_some_splits_do_not_vanish(tmp_path: Path) -> None:
     assert open_images(str(path), columns="user=").users is None
 
 
-def test_reference_archives(reference_data: Path) -> None:
-    cifar = open_npz(reference_data / "data" / "cifar10_jpeg.npz")
-    assert cifar.split.sum() == 10_000
-    assert cifar.images(np.array([0, 59_999])).shape == (2, 3, 32, 32)
-    writers = open_npz(reference_data / "data" / "mnist_writers.npz")
-    assert writers.users is not None
-    assert len(np.unique(writers.users[writers.split == 0])) == 539
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_wrong_checksum_is_an_error(tmp_path: Path, packed: bool) -> None:
     path = write(tmp_path / "set.npz", pixel_arrays(50), packed=packed)
@@ -172,31 +171,25 @@ def test_mislabelled_archives(tmp_path: Path, arrays: Any, changes: Any, rule: s
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])
-def test_writers_by_name_in_an_archive(tmp_path: Path, kind: str) -> None:
+def test_writers_and_labels_by_name_in_an_archive(tmp_path: Path, kind: str) -> None:
     train, test = np.array(["Zoe", "Ann", "Zoe"], kind), np.array(["Bob", "Ann", "Bob"], kind)
-    path = write(tmp_path / "a.npz", PLAIN | {"writer_train": train, "writer_test": test})
+    labels = {"y_train": np.array(["owl", "cat", "owl"], kind), "y_test": np.array([b"dog"] * 3)}
+    held = PLAIN | labels | {"writer_train": train, "writer_test": test}
+    path = write(tmp_path / "a.npz", held)
     images = open_npz(path)
     assert images.user_names == ("Ann", "Bob", "Zoe")
     assert np.asarray(images.users).tolist() == [2, 0, 2, 1, 0, 1]
     assert users_in_both(images) == [0]
     assert images.take(np.array([5])).user_names == images.user_names
     assert open_images(str(path), splits=["train"]).user_names == ("Ann", "Zoe")
-
-
-def test_labels_by_name_in_an_archive(tmp_path: Path) -> None:
-    labels = {"y_train": np.array(["owl", "cat", "owl"]), "y_test": np.array([b"dog"] * 3)}
-    path = write(tmp_path / "a.npz", PLAIN | labels)
-    images = open_npz(path)
-    assert images.class_names == ("cat", "dog", "owl")
+    assert (images.class_names, images.inferred) == (("cat", "dog", "owl"), True)
     assert images.labels.tolist() == [2, 0, 2, 1, 1, 1]
-    assert images.inferred
     declared = open_images(str(path), classes=("owl", "dog", "cat", "elk"))
-    assert declared.labels.tolist() == [0, 2, 0, 1, 1, 1]
-    assert not declared.inferred
+    assert (declared.labels.tolist(), declared.inferred) == ([0, 2, 0, 1, 1, 1], False)
     rule = r"a\.npz: label must be one of \('owl', 'cat'\), got 'dog' in row 0 of y_test"
     with pytest.raises(ValueError, match=rule):
         open_images(str(path), classes=("owl", "cat"))
-    named = open_npz(write(path, PLAIN | labels | {"names": np.array(["cat", "owl", "dog"])}))
+    named = open_npz(write(path, held | {"names": np.array(["cat", "owl", "dog"])}))
     assert (named.labels.tolist(), named.inferred) == ([1, 0, 1, 2, 2, 2], False)
 
 
@@ -289,3 +282,77 @@ def test_sets_that_are_not_there_or_damaged(tmp_path, source, splits, rule) -> N
     put(tmp_path / "val" / "a.json", b"{")
     with pytest.raises(ValueError, match=rule):
         open_images(f"{source}:{tmp_path}", splits=splits)
+
+
+def a_set(users: list[int] | None, split: list[int] | None = None, **changes) -> ImageSet:
+    count = 60 if users is None else len(users)
+    return ImageSet(
+        name="set",
+        labels=np.zeros(count, np.int64),
+        split=np.array(split or [0] * count, np.uint8),
+        class_names=("a", "b"),
+        users=None if users is None else np.array(users),
+        read=lambda rows: np.zeros((len(rows), 2, 2, 3), np.uint8),
+        **changes,
+    )
+
+
+def test_whole_users_are_held_out_whatever_order_the_rows_are_in() -> None:
+    users = [k // 3 for k in range(60)]
+    held = hold_out_users(a_set(users), 0.25)
+    assert not users_in_both(held)
+    assert held.users is not None
+    assert len(set(held.users[held.split == 1].tolist())) == 5
+    assert (held.split == 1).sum() == 15
+    order = np.random.default_rng(0).permutation(60)
+    again = hold_out_users(a_set([users[k] for k in order]), 0.25)
+    assert (again.split == held.split[order]).all()
+    held = hold_out_users(a_set([0, 1, 2, 3], [0, 0, 2, 2]), 0.5)
+    assert held.split.tolist()[2:] == [2, 2]  # rows held out for evaluation stay so
+    assert sorted(held.split.tolist()[:2]) == [0, 1]
+
+
+def test_it_is_names_that_decide_not_their_numbers() -> None:
+    names = tuple(f"clinic {k}" for k in range(20))
+    users = [k % 20 for k in range(60)]
+    first = hold_out_users(a_set(users, user_names=names), 0.3)
+    other = hold_out_users(a_set([19 - k for k in users], user_names=names[::-1]), 0.3)
+    assert (first.split == other.split).all()
+    assert (first.split == 1).sum() == 18
+    numbered = hold_out_users(a_set(users), 0.3)
+    assert (numbered.split != first.split).any()
+
+
+@pytest.mark.parametrize(
+    ("images", "share", "rule"),
+    [
+        (a_set([0, 0, 1]), 0.001, "some of 2 users and leave some, got 0.001, none of them"),
+        (a_set([0, 0, 1]), 0.999, "some of 2 users and leave some, got 0.999, all of them"),
+        (a_set([0, 1], [0, 1]), 0.5, "must be left out for set, which has test images"),
+        (a_set(None), 0.5, r"must have users to divide \(or .*--test-share image:0\.5\)"),
+        (a_set([7, 7]), 0.5, "must have two or more users to divide, got 1"),
+    ],
+)
+def test_shares_that_cannot_be(images: ImageSet, share: float, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"test_share must .*{rule.removeprefix('must ')}"):
+        hold_out_users(images, share)
+
+
+def test_users_in_both_splits_are_named() -> None:
+    refuse_users_in_both(a_set([0, 1, 2], [0, 0, 1]))
+    refuse_users_in_both(a_set([0, 0, 0], [0, 2, 2]))  # evaluation is of a user's own rows
+    refuse_users_in_both(a_set(None, [0] * 30 + [1] * 30))
+    rule = r"users of set must not be in train and test both .* got 4 who are: 0, 1, 2, \.\.\."
+    with pytest.raises(ValueError, match=rule):
+        refuse_users_in_both(a_set([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4))
+    with pytest.raises(ValueError, match="got 1 who are: Zoe"):
+        refuse_users_in_both(a_set([1, 1], [0, 1], user_names=("Ann", "Zoe")))
+
+
+def test_parts_with_names_are_numbered_together() -> None:
+    one = a_set([0, 1], user_names=("m", "z"))
+    two = a_set([0, 1, 1], user_names=("a", "m"))
+    whole = concatenate([one, replace(two, skipped=("x",)), two])
+    assert whole.user_names == ("a", "m", "z")
+    assert np.asarray(whole.users).tolist() == [1, 2, 0, 1, 1, 0, 1, 1]
+    assert whole.skipped == ("x",)

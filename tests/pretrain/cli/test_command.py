@@ -13,7 +13,6 @@ from types import ModuleType
 
 import pytest
 
-from pretrain.__main__ import MENU
 from pretrain.cli.command import STOPS, Command, after, held, listen, run_command
 from pretrain.cli.provenance import provenance
 
@@ -78,14 +77,6 @@ def test_an_output_may_be_left_unread(typed: str) -> None:
         assert helped.stderr is not None
         assert helped.stderr.read() == b""
     assert helped.returncode == 0
-
-
-def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        MENU.parse(["simclr", "--help"], "pretrain")
-    shown = capsys.readouterr().out
-    assert "(default: None)" not in shown
-    assert "(default: 512)" in shown
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -90,26 +91,19 @@ def test_a_claim_is_one_thread_s_and_ends_with_an_error(tmp_path) -> None:
 
 def test_of_many_that_begin_at_once_one_writes(tmp_path) -> None:
     """Whichever way they meet: the others fail before their work, or after the winner's end."""
-    for place in range(20):
-        out, worked, refused = tmp_path / f"out{place}", [], []
-        start = threading.Barrier(6)
 
-        def compete(out=out, worked=worked, refused=refused, start=start) -> None:
-            start.wait()
-            try:
-                with new_directory(out) as partial:
-                    worked.append(partial)
-            except FileExistsError:
-                refused.append(out)
-            except FileNotFoundError:  # of its partial: threads share a process, and its number
-                raise AssertionError from None
+    def compete(start: threading.Barrier, out: Path) -> bool:
+        start.wait()
+        try:
+            with new_directory(out):
+                return True
+        except FileExistsError:
+            return False
 
-        threads = [threading.Thread(target=compete) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert (len(worked), len(refused)) == (1, 5)
+    with ThreadPoolExecutor(6) as pool:
+        for place in range(20):
+            start, out = threading.Barrier(6), tmp_path / f"out{place}"
+            assert list(pool.map(compete, [start] * 6, [out] * 6)).count(True) == 1
     assert names(tmp_path) == sorted(f"out{place}" for place in range(20))
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.timm_models import PLAIN, in_timm
 from pretrain.encoders.weights import fit_weights
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -105,29 +104,26 @@ def test_safetensors_are_known_by_their_content(tmp_path: Path, state: State, na
     assert torch.equal(found.model.conv1[0].weight, state["conv1.0.weight"])
 
 
-PAIRS = {
-    "moco": ("module.encoder_q", "module.encoder_k"),
-    "dino": ("teacher.backbone", "student.module.backbone"),
-    "timm": ("state_dict_ema", "state_dict"),
-    "momentum": ("backbone_momentum", "backbone"),
-    "one of them bare": ("ema.module", "none"),
-}
+MADE_BY = ("moco", "dino", "timm", "momentum", "ema")
+PAIRS = [  # and what else names the first
+    ("module.encoder_q", "module.encoder_k", None),
+    ("teacher.backbone", "student.module.backbone", "teacher"),
+    ("state_dict_ema", "state_dict", None),
+    ("backbone_momentum", "backbone", None),
+    ("ema.module", "none", "ema"),  # one of them bare
+]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_of_two_networks_one_must_be_named(tmp_path: Path, state: State, pair: str) -> None:
-    one, other = PAIRS[pair]
+@pytest.mark.parametrize(("one", "other", "first"), PAIRS, ids=MADE_BY)
+def test_of_two_networks_one_must_be_named(tmp_path, state, one, other, first) -> None:
     both = under(f"{one}.", body(state)) | under("" if other == "none" else f"{other}.", state, 2)
-    path = tmp_path / "w.pth"
-    torch.save(both, path)
+    torch.save(both, path := tmp_path / "w.pth")
     with pytest.raises(ValueError, match=f"one network that fits, got .*{one}.*w.pth#") as told:
         build_encoder(NAME, weights=str(path))
     assert other in str(told.value)
-    found: Any = build_encoder(NAME, weights=f"{path}#{one}")
-    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
-    first = one.split(".")[0]
-    found = build_encoder(NAME, weights=f"{path}#{first}") if pair != "moco" else found
-    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
+    for named in filter(None, (one, first)):
+        found: Any = build_encoder(NAME, weights=f"{path}#{named}")
+        assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
     with pytest.raises(ValueError, match=r"w\.pth must hold tensors below gone, got them below"):
         build_encoder(NAME, weights=f"{path}#gone")
 
@@ -135,32 +131,25 @@ def test_of_two_networks_one_must_be_named(tmp_path: Path, state: State, pair: s
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-def other_names(state: State, order: tuple[str, ...]) -> State:
-    """As a library that names and orders a norm's tensors in its own way."""
-    new = dict(zip(PARTS, ("gamma", "beta", "mean", "var", "n"), strict=True))
-    norms = [name.removesuffix(".running_mean") for name in state if name.endswith("running_mean")]
-    found: State = {}
-    for name, tensor in body(state).items():
-        base = name.rpartition(".")[0]
-        if base in norms:
-            found |= {f"net.{base}.{new[part]}": state[f"{base}.{part}"] for part in order}
-        else:
-            found[f"net.{name}"] = tensor
-    return found
-
-
 @pytest.mark.parametrize("order", [PARTS, (*PARTS[1::-1], *PARTS[2:]), (*PARTS[2:4], *PARTS[:2])])
 def test_nothing_is_matched_by_its_place(tmp_path, state, order) -> None:
-    torch.save(other_names(state, order), tmp_path / "w.pth")
+    """As a library that names and orders a norm's tensors in its own way."""
+    new = dict(zip(PARTS, ("gamma", "beta", "mean", "var", "n"), strict=True))
+    file: State = {}
+    for name, tensor in body(state).items():
+        base = name.rpartition(".")[0]
+        if f"{base}.running_mean" in state:
+            file |= {f"net.{base}.{new[part]}": state[f"{base}.{part}"] for part in order}
+        else:
+            file[f"net.{name}"] = tensor
+    torch.save(file, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"below net must hold bn1.bias, got .* such as bn1\.beta"):
         build_encoder(NAME, weights=str(tmp_path / "w.pth"))
 
 
 def test_conversions_of_timm_that_go_by_place_are_not_used(tmp_path: Path) -> None:
     own = timm.create_model("nextvit_small", num_classes=0).state_dict()
-    torch.save(
-        {f"x{i}.weight": tensor for i, tensor in enumerate(own.values())}, tmp_path / "w.pth"
-    )
+    torch.save({f"x{i}.weight": t for i, t in enumerate(own.values())}, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"must hold .*, got .* as x0\.weight"):
         build_encoder("timm:nextvit_small", weights=str(tmp_path / "w.pth"))
 
@@ -173,9 +162,9 @@ def test_a_pair_of_open_clip_gives_its_vision_tower(tmp_path: Path) -> None:
     outer |= {"blocks": "transformer.resblocks"}
     inner = {"attn.qkv.": "attn.in_proj_", "attn.proj": "attn.out_proj", "mlp.fc1": "mlp.c_fc"}
     inner |= {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc2": "mlp.c_proj"}
-    tensors = {"logit_scale": torch.ones(()), "visual.proj": torch.rand(own.embedding_dim, 12)}
-    tensors |= {"token_embedding.weight": torch.rand(9, 8), "ln_final.weight": torch.rand(8)}
-    tensors["transformer.resblocks.0.ln_1.weight"] = torch.rand(8)
+    tensors = {"visual.proj": torch.rand(own.embedding_dim, 12)}
+    others = ("logit_scale", "token_embedding.weight", "transformer.resblocks.0.ln_1.weight")
+    tensors |= {name: torch.rand(8) for name in others}
     for key, tensor in own.model.state_dict().items():  # pyright: ignore
         if key in ("cls_token", "pos_embed"):
             key = {"cls_token": "class_embedding", "pos_embed": "positional_embedding"}[key]
@@ -184,13 +173,12 @@ def test_a_pair_of_open_clip_gives_its_vision_tower(tmp_path: Path) -> None:
             if mine in inner or key.startswith(f"{mine}."):
                 key = key.replace(mine, theirs, 1)
         tensors[f"visual.{key}"] = tensor.contiguous().clone()
-    torch.save(tensors, tmp_path / "open_clip_pytorch_model.bin")
-    given = build_encoder(name, weights=str(tmp_path / "open_clip_pytorch_model.bin"))
-    assert encoder_hash(given) == encoder_hash(own)
+    torch.save(tensors, path := tmp_path / "open_clip_pytorch_model.bin")
+    assert encoder_hash(build_encoder(name, weights=str(path))) == encoder_hash(own)
     del tensors["visual.ln_post.bias"]
-    torch.save(tensors, tmp_path / "part.bin")
+    torch.save(tensors, path)
     with pytest.raises(ValueError, match="must hold "):
-        build_encoder(name, weights=str(tmp_path / "part.bin"))
+        build_encoder(name, weights=str(path))
 
 
 def efficientnet_names(own: list[str]) -> dict[str, str]:
@@ -215,32 +203,24 @@ def efficientnet_names(own: list[str]) -> dict[str, str]:
     return found
 
 
+LITE = "tf_efficientnet_lite0"
+
+
 @pytest.mark.parametrize(
-    ("name", "prefix"),
-    [
-        ("tf_efficientnet_lite0", ""),
-        ("tf_efficientnet_lite0", "state_dict.net."),
-        ("efficientnet_b0", "module."),
-    ],
+    ("name", "prefix"), [(LITE, ""), (LITE, "state_dict.net."), ("efficientnet_b0", "module.")]
 )
 def test_names_of_efficientnet_pytorch(tmp_path: Path, name: str, prefix: str) -> None:
     own = timm.create_model(name, num_classes=0).state_dict()
     own = {n: torch.rand(t.shape, dtype=torch.float32) for n, t in own.items()}
     names = list(efficientnet_names(list(own)).items())[::-1]  # the order does not matter
     file = {f"{prefix}{theirs}": own[mine] for theirs, mine in names}
-    torch.save(file | {f"{prefix}_fc.bias": torch.rand(3)}, tmp_path / "w.pth")
-    found: Any = build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+    torch.save(file | {f"{prefix}_fc.bias": torch.rand(3)}, path := tmp_path / "w.pth")
+    found: Any = build_encoder(f"timm:{name}", weights=str(path))
     for each, tensor in found.model.state_dict().items():
         assert torch.equal(tensor, own[each]) or each.endswith("tracked")
-    torch.save(file | {f"{prefix}_blocks.99._bn0.bias": torch.rand(3)}, tmp_path / "w.pth")
+    torch.save(file | {f"{prefix}_blocks.99._bn0.bias": torch.rand(3)}, path)
     with pytest.raises(ValueError, match=r"unknown _blocks\.99\._bn0\.bias"):
-        build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
-
-
-def test_a_name_of_both_libraries_is_not_overwritten() -> None:
-    both = {"_conv_stem.weight": torch.zeros(1), "conv_stem.weight": torch.ones(1)}
-    assert in_timm(both, []).keys() == both.keys()
-    assert PLAIN["_project_conv"] == "conv_pw"
+        build_encoder(f"timm:{name}", weights=str(path))
 
 
 def remembered(path: Path) -> None:

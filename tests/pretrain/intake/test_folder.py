@@ -198,16 +198,21 @@ def test_both_forms_of_a_name_are_one_class_and_one_user(tmp_path: Path, picture
 
 
 def test_classes_that_differ_only_in_case(tmp_path: Path, pictures) -> None:
-    names = ("Normal/1.png", "normal/2.png", "ill/3.png")
-    with pytest.raises(ValueError, match=r"--ignore-case\), got 'Normal' and 'normal'"):
-        opened(tmp_path, pictures, *names)
-    both = open_images(str(tmp_path), classes=("ill", "normal", "Normal"))
-    assert np.bincount(both.labels).tolist() == [1, 1, 1]
+    rule = r"or join them with --ignore-case\), got 'Normal' and 'normal'"
+    with pytest.raises(ValueError, match=rule):
+        opened(tmp_path, pictures, "Normal/1.png", "normal/2.png", "ill/3.png")
+    with pytest.raises(ValueError, match=rule):  # one of them is not enough
+        open_images(str(tmp_path), classes=("ill", "normal"))
+    both = ("ill", "normal", "Normal")
+    assert np.bincount(open_images(str(tmp_path), classes=both).labels).tolist() == [1, 1, 1]
     joined = open_images(str(tmp_path), ignore_case=True)
     assert joined.class_names == ("Normal", "ill")
     assert joined.labels.tolist() == [0, 0, 1]
     spelled = open_images(str(tmp_path), ignore_case=True, classes=("ill", "normal"))
     assert spelled.labels.tolist() == [0, 1, 1]
+    put(tmp_path / "NORMAL" / "4.png")
+    with pytest.raises(ValueError, match="got 'NORMAL' and 'Normal' and 'normal'"):
+        open_images(str(tmp_path), ignore_case=True, classes=both)
 
 
 @pytest.fixture

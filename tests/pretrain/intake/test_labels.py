@@ -97,13 +97,6 @@ def test_declared_classes_name_the_findings_of_an_archive(tmp_path: Path) -> Non
         open_images(archive(tmp_path, FLAGS, **both), label_is="1")
 
 
-def test_a_user_without_the_finding_has_both_classes(tmp_path: Path) -> None:
-    for labels in (["edema", "edema|mass"], ["edema", "mass"], ["edema|mass"] * 2):
-        source = csv(tmp_path, labels)
-        images = open_images(source, label_is="node", classes=(*NAMES, "node"))
-        assert (images.labels.tolist(), images.class_names) == ([0, 0], ("not node", "node"))
-
-
 def test_what_is_one_label_after_all(tmp_path: Path) -> None:
     """A sign in a declared or only label, lists of one, and one spelling of what is declared."""
     names = ("ape|cat", "dog; wolf")
@@ -115,6 +108,9 @@ def test_what_is_one_label_after_all(tmp_path: Path) -> None:
     assert (images.class_names, images.labels.tolist()) == (("cat", "dog"), [0, 1, 0])
     source = csv(tmp_path, ["u\u0308ber", "unter"])
     assert open_images(source, classes=("unter", "\u00fcber ")).labels.tolist() == [1, 0]
+    for labels in (["edema", "edema|mass"], ["edema", "mass"], ["edema|mass"] * 2):
+        images = open_images(csv(tmp_path, labels), label_is="node", classes=(*NAMES, "node"))
+        assert (images.labels.tolist(), images.class_names) == ([0, 0], ("not node", "node"))
 
 
 ODD = "must name every finding once, or have 0 or 1 .* in row 0"
@@ -184,12 +180,9 @@ def test_one_column_a_finding(tmp_path: Path, capsys) -> None:
     for column, labels in (("mass", [0, 1]), ("label", [1, 0])):
         found = open_images(source, label_is="mass", columns=f"label={column}")
         assert found.labels.tolist() == labels
-
-
-def test_columns_of_findings_in_other_tables(tmp_path: Path) -> None:
-    flags = {"edema": [1, 1, 0, 0], "mass": [False, True, False, True], "age": [40, 41, 42, 43]}
+    flags = {"edema": [1, 1, 0, 0], "Mass": [False, True, False, True], "age": [40, 41, 42, 43]}
     source = parquet(tmp_path, image=[b""] * 4, **flags)
-    with pytest.raises(ValueError, match="several findings a picture: columns edema, mass"):
+    with pytest.raises(ValueError, match=rule):
         open_images(source)
     assert open_images(source, label_is="mass").labels.tolist() == HAS_MASS
 
@@ -209,12 +202,13 @@ def test_one_class_against_the_rest_in_every_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [csv, parquet, shard, archive])
 def test_one_class_has_one_spelling_and_its_case_may_be_ignored(tmp_path, write) -> None:
-    for one, other in (
+    twins = [
         ("\u00fcber", "u\u0308ber"),
         ("cat", "cat\u00a0"),
         (" cat", "cat"),
         ("\ufeffcat", "cat"),
-    ):
+    ]
+    for one, other in twins:
         images = open_images(write(tmp_path, [one, other, "owl"]))
         assert len(images.class_names) == 2
         assert images.labels[0] == images.labels[1] != images.labels[2]

@@ -9,7 +9,6 @@ from pretrain.intake.reading import (
     Reading,
     canonical_name,
     case_twins,
-    class_spellings,
     left_by_systems,
     named_columns,
     split_named,
@@ -80,23 +79,6 @@ def test_twins() -> None:
     assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
     assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
     assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
-
-
-def test_classes_that_differ_only_in_case_are_refused_joined_or_declared() -> None:
-    found = ("Normal", "normal", "ill")
-    rule = r"it: classes must differ in more than case \(or declare each with --class-names, or "
-    rule += r"join them with --ignore-case\), got 'Normal' and 'normal'"
-    with pytest.raises(ValueError, match=rule):
-        class_spellings("it", found)
-    with pytest.raises(ValueError, match=rule):  # one of them is not enough
-        class_spellings("it", ("Normal", "ill"), ("normal", "ill"))
-    assert class_spellings("it", found, found) == {name: name for name in found}
-    joined = {"Normal": "Normal", "normal": "Normal", "ill": "ill"}
-    assert class_spellings("it", found, ignore_case=True) == joined
-    declared = class_spellings("it", found, ("ill", "normal"), ignore_case=True)
-    assert declared == {"Normal": "normal", "normal": "normal", "ill": "ill"}
-    with pytest.raises(ValueError, match="got 'NORMAL' and 'Normal' and 'normal'"):
-        class_spellings("it", (*found, "NORMAL"), found, ignore_case=True)
 
 
 def test_users_that_differ_only_in_case_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,29 +22,11 @@ from pretrain.recipes import ResNetConfig
 from pretrain.resnet import SmallResNet
 
 CLASSES = ("cat", "dog", "owl")
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """What is expected of them, in order."""
-
-    files: list[bytes]
-    pixels: np.ndarray  # (12, 3, 8, 8)
-    labels: list[str]
-    users: list[str]
-    splits: list[str]
-
-    @property
-    def numbers(self) -> list[int]:
-        return [CLASSES.index(label) for label in self.labels]
-
-    @property
-    def user_numbers(self) -> list[int]:
-        return [sorted(set(self.users)).index(user) for user in self.users]
-
-    @property
-    def split_numbers(self) -> list[int]:
-        return [("train", "test").index(split) for split in self.splits]
+PIXELS = torch.rand(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL |= {"image_size": 28, "patch_size": 7}
+SQUASHED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 28, "width": 28}}
+Written = Callable[..., Path]
 
 
 def encoded(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
@@ -139,20 +121,21 @@ def archive(folder: Path, labels: Any, **more: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def pictures() -> Pictures:
+def pictures() -> SimpleNamespace:
+    """What is expected of twelve of them, in order."""
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
-    return Pictures(
+    return SimpleNamespace(
         files=[encoded(image) for image in pixels],
         pixels=pixels.transpose(0, 3, 1, 2),
         labels=[CLASSES[k % 3] for k in range(12)],
+        numbers=[k % 3 for k in range(12)],
         users=[f"ward {'BCA'[k // 4]}" for k in range(12)],
+        user_numbers=[1] * 4 + [2] * 4 + [0] * 4,
         splits=["train"] * 8 + ["test"] * 4,
+        split_numbers=[0] * 8 + [1] * 4,
     )
 
 
-PIXELS = torch.rand(3, 3, 12, 12, generator=torch.Generator().manual_seed(1))
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-SMALL |= {"image_size": 28, "patch_size": 7}
 CUT = {
     "image_processor_type": "BitImageProcessor",
     "size": {"shortest_edge": 32},
@@ -160,8 +143,6 @@ CUT = {
     "image_mean": [0.485, 0.456, 0.406],
     "image_std": [0.229, 0.224, 0.225],
 }
-SQUASHED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 28, "width": 28}}
-Written = Callable[..., Path]
 
 
 def small(seed: int = 0) -> SmallResNet:

@@ -9,6 +9,8 @@ import pytest
 from pretrain import check
 from pretrain.cli.json_text import parsed
 
+SHAPES = (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3)))
+
 
 @pytest.mark.parametrize(
     ("interval", "inside", "outside"),
@@ -27,9 +29,6 @@ def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
             check.within(interval, share=value)
     with pytest.raises(TypeError, match="interval"):  # a mistake of the program
         check.within(interval.replace(", ", ".."), share=0.5)
-
-
-SHAPES = (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3)))
 
 
 @pytest.mark.parametrize(
@@ -69,15 +68,12 @@ def test_what_may_be_left_out() -> None:
             check.exactly_one(**values)
 
 
-def test_it_is_what_the_standard_library_reads() -> None:
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
+def test_json_of_more_levels_than_the_stack_holds_is_an_ordinary_error(text: str) -> None:
+    with pytest.raises(ValueError, match="few levels"):
+        parsed(text)
+    with pytest.raises(json.JSONDecodeError):
+        parsed("{")
     text = '{"a": [1, 2.5, null], "b": {"c": "ü"}}'
     assert parsed(text) == parsed(text.encode()) == json.loads(text)
     assert parsed("[1, 2]", parse_int=str) == ["1", "2"]
-    with pytest.raises(json.JSONDecodeError):
-        parsed("{")
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
-def test_more_levels_than_the_stack_holds_are_an_ordinary_error(text: str) -> None:
-    with pytest.raises(ValueError, match="few levels"):
-        parsed(text)

@@ -39,9 +39,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "images.npz"
 
 
-def test_simclr_writes_encoder_report_and_figure_and_probe_both_accuracies(
-    tmp_path: Path, archive: Path
-) -> None:
+def test_simclr_writes_an_encoder_and_probe_its_accuracies(tmp_path: Path, archive: Path) -> None:
     out = tmp_path / "out"
     Simclr(data=(str(archive),), out=out, config=RECIPE, monitor=str(archive)).run()
     written = sorted(p.name for p in out.iterdir())

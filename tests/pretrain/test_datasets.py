@@ -24,6 +24,8 @@ from tests.pretrain.conftest import encoded, put
 RNG = np.random.default_rng(0)
 PLAIN = {"x_train": np.zeros((3, 4, 4), np.uint8), "x_test": np.zeros((3, 4, 4), np.uint8)}
 PLAIN |= {"y_train": np.arange(3), "y_test": np.arange(3)}
+NAMES, NUMBERS = np.array(["a", "b", "c"]), np.arange(3)
+LACKING = np.array(["a", "", "c"])
 
 
 def jpeg_arrays(count: int, side: int = 8, split: str = "train") -> dict[str, np.ndarray]:
@@ -145,10 +147,6 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
         concatenate([one, images.take(slice(2, 3))]).images(slice(None))
 
 
-NAMES, NUMBERS = np.array(["a", "b", "c"]), np.arange(3)
-LACKING = np.array(["a", "", "c"])
-
-
 @pytest.mark.parametrize(
     ("arrays", "changes", "rule"),
     [
@@ -217,18 +215,15 @@ def test_names_in_the_file_are_a_declaration(tmp_path: Path) -> None:
             open_images(str(path), classes=classes)
 
 
-@pytest.mark.parametrize(
-    ("number", "names", "rule"),
-    [
+def test_declarations_that_are_none() -> None:
+    for number, names, rule in (
         (3, ("a", "b", "c"), "only one of num_classes and class_names"),
         (1, (), r"num_classes must be in \[2, \d+\], got 1"),
         (None, ("a",), "class_names must be two or more"),
         (None, ("a", "b", "a"), "class_names must be distinct"),
-    ],
-)
-def test_declarations_that_are_none(number: Any, names: tuple[str, ...], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        declared_classes(number, names)
+    ):
+        with pytest.raises(ValueError, match=rule):
+            declared_classes(number, names)
 
 
 def leaf(path: Path, data: dict[str, tuple[int, int]]) -> None:
@@ -323,19 +318,16 @@ def test_it_is_names_that_decide_not_their_numbers() -> None:
     assert (numbered.split != first.split).any()
 
 
-@pytest.mark.parametrize(
-    ("images", "share", "rule"),
-    [
-        (a_set([0, 0, 1]), 0.001, "some of 2 users and leave some, got 0.001, none of them"),
-        (a_set([0, 0, 1]), 0.999, "some of 2 users and leave some, got 0.999, all of them"),
-        (a_set([0, 1], [0, 1]), 0.5, "must be left out for set, which has test images"),
-        (a_set(None), 0.5, r"must have users to divide \(or .*--test-share image:0\.5\)"),
-        (a_set([7, 7]), 0.5, "must have two or more users to divide, got 1"),
-    ],
-)
-def test_shares_that_cannot_be(images: ImageSet, share: float, rule: str) -> None:
-    with pytest.raises(ValueError, match=f"test_share must .*{rule.removeprefix('must ')}"):
-        hold_out_users(images, share)
+def test_shares_that_cannot_be() -> None:
+    for images, share, rule in (
+        (a_set([0, 0, 1]), 0.001, "take some of 2 users and leave some, got 0.001, none of them"),
+        (a_set([0, 0, 1]), 0.999, "take some of 2 users and leave some, got 0.999, all of them"),
+        (a_set([0, 1], [0, 1]), 0.5, "be left out for set, which has test images"),
+        (a_set(None), 0.5, r"have users to divide \(or .*--test-share image:0\.5\)"),
+        (a_set([7, 7]), 0.5, "have two or more users to divide, got 1"),
+    ):
+        with pytest.raises(ValueError, match=f"test_share must {rule}"):
+            hold_out_users(images, share)
 
 
 def test_users_in_both_splits_are_named() -> None:

@@ -16,6 +16,16 @@ from pretrain import build_encoder, resnet
 from pretrain.resnet import convolve
 from pretrain.simclr_v2 import build_simclr_v2, from_variables, variable_map
 
+# Under the rule's weights the third group of r101 mixes its two streams with logits near 1e6:
+# for the first image float32 and float64 of one and the same network differ by 40 % there. So do
+# TensorFlow's own float32 kernels: 2.21 in graph mode with oneDNN gives the golden values bit for
+# bit, eagerly or without oneDNN values 17 to 35 % away. All else is compared.
+ILL_CONDITIONED = {
+    ("r101_1x_sk1", stage, 0) for stage in ("block_group3", "block_group4", "final_avg_pool")
+}
+SLOW = [pytest.param(arch, marks=pytest.mark.slow) for arch in ("r50_2x_sk1", "r101_1x_sk1")]
+SHAPES = [(1, 1, 1), (1, 4, 1), (2, 3, 1), (3, 3, 1), (4, 4, 1), (6, 6, 2), (5, 7, 2), (8, 8, 2)]
+
 
 def variable_shapes(arch: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes, height-width-in-out for kernels, of the variables that `arch` needs."""
@@ -53,18 +63,6 @@ def run_stages(network: nn.Module, pixels: np.ndarray, dtype: torch.dtype) -> di
     return {k: (v.permute(0, 2, 3, 1) if v.ndim == 4 else v).numpy() for k, v in stages.items()}
 
 
-# Under the rule's weights the third group of r101 mixes its two streams with logits near 1e6:
-# for the first image float32 and float64 of one and the same network differ by 40 % there. So do
-# TensorFlow's own float32 kernels: 2.21 in graph mode with oneDNN gives the golden values bit for
-# bit, eagerly or without oneDNN values 17 to 35 % away. All else is compared.
-ILL_CONDITIONED = {
-    ("r101_1x_sk1", stage, 0) for stage in ("block_group3", "block_group4", "final_avg_pool")
-}
-
-
-SLOW = [pytest.param(arch, marks=pytest.mark.slow) for arch in ("r50_2x_sk1", "r101_1x_sk1")]
-
-
 @pytest.mark.parametrize("arch", ["r50_1x_sk1", "r50_1x_sk0", *SLOW])
 def test_every_stage_equals_the_original(reference_data: Path, arch: str) -> None:
     golden = np.load(reference_data / "golden" / "simclr_v2.npz")
@@ -88,8 +86,7 @@ def test_every_stage_equals_the_original(reference_data: Path, arch: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "arch",
-    ["r50_1x_sk1", "r50_1x_sk0", "r50_2x_sk1", "r101_1x_sk1", "r152_3x_sk1", "r152_1x_sk0"],
+    "arch", ["r50_1x_sk1", "r50_1x_sk0", "r50_2x_sk1", "r101_1x_sk1", "r152_3x_sk1", "r152_1x_sk0"]
 )
 def test_every_original_variable_is_mapped_exactly_once(reference_data: Path, arch: str) -> None:
     golden = np.load(reference_data / "golden" / "simclr_v2.npz")
@@ -116,23 +113,13 @@ def test_parameter_counts_are_those_published(depth: int, millions: tuple[int, .
         assert round(sum(map(math.prod, shapes)) / 1e6) == count
 
 
-@pytest.mark.parametrize("name", ["r18_1x_sk1", "r50_1x", "r50_0x_sk0", "resnet50"])
-def test_unknown_names(name: str) -> None:
-    with pytest.raises(ValueError, match="SimCLRv2 name must be"):
-        build_encoder(f"simclrv2:{name}", weights="random")
-
-
 def test_every_variable_must_be_there_and_fit() -> None:
     variables = rule_weights(variable_shapes("r50_1x_sk1"))
     kernel, beta = "base_model/conv2d_4/kernel", "base_model/batch_normalization_2/beta"
     turned, nan = variables[kernel].reshape(64, 64, 1, 1), variables[beta] * np.nan
     for arch, changed, rule in (
         ("r50_1x_sk1", {kernel: None}, rf"1 missing \['{kernel}'\]"),
-        (
-            "r50_1x_sk1",
-            {"base_model/dense/kernel": nan},
-            r"1 unknown \['base_model/dense/kernel'\]",
-        ),
+        ("r50_1x_sk1", {"base_model/new": nan}, r"1 unknown \['base_model/new'\]"),
         ("r50_1x_sk1", {kernel: turned}, r"groups\S+weight must have shape \(64, 64, 1, 1\)"),
         ("r50_1x_sk1", {beta: nan}, r"bias must be finite"),
         ("r101_1x_sk1", {}, "variables must be exactly those of r101_1x_sk1"),
@@ -140,15 +127,15 @@ def test_every_variable_must_be_there_and_fit() -> None:
         given = {name: v for name, v in (variables | changed).items() if v is not None}
         with pytest.raises(ValueError, match=rule):
             from_variables(arch, given)
+    for name in ("r18_1x_sk1", "r50_1x", "r50_0x_sk0", "resnet50"):
+        with pytest.raises(ValueError, match="SimCLRv2 name must be"):
+            build_encoder(f"simclrv2:{name}", weights="random")
     left_out = ["head_contrastive/nl_0/dense/kernel", "head_supervised/linear_layer/dense/bias"]
     left_out += ["base_model/conv2d/kernel/Momentum", "global_step"]
     network = from_variables("r50_1x_sk1", variables | dict.fromkeys(left_out, np.zeros(3)))
     for size in (32, 33, 64, 65):
         with torch.inference_mode():
             assert network(torch.rand(1, 3, size, size)).shape == (1, 2048)
-
-
-SHAPES = [(1, 1, 1), (1, 4, 1), (2, 3, 1), (3, 3, 1), (4, 4, 1), (6, 6, 2), (5, 7, 2), (8, 8, 2)]
 
 
 def _pair(h: int, w: int, stride: int, dtype: torch.dtype) -> tuple[nn.Conv2d, torch.Tensor]:

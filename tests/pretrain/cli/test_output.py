@@ -48,9 +48,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_another_process_writes_is_refused_before_the_work(
-    holder, tmp_path, monkeypatch
-) -> None:
+def test_what_another_writes_is_refused_before_the_work(holder, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     Path("link").symlink_to(".")

@@ -31,6 +31,9 @@ PROGRAMS = [
     ("-m", "pretrain", "simclr", "--help"),
     ("-m", "heads", "fit", "--help"),
 ]
+COUNTED = (("1,050", 47), ("2,100", 47), ("2,450", 46))
+EVEN = [f"{count} of 100,000, 35/s, {left} min left" for count, left in COUNTED]
+SLOW = ["1 of 2, 0.00012/s, 2 h 15 min left", *["2 of 2, 0.00012/s, 4 h 30 min in all"] * 2]
 
 
 def ran(*command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -177,11 +180,6 @@ def test_a_lock_that_another_command_has_is_waited_for_aloud(tmp_path: Path, cap
     first, last = capsys.readouterr().err.splitlines()
     assert first == f"waiting for {who} (1 s): one at a time may use it"
     assert re.fullmatch(rf"no longer waiting for {who}, after \d s", last)
-
-
-COUNTED = (("1,050", 47), ("2,100", 47), ("2,450", 46))
-EVEN = [f"{count} of 100,000, 35/s, {left} min left" for count, left in COUNTED]
-SLOW = ["1 of 2, 0.00012/s, 2 h 15 min left", *["2 of 2, 0.00012/s, 4 h 30 min in all"] * 2]
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,7 @@ from timm.data.transforms_factory import create_transform
 from torchvision.transforms.functional import to_pil_image
 
 from pretrain import build_encoder
-from pretrain.encoder import (
-    encoder_hash,
-    load_encoder,
-    origin,
-    save_encoder,
-    without_directory,
-)
+from pretrain.encoder import encoder_hash, load_encoder, origin, save_encoder, without_directory
 from pretrain.encoders.base import Concat, Mirrored
 from pretrain.encoders.timm_models import _preprocess
 from pretrain.encoders.weights import write_tensors
@@ -33,6 +27,22 @@ TWINS = ("efficientnet_b0.ra_in1k", "tf_efficientnet_b0.aa_in1k")  # padded diff
 VIT = "timm:vit_tiny_patch16_224"
 SIXTEEN = Preprocess(image_size=16)
 JOINED = "concat:timm:resnet10t@32+mirrored:simclr-small"
+FILE, RESNET = "/home/me/a.safetensors", "timm:resnet18"
+ONE, TWO = "simclr-small", "simclr-small+simclr-small"
+INNER = json.dumps(small().architecture())
+NESTED = ['{"kind": "mirrored", "encoder": ' * n + INNER + "}" * n for n in (2, 400, 100_000)]
+PART = f'{{"encoder": {INNER}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
+CONCAT = f'{{"kind": "concat", "parts": [{PART}, {PART}]}}'
+AROUND = f'{{"encoder": {CONCAT}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
+TENSORS = {
+    "b": torch.arange(6.0).view(2, 3),
+    "a": torch.tensor([1, 2], dtype=torch.int64),
+    "half": torch.tensor([0.5], dtype=torch.float16),
+    "none": torch.empty(0, 4),
+}
+TEXTS = ("", "ε", '{"a": "\\n"}', "\x01\n", "\U0001f600")
+METADATA = {f"key {number}": text for number, text in enumerate(TEXTS)}
+DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 
 
 @pytest.fixture
@@ -115,36 +125,21 @@ def test_encoders_are_joined_and_mirrored_by_name(tmp_path: Path) -> None:
     assert encoder_hash(named) == encoder_hash(Mirrored(one))
 
 
-FILE = "/home/me/a.safetensors"
-
-
-@pytest.mark.parametrize(
-    ("name", "weights", "of", "bare"),
-    [
+def test_where_weights_come_from_without_the_place() -> None:
+    for name, weights, of, bare in (
         ("simclr-small", None, "shipped", "simclr-small"),
         (FILE, None, "file a.safetensors", "a.safetensors"),
-        ("timm:resnet18", "/home/me/weights.pth", "file weights.pth", "timm:resnet18"),
-        *(("timm:resnet18", word, word, "timm:resnet18") for word in ("hub", "package", "random")),
+        (RESNET, "/home/me/weights.pth", "file weights.pth", RESNET),
+        *((RESNET, word, word, RESNET) for word in ("hub", "package", "random")),
         ("mirrored:simclr-small", None, "shipped", "mirrored:simclr-small"),
         (f"mirrored:{FILE}", None, "file a.safetensors", "mirrored:a.safetensors"),
-        ("mirrored:timm:resnet10t", "random", "random", "mirrored:timm:resnet10t"),
-        *(
-            (
-                f"concat:{FILE}@16+timm:resnet10t",
-                weights,
-                f"file a.safetensors+{weights.removeprefix('+')}",
-                "concat:a.safetensors@16+timm:resnet10t",
-            )
-            for weights in ("random", "+package")
-        ),
-    ],
-)
-def test_where_weights_come_from_without_the_place(name, weights, of, bare) -> None:
-    assert origin(name, weights) == of
-    assert without_directory(name) == bare
-
-
-ONE, TWO = "simclr-small", "simclr-small+simclr-small"
+        (f"mirrored:{RESNET}", "random", "random", f"mirrored:{RESNET}"),
+    ):
+        assert (origin(name, weights), without_directory(name)) == (of, bare)
+    name = f"concat:{FILE}@16+{RESNET}"
+    assert origin(name, "random") == "file a.safetensors+random"
+    assert origin(name, "+package") == "file a.safetensors+package"
+    assert without_directory(name) == f"concat:a.safetensors@16+{RESNET}"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +151,7 @@ ONE, TWO = "simclr-small", "simclr-small+simclr-small"
         ),
         ("{}", {"weights": "some.pth"}, r"weights must be left out for .*, got some\.pth"),
         ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
+        ("timm:resnet18", {"weights": "hub"}, "weights of timm:resnet18 must .* got no network"),
         ("simclrv2:r50_1x_sk0", {"weights": "{}"}, "must hold"),
         (f"concat:{ONE}", {}, "must join two encoders or more, got 1"),
         (f"concat:concat:{TWO}", {}, "two encoders or more"),
@@ -176,13 +172,6 @@ def test_what_cannot_be_built_is_named(tmp_path, name, options, rule) -> None:
         options = {"weights": str(path)}
     with pytest.raises(ValueError, match=rule):
         build_encoder(name.format(path), **options)
-
-
-INNER = json.dumps(small().architecture())
-NESTED = ['{"kind": "mirrored", "encoder": ' * n + INNER + "}" * n for n in (2, 400, 100_000)]
-PART = f'{{"encoder": {INNER}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
-CONCAT = f'{{"kind": "concat", "parts": [{PART}, {PART}]}}'
-AROUND = f'{{"encoder": {CONCAT}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
 
 
 @pytest.mark.parametrize(
@@ -234,19 +223,16 @@ def test_packaged_weights(size: int) -> None:
     assert rows.std() > 0.05  # not the near-constant output of misplaced weights
 
 
-@pytest.mark.parametrize(
-    ("made", "fields", "rule"),
-    [
+def test_bad_architectures() -> None:
+    for made, fields, rule in (
         (ResNetConfig, {"widths": ()}, "widths must be >= 1"),
         (ResNetConfig, {"blocks": (1,)}, "blocks must be >= 1 for each"),
         (ResNetConfig, {"stem_stride": 3}, "stem_stride must be one of 1, 2"),
         (Preprocess, {"crop": 0}, r"crop must be in \(0, 1\], got 0"),
         (Preprocess, {"image_size": 0}, "image_size must be >= 1, got 0"),
-    ],
-)
-def test_bad_architectures(made: Any, fields: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        made(**fields)
+    ):
+        with pytest.raises(ValueError, match=rule):
+            made(**fields)  # pyright: ignore[reportArgumentType]
 
 
 def test_preprocessing() -> None:
@@ -289,16 +275,6 @@ def test_resnet50_v1_is_torchvisions_network_with_other_strides(tmp_path: Path) 
     assert ours.model.layer2[0].conv1.stride == (2, 2)  # pyright: ignore
 
 
-TENSORS = {
-    "b": torch.arange(6.0).view(2, 3),
-    "a": torch.tensor([1, 2], dtype=torch.int64),
-    "half": torch.tensor([0.5], dtype=torch.float16),
-    "none": torch.empty(0, 4),
-}
-TEXTS = ("", "ε", '{"a": "\\n"}', "\x01\n", "\U0001f600")
-METADATA = {f"key {number}": text for number, text in enumerate(TEXTS)}
-
-
 def test_the_same_tensors_are_the_same_bytes_which_the_library_reads(tmp_path: Path) -> None:
     """Whatever the order in which metadata is given; the library's file differs in that only."""
     written = set()
@@ -319,9 +295,6 @@ def test_the_same_tensors_are_the_same_bytes_which_the_library_reads(tmp_path: P
         assert start % 8 == 0
         parts.append((json.loads(content[8:start]), content[start:]))
     assert parts[0] == parts[1]
-
-
-DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 
 
 @pytest.mark.parametrize(
@@ -350,16 +323,13 @@ def test_pictures_are_prepared_as_timm_does(overlay: dict[str, Any], shape: Any)
     assert (found - expected).abs().max() < 3 / 255  # PIL rounds after every step
 
 
-def test_a_tagged_name_states_its_own() -> None:
+@torch.inference_mode()
+def test_a_name_states_its_preprocessing_and_its_width() -> None:
     expected = Preprocess(image_size=224, fit="shortest", resize=256)
     assert build_encoder("timm:tf_efficientnet_lite0", weights="random").preprocess == expected
     tagged = build_encoder("timm:resnet18.a1_in1k", weights="random")
     assert tagged.preprocess.resize == 235  # 224 / 0.95
     assert str(tagged.preprocess) == "224 x 224 px, shortest side to 235 x 235"
-
-
-@torch.inference_mode()
-def test_widths_are_those_of_the_output_at_the_size_that_is_asked() -> None:
     encoder = build_encoder(DINOV2, weights="random", image_size=56)
     assert encoder.preprocess == Preprocess(image_size=56)
     assert encoder(torch.rand(1, 3, 56, 56)).shape == (1, 384) == (1, encoder.embedding_dim)
@@ -389,8 +359,3 @@ def test_a_head_is_more_than_its_classifier(tmp_path: Path) -> None:
     torch.save(whole.state_dict(), tmp_path / "w.pth")
     encoder: Any = build_encoder("timm:test_convnext", weights=str(tmp_path / "w.pth"))
     assert torch.equal(encoder.model.head.norm.weight, whole.head.norm.weight)
-
-
-def test_without_network() -> None:
-    with pytest.raises(ValueError, match=r"weights of timm:resnet18 must be .* got no network"):
-        build_encoder("timm:resnet18", weights="hub")

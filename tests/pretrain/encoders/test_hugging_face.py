@@ -28,6 +28,7 @@ TEXT = {**LAYERS, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 50}
 TEXT |= {"bos_token_id": 1, "eos_token_id": 2}
 POOLED = "pooled output"
 VISION = {**LAYERS, "hidden_size": 16, "patch_size": 7, "image_size": 28}
+LEVIT = CLIP | {"image_processor_type": "LevitImageProcessor"}
 
 
 def test_an_embedding_is_the_models_own_output_of_its_own_pixels(dinov2: Path) -> None:
@@ -85,20 +86,6 @@ def test_weights(dinov2: Path) -> None:
     assert encoder_hash(build_encoder(f"hf:{dinov2}")) != encoder_hash(own)  # another activation
 
 
-@pytest.mark.parametrize("prefix", ["module.", "state_dict.backbone.", "dinov2."])
-def test_weights_below_a_prefix(dinov2: Path, tmp_path: Path, prefix: str) -> None:
-    own, file = load_file(dinov2 / "model.safetensors"), tmp_path / "w.pth"
-    named = {f"{prefix}{name}": tensor for name, tensor in own.items()}
-    torch.save(named | {"projector.0.weight": torch.rand(2)}, file)
-    found = encoder_hash(build_encoder(f"hf:{dinov2}", weights=str(file)))
-    assert found == encoder_hash(build_encoder(f"hf:{dinov2}"))
-    torch.save(named | {f"ema.{name}": tensor for name, tensor in own.items()}, file)
-    with pytest.raises(ValueError, match="must hold one network that fits, got"):
-        build_encoder(f"hf:{dinov2}", weights=str(file))
-    again = encoder_hash(build_encoder(f"hf:{dinov2}", weights=f"{file}#ema"))
-    assert again == found
-
-
 def test_weights_that_are_missing_foreign_or_nan(dinov2: Path) -> None:
     file, some = dinov2 / "model.safetensors", "encoder.layer.1.norm1.weight"
     whole = load_file(file)
@@ -111,9 +98,6 @@ def test_weights_that_are_missing_foreign_or_nan(dinov2: Path) -> None:
         save_file(tensors, file, {"format": "pt"})
         with pytest.raises(ValueError, match=rule):
             build_encoder(f"hf:{dinov2}")
-
-
-LEVIT = CLIP | {"image_processor_type": "LevitImageProcessor"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "dog", "
 TENCH = "tench, Tinca tinca"
 DEFINITION = "freshwater dace-like game fish of Europe and western Asia noted for ability to "
 DEFINITION += "survive outside water"
+LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
+CLIP = {**LAYERS, "hidden_size": 16, "intermediate_size": 16}
+TEXT = {**CLIP, "max_position_embeddings": 16, "eos_token_id": 3, "vocab_size": len(WORDS)}
 
 
 @pytest.fixture
@@ -46,11 +49,6 @@ def test_names_become_vectors_of_length_one_whoever_is_beside_them(folder: Path)
     of_id, defined = name_vectors(["n01440764"], str(folder)).chunk(2, 1)
     assert torch.allclose(of_id, name_vectors([TENCH], str(folder))[:, :8], atol=1e-5)
     assert not torch.allclose(of_id, defined, atol=1e-3)
-
-
-LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
-CLIP = {**LAYERS, "hidden_size": 16, "intermediate_size": 16}
-TEXT = {**CLIP, "max_position_embeddings": 16, "eos_token_id": 3, "vocab_size": len(WORDS)}
 
 
 def test_the_text_tower_of_a_pair_gives_the_vectors(tmp_path: Path, folder: Path) -> None:

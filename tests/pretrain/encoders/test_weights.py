@@ -21,6 +21,14 @@ from pretrain.encoders.weights import fit_weights
 pytestmark = pytest.mark.usefixtures("no_network")
 NAME = "timm:test_resnet"
 State = dict[str, Tensor]
+ONE = torch.ones(1)
+HEADS = {"module.projector.0.weight": torch.rand(4, 4), "module.queue": torch.rand(2, 2)}
+ARGUMENTS = argparse.Namespace(lr=0.1, out=Path("runs"))
+SGD = {"state": {0: {"momentum_buffer": torch.rand(3)}}, "param_groups": [{"lr": 0.1}]}
+OLD = ("plain", "ordered, halved", "parameters", "model beside optimizer")
+MADE_BY = ("moco", "dino", "timm", "momentum", "ema")
+PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+LITE = "tf_efficientnet_lite0"
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +50,6 @@ def body(state: State) -> State:
     return {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
 
 
-ONE = torch.ones(1)
-HEADS = {"module.projector.0.weight": torch.rand(4, 4), "module.queue": torch.rand(2, 2)}
-ARGUMENTS = argparse.Namespace(lr=0.1, out=Path("runs"))
-SGD = {"state": {0: {"momentum_buffer": torch.rand(3)}}, "param_groups": [{"lr": 0.1}]}
 FORMS: dict[str, Callable[[State], Any]] = {
     "plain": lambda s: s,
     "without classifier": body,
@@ -56,12 +60,9 @@ FORMS: dict[str, Callable[[State], Any]] = {
     "model_state_dict": lambda s: {"model_state_dict": s, "loss": 0.3},
     "deeper": lambda s: {"checkpoint": {"params": {"net": s}}},
     "DataParallel": lambda s: under("module.", s),
-    "compiled": lambda s: under("_orig_mod.", s),
     "compiled, then parallel": lambda s: {"model": under("module._orig_mod.", s)},
     "a compiled layer": lambda s: {n.replace("layer1.", "layer1._orig_mod."): s[n] for n in s},
     "fsdp": lambda s: under("_fsdp_wrapped_module.", s),
-    "encoder": lambda s: under("encoder.", s),
-    "net": lambda s: under("net.", s),
     "lightning": lambda s: {
         "state_dict": under("model.", s) | {"criterion.weight": torch.rand(3)},
         "hyper_parameters": ARGUMENTS,
@@ -79,9 +80,6 @@ FORMS: dict[str, Callable[[State], Any]] = {
     "averaged": lambda s: {"n_averaged": torch.tensor(4)} | under("module.", s),
     "of torch 0.4": lambda s: {n: t for n, t in s.items() if not n.endswith("tracked")},
 }  # fmt: skip
-
-
-OLD = ("plain", "ordered, halved", "parameters", "model beside optimizer")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,6 @@ def test_safetensors_are_known_by_their_content(tmp_path: Path, state: State, na
     assert torch.equal(found.model.conv1[0].weight, state["conv1.0.weight"])
 
 
-MADE_BY = ("moco", "dino", "timm", "momentum", "ema")
 PAIRS = [  # and what else names the first
     ("module.encoder_q", "module.encoder_k", None),
     ("teacher.backbone", "student.module.backbone", "teacher"),
@@ -126,9 +123,6 @@ def test_of_two_networks_one_must_be_named(tmp_path, state, one, other, first) -
         assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
     with pytest.raises(ValueError, match=r"w\.pth must hold tensors below gone, got them below"):
         build_encoder(NAME, weights=f"{path}#gone")
-
-
-PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 @pytest.mark.parametrize("order", [PARTS, (*PARTS[1::-1], *PARTS[2:]), (*PARTS[2:4], *PARTS[:2])])
@@ -203,9 +197,6 @@ def efficientnet_names(own: list[str]) -> dict[str, str]:
     return found
 
 
-LITE = "tf_efficientnet_lite0"
-
-
 @pytest.mark.parametrize(
     ("name", "prefix"), [(LITE, ""), (LITE, "state_dict.net."), ("efficientnet_b0", "module.")]
 )
@@ -238,9 +229,7 @@ class Malicious:
         return (remembered, (self.path,))
 
 
-def test_objects_beside_the_weights_are_neither_run_nor_in_the_way(
-    tmp_path: Path, state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_beside_weights_are_not_run_nor_in_the_way(tmp_path, state, monkeypatch) -> None:
     trainer = types.ModuleType("trainer")  # a module, so that its objects can be saved
     for each in (Malicious, remembered):
         monkeypatch.setattr(each, "__module__", "trainer")

@@ -19,6 +19,12 @@ RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (6, 9, 3), np.uint8)
 GREY = RNG.integers(0, 256, (6, 9), np.uint8)
 EIGHT = GREY.astype(np.uint16)
+INKS = {(0, 0, 0, 0): (255, 255, 255), (255, 0, 0, 0): (0, 255, 255)}
+INKS |= {(0, 255, 0, 0): (255, 0, 255), (0, 0, 0, 255): (0, 0, 0)}
+WHOLE = encoded(COLOURS)
+DAMAGED = (WHOLE[:60], WHOLE[:20], b"<svg/>", b"BM" + bytes(60), WHOLE[8:])
+LARGE = png(EIGHT[:0], size=(14_000, 14_000))  # its header is enough
+PAIR = np.dstack([EIGHT << 4, np.full((6, 9), 65535, np.uint16)])  # grey and alpha
 
 
 def seen(data: bytes, **options: Any) -> np.ndarray:
@@ -45,10 +51,6 @@ def test_colour_and_grey_of_every_format(kind: str) -> None:
     if kind != "GIF":
         assert (seen(encoded(COLOURS, kind, **options)) == COLOURS).all()
     assert (seen(encoded(GREY, kind, **options)) == grey(GREY)).all()
-
-
-INKS = {(0, 0, 0, 0): (255, 255, 255), (255, 0, 0, 0): (0, 255, 255)}
-INKS |= {(0, 255, 0, 0): (255, 0, 255), (0, 0, 0, 255): (0, 0, 0)}
 
 
 def test_other_kinds_of_pixels() -> None:
@@ -81,12 +83,6 @@ def palette(transparency: Any = None) -> tuple[bytes, np.ndarray, np.ndarray]:
     return encoded(image, **options), table[index], index
 
 
-def test_palettes() -> None:
-    for clear, white in ((None, -1), (2, 2), (bytes([255, 0, 255, 255]), 1)):
-        data, colours, index = palette(transparency=clear)
-        assert (seen(data) == np.where(index[..., None] == white, 255, colours)).all()
-
-
 def test_transparency_is_laid_on_white() -> None:
     alpha = np.zeros((6, 9), np.uint8)
     alpha[:3], alpha[3] = 255, 128
@@ -98,6 +94,9 @@ def test_transparency_is_laid_on_white() -> None:
     pair = seen(encoded(np.dstack([GREY, alpha])))  # grey and alpha
     assert (pair[:3] == grey(GREY)[:3]).all()
     assert (pair[4:] == 255).all()
+    for clear, white in ((None, -1), (2, 2), (bytes([255, 0, 255, 255]), 1)):
+        data, colours, index = palette(transparency=clear)
+        assert (seen(data) == np.where(index[..., None] == white, 255, colours)).all()
     keyed = seen(encoded(COLOURS, transparency=tuple(map(int, COLOURS[0, 0]))))
     assert keyed[0, 0].tolist() == [255, 255, 255]
     assert (keyed[1:] == COLOURS[1:]).all()
@@ -135,15 +134,8 @@ def test_the_first_of_several_frames(kind: str) -> None:
     assert (seen(data) == 40).all()
 
 
-WHOLE = encoded(COLOURS)
-DAMAGED = (WHOLE[:60], WHOLE[:20], b"<svg/>", b"BM" + bytes(60), WHOLE[8:])
-LARGE = png(EIGHT[:0], size=(14_000, 14_000))  # its header is enough
-PAIR = np.dstack([EIGHT << 4, np.full((6, 9), 65535, np.uint16)])  # grey and alpha
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "rule"),
-    [
+def test_pictures_that_are_refused() -> None:
+    for data, options, rule in (
         (encoded(np.float32(GREY), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
         (encoded(np.int32(GREY), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
         (LARGE, {}, f"at most max_pixels = {MAX_PIXELS} pixels, got 196000000 in all"),
@@ -151,11 +143,9 @@ PAIR = np.dstack([EIGHT << 4, np.full((6, 9), 65535, np.uint16)])  # grey and al
         (b"", {}, "must be a readable image, got an empty file"),
         *((data, {}, "must be a readable image, got") for data in DAMAGED),
         (png(PAIR, 4), {"bits": 12}, "must .* or be grey or RGB, got Pillow's LA;16B"),
-    ],
-)
-def test_pictures_that_are_refused(data: bytes, options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(UnreadableImage, match=f"^it .*{rule}"):
-        seen(data, **options)
+    ):
+        with pytest.raises(UnreadableImage, match=f"^it .*{rule}"):
+            seen(data, **options)
     assert seen(encoded(GREY), max_pixels=54).shape == (6, 9, 3)
 
 

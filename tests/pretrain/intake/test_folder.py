@@ -13,6 +13,14 @@ from pretrain.datasets import ImageSet, UnreadableImage
 from pretrain.sources import open_images
 from tests.pretrain.conftest import encoded, put
 
+LEFT = "hidden, or left by a system"
+USERS, BOTH = {"layout": "user-class"}, {"classes": ("cat", "dog")}
+EMPTY_CLASS = r"every class must have an image .* got none in .*/dog"
+EMPTY_USER = r"every user must have an image \(or remove the folder\), got none in .*/ben; it holds"
+PEOPLE = ("anna/cat/1.png", "anna/dog/1.png")
+SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+SYSTEMS += (".Trash-1000", ".ipynb_checkpoints", "#recycle", "._cat", "@Recycle")
+
 
 def lay_out(root: Path, pictures, *names: str) -> Path:
     """Writes pictures in order; other names hold text, and those that end with / are folders."""
@@ -26,9 +34,6 @@ def lay_out(root: Path, pictures, *names: str) -> Path:
 
 def opened(root: Path, pictures, *names: str, **options: Any) -> ImageSet:
     return open_images(str(lay_out(root, pictures, *names)), **options)
-
-
-LEFT = "hidden, or left by a system"
 
 
 def image_names(images: ImageSet) -> list[str]:
@@ -86,19 +91,6 @@ def test_what_is_left_out_is_named(tmp_path, pictures, names, layout, left) -> N
     assert len(images) == len(names) - len(left)
 
 
-def test_names_that_are_no_unicode(tmp_path: Path, pictures) -> None:
-    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    images = opened(tmp_path, pictures, f"cat/{name}", "cat/ü.png")
-    assert images.image_name(0) == f"cat/{name}"
-    assert (images.images(slice(None)) == pictures.pixels[:2]).all()
-
-
-USERS, BOTH = {"layout": "user-class"}, {"classes": ("cat", "dog")}
-EMPTY_CLASS = r"every class must have an image .* got none in .*/dog"
-EMPTY_USER = r"every user must have an image \(or remove the folder\), got none in .*/ben; it holds"
-PEOPLE = ("anna/cat/1.png", "anna/dog/1.png")
-
-
 @pytest.mark.parametrize(
     ("names", "options", "rule"),
     [
@@ -129,13 +121,6 @@ def test_folders_that_are_refused(tmp_path, pictures, names, options, rule) -> N
         declared = open_images(str(tmp_path / "x"), classes=("ape", "cat", "dog"))
         assert (declared.class_names, declared.inferred) == (("ape", "cat", "dog"), False)
         assert declared.labels.tolist() == [1]
-
-
-def test_users_with_other_folders_number_their_classes_alike(tmp_path: Path, pictures) -> None:
-    names = ("ape", "cat", "dog")
-    one = opened(tmp_path / "one", pictures, "ape/0.png", "dog/0.png", classes=names)
-    two = opened(tmp_path / "two", pictures, "cat/0.png", "dog/0.png", classes=names)
-    assert (one.labels.tolist(), two.labels.tolist()) == ([0, 2], [1, 2])
 
 
 def test_a_class_named_like_a_split_is_a_class(tmp_path: Path, pictures) -> None:
@@ -188,13 +173,17 @@ def test_both_forms_of_a_name_are_one_class_and_one_user(tmp_path: Path, picture
     users = [unicodedata.normalize(form, "Zoë") for form in ("NFC", "NFD")]
     names = (f"anna/{composed}/1.png", f"ben/{apart}/2.png", f"{users[0]}/{apart}/3.png")
     names += (f"{users[1]}/{composed}/4.png", f"{users[1]}/ gesund\u00a0/5.png", "ben/gesund/6.png")
-    images = opened(tmp_path, pictures, *names, layout="user-class")
+    images = opened(tmp_path / "set", pictures, *names, layout="user-class")
     assert images.class_names == (composed, "gesund")
     assert images.user_names == (users[0], "anna", "ben")
     assert np.bincount(images.labels).tolist() == [4, 2]
     assert len(images.images(slice(None))) == 6  # found under the names they have
-    declared = open_images(str(tmp_path), layout="user-class", classes=("gesund ", apart))
+    declared = open_images(str(tmp_path / "set"), layout="user-class", classes=("gesund ", apart))
     assert declared.class_names == ("gesund", composed)
+    name = b"caf\xe9.png".decode("utf-8", "surrogateescape")  # is no Unicode
+    images = opened(tmp_path / "other", pictures, f"cat/{name}", "cat/ü.png")
+    assert images.image_name(0) == f"cat/{name}"
+    assert (images.images(slice(None)) == pictures.pixels[:2]).all()
 
 
 def test_classes_that_differ_only_in_case(tmp_path: Path, pictures) -> None:
@@ -226,10 +215,6 @@ def unchanged(images: ImageSet, *skipped: tuple[str, str]) -> None:
     assert images.labels.tolist() == [0, 0, 1, 1]
     assert sorted(images.skipped) == sorted(skipped)
     assert len(images.images(slice(None))) == 4
-
-
-SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-SYSTEMS += (".Trash-1000", ".ipynb_checkpoints", "#recycle", "._cat", "@Recycle")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pretrain.datasets import ImageSet, Seen, UnreadableImage
+from pretrain.datasets import Seen, UnreadableImage
 from pretrain.intake import files
 from pretrain.intake.decode import decode
 from pretrain.sources import open_images
-from tests.pretrain.conftest import encoded, put
+from tests.pretrain.conftest import encoded, put, table
 
 SQUARE = Image.fromarray(np.tile(np.array([200, 90, 30], np.uint8), (16, 16, 1)))
-
-
-@pytest.fixture
-def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "EXTRAS", {"HEIC": "no_such_heif", "DICOM": "no_such_dicom"})
+KINDS = [("jfif", "JPEG"), ("JPE", "JPEG"), ("jpg", "MPO"), ("avif", "AVIF"), ("jp2", "JPEG2000")]
+KINDS += [("apng", "PNG"), ("tga", "TGA"), ("ppm", "PPM"), ("qoi", "QOI"), ("ico", "ICO")]
+pydicom: Any = pytest.importorskip("pydicom")
+EIGHT = np.random.default_rng(5).integers(0, 256, (6, 9)).astype(np.uint16)
 
 
 def heic(picture: Image.Image = SQUARE, **options) -> bytes:
@@ -34,10 +33,6 @@ def written(root: Path, **files: bytes) -> str:
     return str(root)
 
 
-KINDS = [("jfif", "JPEG"), ("JPE", "JPEG"), ("jpg", "MPO"), ("avif", "AVIF"), ("jp2", "JPEG2000")]
-KINDS += [("apng", "PNG"), ("tga", "TGA"), ("ppm", "PPM"), ("qoi", "QOI"), ("ico", "ICO")]
-
-
 @pytest.mark.parametrize(("suffix", "kind"), KINDS)
 def test_what_pillow_opens_is_read(tmp_path: Path, suffix: str, kind: str) -> None:
     data = encoded(SQUARE, kind, **({"sizes": [(16, 16)]} if kind == "ICO" else {}))
@@ -46,9 +41,8 @@ def test_what_pillow_opens_is_read(tmp_path: Path, suffix: str, kind: str) -> No
     assert len(images) == 2
     pixels = images.images(slice(None)).astype(int)
     assert np.abs(pixels[0] - pixels[1]).max() <= 12
-    (tmp_path / "t.csv").write_text(f"path\ncat/a.{suffix}\n")
-    table = open_images(f"csv:{tmp_path}/t.csv")
-    assert (table.images(slice(None)) == pixels[0]).all()
+    named = open_images(table(tmp_path, f"path\ncat/a.{suffix}\n"))
+    assert (named.images(slice(None)) == pixels[0]).all()
 
 
 def test_what_runs_a_program_is_not_opened(tmp_path: Path) -> None:
@@ -78,12 +72,15 @@ def test_heic(tmp_path: Path) -> None:
         decode(heic()[:200], "it")
 
 
-@pytest.mark.usefixtures("without_extras")
-def test_without_the_extras_all_are_counted(tmp_path: Path) -> None:
-    files = {f"u{u}__cat__{k}_jpg": encoded(SQUARE, "JPEG") for u in range(2) for k in range(3)}
-    files |= {f"u2__cat__{k}_HEIC": b"?" for k in range(4)} | {"u2__cat__9_svg": b"<svg/>"}
-    files |= {"u1__cat__9_dcm": b"?", "u1__cat__8_heif": b"?"}
-    source = written(tmp_path, **files)
+def test_without_the_extras_all_are_counted(tmp_path: Path, monkeypatch) -> None:
+    renamed = written(tmp_path / "renamed", cat__1_jpg=heic())
+    monkeypatch.setattr(files, "EXTRAS", {"HEIC": "no_such_heif", "DICOM": "no_such_dicom"})
+    with pytest.raises(UnreadableImage, match=r"1.jpg must .* HEIC must have .*averaging\[heic\]"):
+        open_images(renamed).images(slice(None))
+    held = {f"u{u}__cat__{k}_jpg": encoded(SQUARE, "JPEG") for u in range(2) for k in range(3)}
+    held |= {f"u2__cat__{k}_HEIC": b"?" for k in range(4)} | {"u2__cat__9_svg": b"<svg/>"}
+    held |= {"u1__cat__9_dcm": b"?", "u1__cat__8_heif": b"?"}
+    source = written(tmp_path / "set", **held)
     rule = (
         r"or pass --skip-unreadable\), got 4 \.heic, 1 \.heif \(HEIC: pip install "
         r"'blind-averaging\[heic\]'\); 1 \.dcm \(DICOM: pip install 'blind-averaging\[dicom\]'\); "
@@ -93,17 +90,8 @@ def test_without_the_extras_all_are_counted(tmp_path: Path) -> None:
         open_images(source, layout="user-class")
     images = open_images(source, layout="user-class", skip_unreadable=True)
     assert len(images) == 13
-    (tmp_path / "t.csv").write_text("path\nu2/cat/1.HEIC\nu0/cat/1.jpg\n")
     with pytest.raises(ValueError, match=r"got 1 \.heic \(HEIC: .* among 2"):
-        open_images(f"csv:{tmp_path}/t.csv")
-
-
-def test_a_renamed_picture_is_named_by_its_format(tmp_path, request) -> None:
-    data = heic()
-    request.getfixturevalue("without_extras")
-    images: ImageSet = open_images(written(tmp_path, cat__1_jpg=data))
-    with pytest.raises(UnreadableImage, match=r"1.jpg must .* HEIC must have .*averaging\[heic\]"):
-        images.images(slice(None))
+        open_images(table(tmp_path / "set", "path\nu2/cat/1.HEIC\nu0/cat/1.jpg\n"))
 
 
 def test_kinds_by_their_first_bytes() -> None:
@@ -114,10 +102,6 @@ def test_kinds_by_their_first_bytes() -> None:
         "": [b"RIFF\0\0\0\0WAVE", b"", b"A table of pictures"],
     }.items():
         assert {files.kind_of(head) for head in heads} == {kind}
-
-
-pydicom: Any = pytest.importorskip("pydicom")
-EIGHT = np.random.default_rng(5).integers(0, 256, (6, 9)).astype(np.uint16)
 
 
 def kept(held: Any, **options: Any) -> bytes:
@@ -150,7 +134,7 @@ def shown(data: bytes, **options: Any) -> np.ndarray:
     return decode(data, "it", **options)[..., 0].astype(int)
 
 
-def test_bits_as_stored() -> None:
+def test_bits_as_stored_or_declared() -> None:
     for bits in (8, 10, 12, 16):
         assert np.abs(shown(dicom(EIGHT << (bits - 8), stored=bits)) - EIGHT).max() <= 1
     assert np.abs(shown(dicom(EIGHT.astype(np.uint8), stored=8)) - EIGHT).max() == 0
@@ -158,6 +142,11 @@ def test_bits_as_stored() -> None:
     assert np.abs(shown(dicom(signed)) - EIGHT).max() <= 1
     smallest_is_white = dicom(EIGHT << 4, PhotometricInterpretation="MONOCHROME1")
     assert np.abs(shown(smallest_is_white) - (255 - EIGHT.astype(int))).max() <= 1
+    data, seen = dicom(EIGHT << 4, stored=16), Seen()  # twelve bits that say they are sixteen
+    decode(data, "it", seen=seen)
+    assert seen.dark
+    assert np.abs(shown(data, bits=12, seen=(declared := Seen())) - EIGHT).max() <= 1
+    assert declared.bright
 
 
 def test_slope_and_window() -> None:
@@ -205,27 +194,13 @@ GOOD = dicom(EIGHT << 4)
 DAMAGED = (GOOD[:200], bytes(128) + b"DICM", bytes(128) + b"DICM" + bytes(500), GOOD[:-9])
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "rule"),
-    [
+def test_what_cannot_be_shown_is_named() -> None:
+    wide = dicom(EIGHT << 8, stored=16)
+    for data, options, rule in (
         (GOOD, {"max_pixels": 53}, "at most max_pixels = 53 pixels, got 9 x 6"),
         *((data, {}, "it must be a readable image, got: ") for data in DAMAGED),
         (without_pixels(), {}, "DICOM must hold a picture, got SR"),
-        (
-            dicom(EIGHT << 8, stored=16),
-            {"bits": 12},
-            r"values of 12 bits, 0 to 4095, got \d+ to \d+",
-        ),
-    ],
-)
-def test_what_cannot_be_shown_is_named(data: bytes, options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(UnreadableImage, match=rule):
-        decode(data, "it", **options)
-
-
-def test_twelve_bits_that_say_they_are_sixteen() -> None:
-    data, seen = dicom(EIGHT << 4, stored=16), Seen()
-    decode(data, "it", seen=seen)
-    assert seen.dark
-    assert np.abs(shown(data, bits=12, seen=(declared := Seen())) - EIGHT).max() <= 1
-    assert declared.bright
+        (wide, {"bits": 12}, r"values of 12 bits, 0 to 4095, got \d+ to \d+"),
+    ):
+        with pytest.raises(UnreadableImage, match=rule):
+            decode(data, "it", **options)

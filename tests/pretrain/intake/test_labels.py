@@ -16,6 +16,23 @@ FINDINGS = [["edema"], ["edema", "mass"], [], ["mass"]]
 HAS_MASS = [0, 1, 0, 1]
 PAIR = ("not mass", "mass")
 NAMES = ("edema", "mass")
+LISTS = [sorted(each) for each in FINDINGS]
+FLAGS = [[int("edema" in each), int("mass" in each)] for each in FINDINGS]
+STRUCTS = [{"edema": a, "mass": b} for a, b in FLAGS]
+PRINTED = [str(np.array(f)).replace("0]", "]") for f in ([7, 0], [7, 5], [3, 0], [5, 0])]
+ODD = "must name every finding once, or have 0 or 1 .* in row 0"
+TWINS = r"must differ in more than case .* got 'Normal' and 'normal'"
+NUMBER = "must write a number in one way, got"
+TABLE = "path,edema,Mass,age\n" + "".join(
+    f"{k}.png,{a},{b},{40 + k}\n" for k, (a, b) in enumerate(FLAGS)
+)
+LONG = "path,finding,user\n" + "".join(
+    f"{k}.png,{name},u\n" for k, each in enumerate(FINDINGS) for name in each or ["No Finding"]
+)
+LONG_VALUES = "path,finding,value\n" + "".join(
+    f"{k}.png,{name},{int(name in each)}\n" for k, each in enumerate(FINDINGS) for name in NAMES
+)
+ASKED: dict[str, Any] = {"findings": True, "classes": NAMES}
 
 
 def matrix(images: Any) -> list[list[int]]:
@@ -30,10 +47,6 @@ def hugging_face(folder: Path, labels: Sequence[Any]) -> str:
     return f"hf:{folder / 'hf'}"
 
 
-LISTS = [sorted(each) for each in FINDINGS]
-FLAGS = [[int("edema" in each), int("mass" in each)] for each in FINDINGS]
-STRUCTS = [{"edema": a, "mass": b} for a, b in FLAGS]
-PRINTED = [str(np.array(f)).replace("0]", "]") for f in ([7, 0], [7, 5], [3, 0], [5, 0])]
 KINDS: list[tuple[Write, Any, str]] = [
     (csv, ["edema", "edema|mass", "none of them", "mass"], "mass"),
     (csv, ["edema", "edema; mass", "none of them", "mass"], "mass"),
@@ -113,11 +126,6 @@ def test_what_is_one_label_after_all(tmp_path: Path) -> None:
         assert (images.labels.tolist(), images.class_names) == ([0, 0], ("not node", "node"))
 
 
-ODD = "must name every finding once, or have 0 or 1 .* in row 0"
-TWINS = r"must differ in more than case .* got 'Normal' and 'normal'"
-NUMBER = "must write a number in one way, got"
-
-
 @pytest.mark.parametrize(
     ("write", "labels", "options", "rule"),
     [
@@ -151,11 +159,6 @@ def test_labels_that_are_refused(tmp_path, write, labels, options, rule) -> None
     if not options and "column for each" not in rule:  # they may mean what they say
         declared = open_images(source, classes=tuple(labels))
         assert declared.labels.tolist() == list(range(len(labels)))
-
-
-TABLE = "path,edema,Mass,age\n" + "".join(
-    f"{k}.png,{a},{b},{40 + k}\n" for k, (a, b) in enumerate(FLAGS)
-)
 
 
 def test_one_column_a_finding(tmp_path: Path, capsys) -> None:
@@ -247,17 +250,10 @@ def test_minus_one_is_no_label(tmp_path: Path, capsys) -> None:
     assert len(open_images(source, splits=["train"])) == 2
 
 
-LONG = "path,finding,user\n" + "".join(
-    f"{k}.png,{name},u\n" for k, each in enumerate(FINDINGS) for name in each or ["No Finding"]
-)
-LONG_VALUES = "path,finding,value\n" + "".join(
-    f"{k}.png,{name},{int(name in each)}\n" for k, each in enumerate(FINDINGS) for name in NAMES
-)
 WIDE = (
     "Path,Sex,No Finding,Mass,Edema\n"
     "0.png,F,,0.0,1\n1.png,M,,1,1.0\n2.png,F,1,-1,\n3.png,F,,1,nan\n"
 )
-ASKED: dict[str, Any] = {"findings": True, "classes": NAMES}
 
 
 def test_rows_or_columns_of_a_table_are_findings(tmp_path: Path, capsys) -> None:

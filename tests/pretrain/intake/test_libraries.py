@@ -21,6 +21,11 @@ from tests.pretrain.conftest import BLACK, CLASSES, data_set, put, tar
 
 datasets: Any = pytest.importorskip("datasets")
 ORDER = ("owl", "dog", "cat")
+wds: Any = pytest.importorskip("webdataset")
+PAIRED = {"img-0.png": BLACK, "img-1.png": BLACK, "lab-0.cls": b"x", "lab-1.cls": b"x"}
+APART = {name.replace("-", "/"): PAIRED[name] for name in PAIRED}
+DOTTED = ("scan 1.{} (copy)", "2026.12.{:02}", "v1.2/a.{}", ".{}")
+TWICE = {"0.png": BLACK, "0.cls": b"a", "0.PNG": BLACK}
 
 
 def a_set(pictures, rows: slice = slice(None)) -> Any:
@@ -163,9 +168,6 @@ def test_splits_that_are_not_asked_for_are_not_looked_at(tmp_path, other, names,
         open_images(source, splits=["evaluation"])
 
 
-wds: Any = pytest.importorskip("webdataset")
-
-
 @pytest.fixture
 def shards(tmp_path: Path, pictures) -> str:
     """Five samples in each shard, as the library writes them."""
@@ -235,12 +237,6 @@ def together(*keys: str, pictures) -> dict[str, bytes]:
     for key, file, label in zip(keys, pictures.files, pictures.labels, strict=False):
         members |= {f"{key}.png": file, f"{key}.cls": label.encode()}
     return members
-
-
-PAIRED = {"img-0.png": BLACK, "img-1.png": BLACK, "lab-0.cls": b"x", "lab-1.cls": b"x"}
-APART = {name.replace("-", "/"): PAIRED[name] for name in PAIRED}
-DOTTED = ("scan 1.{} (copy)", "2026.12.{:02}", "v1.2/a.{}", ".{}")
-TWICE = {"0.png": BLACK, "0.cls": b"a", "0.PNG": BLACK}
 
 
 @pytest.mark.parametrize(

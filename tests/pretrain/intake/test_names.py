@@ -16,6 +16,8 @@ from pretrain.intake.reading import (
 )
 from pretrain.sources import open_images
 
+COLUMNS = "columns must be such as path=file,label=finding"
+
 
 @pytest.mark.parametrize("word", ["Entzündung", "Å", "가", "naïve", "Ω"])
 def test_either_form_of_a_word_is_one_name(word: str) -> None:
@@ -45,9 +47,6 @@ def test_words_for_splits_and_for_what_systems_leave() -> None:
         assert not left_by_systems(name)
 
 
-COLUMNS = "columns must be such as path=file,label=finding"
-
-
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
@@ -75,13 +74,10 @@ def test_options_that_cannot_be(tmp_path, options: dict[str, Any], rule: str) ->
     assert named_columns("label=,user=") == {"label": "", "user": ""}
 
 
-def test_twins() -> None:
+def test_users_that_differ_only_in_case_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
     assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
     assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
-
-
-def test_users_that_differ_only_in_case_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_case_twins("it", ("u1", "u2"))
     assert not capsys.readouterr().err
     warn_of_case_twins("it", ("u1", "U1", "v", "V"))

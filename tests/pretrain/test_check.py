@@ -1,13 +1,15 @@
-"""Each rule refuses what breaks it by name, rule and value, and lets an option left out pass."""
+"""Rules name what breaks them, by name and value; JSON of many levels is an ordinary error."""
 
+import json
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pretrain import check
+from pretrain.cli.json_text import parsed
+
+SHAPES = (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3)))
 
 
 @pytest.mark.parametrize(
@@ -19,9 +21,7 @@ from pretrain import check
         ("[-2, -1]", (-2, -1), (0, -3)),
     ],
 )
-def test_an_interval_reads_as_in_mathematics(
-    interval: str, inside: tuple[float, ...], outside: tuple[float, ...]
-) -> None:
+def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
     for value in inside:
         check.within(interval, share=value)
     for value in outside:
@@ -40,18 +40,11 @@ def test_an_interval_reads_as_in_mathematics(
         (lambda **x: check.one_of(("a", "b"), **x), "a", ("none",), "must be one of a, b"),
         (lambda **x: check.equal(2, **x), 2, (3,), "must be 2"),
         (lambda **x: check.byte_length(3, **x), b"abc", (b"abcd",), "must be 3 bytes"),
-        (
-            lambda **x: check.shape(("n", 3), **x),
-            np.zeros((7, 3)),
-            (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3))),
-            r"must be \(n, 3\)",
-        ),
+        (lambda **x: check.shape(("n", 3), **x), np.zeros((7, 3)), SHAPES, r"must be \(n, 3\)"),
         (check.given, 0, (None,), "must be given"),
     ],
 )
-def test_a_rule_names_what_breaks_it(
-    rule: Callable[..., None], kept: Any, refused: tuple[Any, ...], words: str
-) -> None:
+def test_a_rule_names_what_breaks_it(rule, kept, refused, words) -> None:
     rule(first=kept, second=kept)
     for value in refused:
         with pytest.raises(ValueError, match=f"^second {words}, got ") as error:
@@ -73,3 +66,14 @@ def test_what_may_be_left_out() -> None:
     for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):
         with pytest.raises(ValueError, match=f"exactly one of a and b must be given, got {got}"):
             check.exactly_one(**values)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
+def test_json_of_more_levels_than_the_stack_holds_is_an_ordinary_error(text: str) -> None:
+    with pytest.raises(ValueError, match="few levels"):
+        parsed(text)
+    with pytest.raises(json.JSONDecodeError):
+        parsed("{")
+    text = '{"a": [1, 2.5, null], "b": {"c": "ü"}}'
+    assert parsed(text) == parsed(text.encode()) == json.loads(text)
+    assert parsed("[1, 2]", parse_int=str) == ["1", "2"]

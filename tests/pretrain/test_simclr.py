@@ -1,11 +1,18 @@
+"""SimCLR: its loss against the paper's pseudocode, views, and a loop that resumes to the bit."""
+
 import dataclasses
 import itertools
+import math
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, distributed
+from torch.multiprocessing.spawn import spawn
 
+from pretrain import simclr
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
 from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig
@@ -14,7 +21,11 @@ from pretrain.simclr import (
     AugmentConfig,
     SimCLRConfig,
     cosine_rate,
+    jitter_colours,
+    nt_xent,
     pretrain,
+    random_crop,
+    random_view,
 )
 
 CONFIG = SimCLRConfig(
@@ -25,15 +36,16 @@ CONFIG = SimCLRConfig(
     hidden=16,
     projected=8,
 )
+SHORT = dataclasses.replace(CONFIG, epochs=1)
+PLAIN = AugmentConfig(size=8, min_area=1.0, strength=0.0, flip=False, greyscale=0.0)
 
 
-def pictures(n: int = 64, side: int = 8) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=generator)
+def pictures(n: int = 64, side: int = 8) -> Tensor:
+    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=seeded(0))
 
 
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(5)
+def seeded(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 class KilledError(Exception):
@@ -41,18 +53,16 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("steps", [1, 4, 11])
-def test_a_resumed_run_has_the_same_weights(tmp_path: Path, steps: int) -> None:
+def test_a_resumed_run_has_the_same_weights(tmp_path: Path, monkeypatch, steps: int) -> None:
     whole, history = pretrain(pictures(), CONFIG, seeded())
-    with pytest.MonkeyPatch.context() as patch:
-        from pretrain import simclr
+    save = simclr._Run.save
 
-        save = simclr._Run.save
+    def save_and_die(run: simclr._Run, path: Path, images: Tensor) -> None:
+        save(run, path, images)
+        if run.step == steps:
+            raise KilledError
 
-        def save_and_die(run: simclr._Run, path: Path, images: torch.Tensor) -> None:
-            save(run, path, images)
-            if run.step == steps:
-                raise KilledError
-
+    with monkeypatch.context() as patch:
         patch.setattr(simclr, "CHECKPOINT_STEPS", 1)
         patch.setattr(simclr._Run, "save", save_and_die)
         with pytest.raises(KilledError):
@@ -63,24 +73,19 @@ def test_a_resumed_run_has_the_same_weights(tmp_path: Path, steps: int) -> None:
         assert torch.equal(resumed.state_dict()[name], value), name
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    short = dataclasses.replace(CONFIG, epochs=1)
-    pretrain(pictures(), short, seeded(), directory=tmp_path)
-    with pytest.raises(ValueError, match="must be of the same run, got another epochs"):
-        pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
-    with pytest.raises(ValueError, match="another seed"):
-        pretrain(pictures(), short, torch.Generator().manual_seed(6), directory=tmp_path)
-    with pytest.raises(ValueError, match="another images"):
-        pretrain(pictures(32), short, seeded(), directory=tmp_path)
-    hotter = dataclasses.replace(short, temperature=1.0)
-    with pytest.raises(ValueError, match="another temperature"):
-        pretrain(pictures(), hotter, seeded(), directory=tmp_path)
-
-
-def test_damaged_checkpoints_are_errors(tmp_path: Path) -> None:
-    (tmp_path / CHECKPOINT).write_bytes(b"PK nothing")
-    with pytest.raises(ValueError, match="must be a SimCLR checkpoint"):
-        pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    pretrain(pictures(), SHORT, seeded(), directory=tmp_path)
+    for images, config, seed, rule in (
+        (pictures(), CONFIG, 5, "must be of the same run, got another epochs"),
+        (pictures(), SHORT, 6, "another seed"),
+        (pictures(32), SHORT, 5, "another images"),
+        (pictures(), dataclasses.replace(SHORT, temperature=1.0), 5, "another temperature"),
+        (pictures(), SHORT, 5, "must be a SimCLR checkpoint"),
+    ):
+        if "checkpoint" in rule:
+            (tmp_path / CHECKPOINT).write_bytes(b"PK nothing")
+        with pytest.raises(ValueError, match=rule):
+            pretrain(images, config, seeded(seed), directory=tmp_path)
 
 
 def test_the_loss_falls_and_the_monitor_is_called() -> None:
@@ -93,23 +98,26 @@ def test_the_loss_falls_and_the_monitor_is_called() -> None:
     assert history[0]["dim"] == 16
 
 
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
-        ({"temperature": float("nan")}, "temperature must be finite and > 0, got nan"),
-        ({"warmup": 1.0}, r"warmup must be in \[0, 1\)"),
-    ],
-)
-def test_bad_recipes(options: dict[str, float], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        SimCLRConfig(**options)  # pyright: ignore[reportArgumentType]
-
-
-def test_batches_must_be_full_and_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, augment = SimCLRConfig, AugmentConfig
+    for made, options, rule in (
+        (recipe, {"learning_rate": 0.0}, "learning_rate must be finite and > 0, got 0.0"),
+        (recipe, {"temperature": math.nan}, "temperature must be finite and > 0, got nan"),
+        (recipe, {"warmup": 1.0}, r"warmup must be in \[0, 1\)"),
+        (augment, {"min_area": 0.0}, "min_area must be"),
+        (augment, {"strength": -1.0}, "strength must be"),
+        (augment, {"greyscale": 1.5}, "greyscale must be"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            made(**options)  # pyright: ignore[reportArgumentType]
+    for temperature in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="temperature must be > 0"):
+            nt_xent(*views(2, 2), temperature)
+    with pytest.raises(ValueError, match=r"must both be \(n, k\)"):
+        nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), 1.0)
     with pytest.raises(ValueError, match="N >= batch_size 16"):
         pretrain(pictures(8), CONFIG, seeded())
-    monkeypatch.setattr("pretrain.simclr.world_size", lambda: 3)
+    monkeypatch.setattr(simclr, "world_size", lambda: 3)
     with pytest.raises(ValueError, match="batch_size must be divisible by 3 processes, got 16"):
         pretrain(pictures(), CONFIG, seeded())
 
@@ -121,11 +129,10 @@ def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
-def clusters(n: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
-    generator = torch.Generator().manual_seed(seed)
+def clusters(n: int, seed: int) -> tuple[Tensor, np.ndarray]:
     labels = torch.arange(n) % 4
-    centres = 4 * torch.eye(4, 10)
-    return centres[labels] + torch.randn(n, 10, generator=generator), labels.numpy()
+    rows = 4 * torch.eye(4, 10)[labels] + torch.randn(n, 10, generator=seeded(seed))
+    return rows, labels.numpy()
 
 
 def test_probes_find_separated_classes_and_nothing_else() -> None:
@@ -136,16 +143,13 @@ def test_probes_find_separated_classes_and_nothing_else() -> None:
     shuffled = y[torch.randperm(400, generator=seeded())]
     assert linear_accuracy(train, shuffled, test, test_y) < 0.5
     assert knn_accuracy(train[:4], y[:4], test, test_y) > 0.9  # fewer than k
-
-
-def test_near_neighbours_outvote_many_others() -> None:
-    train = torch.tensor([[1.0, 0.01], *[[1.0, 0.5 + k / 10] for k in range(9)]])
-    labels = np.array([0] + [1] * 9)
-    assert knn_accuracy(train, labels, torch.tensor([[2.0, 0.0]]), labels[:1], k=3) == 1.0
+    near = torch.tensor([[1.0, 0.01], *[[1.0, 0.5 + k / 10] for k in range(9)]])
+    labels = np.array([0] + [1] * 9)  # one near neighbour outvotes many others
+    assert knn_accuracy(near, labels, torch.tensor([[2.0, 0.0]]), labels[:1], k=3) == 1.0
 
 
 def test_embedding_in_batches() -> None:
-    encoder, _ = pretrain(pictures(), dataclasses.replace(CONFIG, epochs=1), seeded())
+    encoder, _ = pretrain(pictures(), SHORT, seeded())
     whole = embed_all(encoder, pictures(300))
     assert whole.shape == (300, 16)
     assert torch.allclose(whole[250:], embed_all(encoder, pictures(300)[250:]), atol=1e-5)
@@ -157,3 +161,113 @@ def test_recipes_train(recipe: SimCLRConfig) -> None:
     encoder, history = pretrain(pictures(8, side=28), short, seeded())
     assert encoder.embedding_dim == recipe.encoder.widths[-1]
     assert len(history) == 1
+
+
+def naive_loss(z1: Tensor, z2: Tensor, temperature: float) -> Tensor:
+    """Algorithm 1 of Chen et al. 2020, line by line; rows 2k-1 and 2k are a pair."""
+    n = len(z1)
+    z = torch.stack([z1, z2], dim=1).reshape(2 * n, -1)
+    s = [[z[i] @ z[j] / (z[i].norm() * z[j].norm()) for j in range(2 * n)] for i in range(2 * n)]
+
+    def pair_loss(i: int, j: int) -> Tensor:
+        others = sum(torch.exp(s[i][k] / temperature) for k in range(2 * n) if k != i)
+        return -torch.log(torch.exp(s[i][j] / temperature) / others)
+
+    total = torch.zeros((), dtype=z.dtype)
+    for k in range(n):
+        total = total + pair_loss(2 * k, 2 * k + 1) + pair_loss(2 * k + 1, 2 * k)
+    return total / (2 * n)
+
+
+def views(n: int, dim: int) -> tuple[Tensor, Tensor]:
+    generator = seeded(0)
+    return torch.randn(n, dim, generator=generator), torch.randn(n, dim, generator=generator) * 3
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0])
+def test_the_loss_equals_algorithm_1(n: int, temperature: float) -> None:
+    z1, z2 = views(n, 5)
+    z2[0] = z1[0] * 2  # a perfect pair
+    z2[-1] = -z1[-1]  # and an antipodal one
+    expected = float(naive_loss(z1.double(), z2.double(), temperature))
+    assert abs(float(nt_xent(z1, z2, temperature)) - expected) < 1e-6 * max(1, expected)
+
+
+def test_its_gradient_equals_that_of_algorithm_1() -> None:
+    z1, z2 = (z.requires_grad_() for z in views(6, 4))
+    grads = torch.autograd.grad(nt_xent(z1, z2, 0.3), [z1, z2])
+    expected = torch.autograd.grad(naive_loss(z1.double(), z2.double(), 0.3), [z1, z2])
+    for found, wanted in zip(grads, expected, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def gathered(rank: int, port: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    place = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    z1, z2 = (z.chunk(2)[rank].clone().requires_grad_() for z in views(8, 5))
+    loss = nt_xent(z1, z2, 0.2)
+    loss.backward()
+    torch.save([loss.detach(), z1.grad, z2.grad], Path(directory) / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    other = spawn(gathered, (port, str(tmp_path)), nprocs=1, join=False)
+    gathered(1, port, str(tmp_path))
+    assert other is not None
+    other.join()
+    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    z1, z2 = (z.requires_grad_() for z in views(8, 5))
+    loss = nt_xent(z1, z2, 0.2)
+    loss.backward()
+    mean = float(sum(part[0] for part in parts) / 2)
+    assert mean == pytest.approx(float(loss.detach()), abs=1e-6)
+    for index, z in ((1, z1), (2, z2)):  # DistributedDataParallel averages over processes
+        assert z.grad is not None
+        assert torch.allclose(torch.cat([p[index] for p in parts]) / 2, z.grad, atol=1e-6)
+
+
+def test_views_are_crops_and_the_same_generator_gives_the_same() -> None:
+    config = AugmentConfig(size=6)
+    one, other, third = (random_view(pictures(6), config, seeded(s)) for s in (1, 1, 2))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, third)
+    assert one.shape == (6, 3, 6, 6)
+    assert 0 <= one.min() <= one.max() <= 1
+    x = pictures(50) / 255
+    whole = (random_crop(x, PLAIN, seeded(0)) - x).abs().amax((1, 2, 3))
+    assert whole.min() < 0.2  # sides vary from 3:4 to 4:3 even at full area
+    ramp = torch.linspace(0, 1, 32).expand(400, 3, 32, 32)
+    config = AugmentConfig(size=32, min_area=0.25, flip=True)
+    crops = random_crop(ramp, config, seeded(0))
+    left, right = crops[:, 0, 16, 0], crops[:, 0, 16, -1]
+    assert 0.35 < (right - left).abs().min() < 0.55  # sqrt(0.25 · 3/4) and up
+    assert ((right < left).float().mean() - 0.5).abs() < 0.1  # half are mirrored
+
+
+def test_colours_stay_without_jitter_and_greys_stay_grey() -> None:
+    x = pictures(500) / 255
+    assert torch.allclose(jitter_colours(x, PLAIN, seeded(0)), x, atol=1e-5)
+    grey = x[:, :1].expand(-1, 3, -1, -1)
+    for images, config in (
+        (x, dataclasses.replace(PLAIN, greyscale=1.0)),
+        (grey, AugmentConfig(size=8, strength=1.0)),  # hue
+    ):
+        found = jitter_colours(images, config, seeded(0))
+        assert (found - found.mean(1, keepdim=True)).abs().max() < 5e-3  # YIQ has three decimals
+    half = AugmentConfig(size=8, strength=0.5, greyscale=0.0)
+    changed = (jitter_colours(x, half, seeded(0)) - x).abs().amax((1, 2, 3)) > 1e-4
+    assert changed.float().mean() == pytest.approx(0.8, abs=0.06)
+
+
+def test_blur_lowers_contrast_but_keeps_the_mean() -> None:
+    plain = dataclasses.replace(PLAIN, size=40)
+    sharp = random_view(pictures(100, 40), plain, seeded(0))
+    blurred = random_view(pictures(100, 40), dataclasses.replace(plain, blur=1.0), seeded(0))
+    assert (blurred.std((1, 2, 3)) <= sharp.std((1, 2, 3)) + 1e-4).all()
+    assert (blurred.mean((1, 2, 3)) - sharp.mean((1, 2, 3))).abs().max() < 0.05

@@ -1,14 +1,20 @@
-"""What every command does before it runs."""
+"""What every command does before and while it runs, and the command line beside its result."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from pretrain.__main__ import MENU
-from pretrain.cli.command import Command, run_command
+from pretrain.cli.command import STOPS, Command, after, held, listen, run_command
+from pretrain.cli.provenance import provenance
 
 ROOMS = {  # pretrain and embed start as train_distributed does
     "heads": "fit --data missing --out missing --num-classes 2 --l2-reg 1 --clip-norm 1",
@@ -18,15 +24,9 @@ ROOMS = {  # pretrain and embed start as train_distributed does
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [
-        ({}, "3000"),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
-    ],
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
 )
-def test_threads_soon_sleep_while_they_wait_unless_told(
-    given: dict[str, str], kept: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_soon_sleep_while_they_wait_unless_told(given, kept, monkeypatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # is set back afterwards
         del os.environ[name]
@@ -64,10 +64,7 @@ def test_openmp_is_told_before_it_is_loaded(room: str, tmp_path) -> None:
     assert set(told) == {"3000"}
 
 
-ACCOUNT = "account --epsilon 1 --delta 1e-5"
-
-
-@pytest.mark.parametrize("typed", ["run --help", ACCOUNT])
+@pytest.mark.parametrize("typed", ["run --help", "account --epsilon 1 --delta 1e-5"])
 def test_an_output_may_be_left_unread(typed: str) -> None:
     """As by `| head -2`: without a word of what became of the rest."""
     command = [sys.executable, "-u", "-m", "train_distributed", *typed.split()]
@@ -82,9 +79,113 @@ def test_an_output_may_be_left_unread(typed: str) -> None:
     assert helped.returncode == 0
 
 
-def test_an_option_without_a_default_shows_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        MENU.parse(["simclr", "--help"], "pretrain")
-    shown = capsys.readouterr().out
-    assert "(default: None)" not in shown
-    assert "(default: 512)" in shown
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Those of a program in a terminal, whatever the tests were started by; then what was there."""
+    before = {stop: signal.getsignal(stop) for stop in STOPS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for stop, handler in before.items():
+        signal.signal(stop, handler)
+
+
+def interrupt(error: Exception | None = None, stop: signal.Signals = signal.SIGINT) -> None:
+    with held():
+        os.kill(os.getpid(), stop)
+        if error is not None:
+            raise error
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_signal_waits_until_the_block_ends(stop: signal.Signals) -> None:
+    listen()
+    before, done = [signal.getsignal(each) for each in STOPS], []
+
+    def stopped() -> None:
+        with after("the file was written"), held() as interrupted:
+            done.append(interrupted())
+            os.kill(os.getpid(), stop)
+            os.kill(os.getpid(), stop)
+            done.append(interrupted())
+
+    with pytest.raises(KeyboardInterrupt, match="the file was written"):
+        stopped()
+    assert done == [False, True]
+    assert [signal.getsignal(each) for each in STOPS] == before
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), stop)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_blocks_in_blocks_and_in_threads_and_errors_of_a_block() -> None:
+    with held() as outer:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        assert not outer()
+
+    def other() -> bool:
+        with held() as interrupted:
+            return interrupted()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result() is False
+    with pytest.raises(ValueError, match="wrong"):
+        interrupt(ValueError("wrong"))
+
+
+@pytest.mark.usefixtures("handlers")
+def test_what_is_ignored_or_kills_stays_so() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with held():
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    listen()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert callable(signal.getsignal(signal.SIGTERM))
+
+
+CLOSED = """
+import os, signal, sys
+from pretrain.cli.command import run_command
+class Command:
+    def run(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        print("stayed")
+raise SystemExit(run_command(Command))
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_stay(ignored: bool) -> None:
+    action = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
+    command = [sys.executable, "-c", CLOSED]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, preexec_fn=action)
+    said = (0, "stayed\n", "") if ignored else (130, "", "interrupted; nothing was written\n")
+    assert (done.returncode, done.stdout, done.stderr) == said
+
+
+@pytest.mark.parametrize(
+    ("module", "program", "here", "told"),
+    [
+        ("heads.__main__", "heads/__main__.py", ".", "python -m heads"),
+        ("heads.__main__", ".venv/lib/heads/__main__.py", ".", "python -m heads"),
+        ("tests.bench", "site-packages/tests/bench.py", ".", "python -m tests.bench"),
+        (None, "bin/blind-averaging", ".", "blind-averaging"),
+        (None, "tests/bench.py", ".", "python tests/bench.py"),
+        (None, "elsewhere/bench.py", "here", "python bench.py"),
+    ],
+)
+def test_a_command_is_told_as_it_was_typed_without_its_place(
+    monkeypatch, tmp_path: Path, module: str | None, program: str, here: str, told: str
+) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    public = ("--public", str(tmp_path / "public"), "../p")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / program), "run", *public])
+    (tmp_path / here).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / here)
+    assert provenance()["command"] == f"{told} run --public public p"

@@ -10,7 +10,16 @@ from safetensors.torch import save_file
 from pretrain.encoders.text import definition_of, name_vectors, words_of
 from pretrain.encoders.timm_models import classifier_of
 
+pytestmark = pytest.mark.usefixtures("no_network")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "cat", "dog", "tench", ",")
+
+
+TENCH = "tench, Tinca tinca"
+DEFINITION = "freshwater dace-like game fish of Europe and western Asia noted for ability to "
+DEFINITION += "survive outside water"
+LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
+CLIP = {**LAYERS, "hidden_size": 16, "intermediate_size": 16}
+TEXT = {**CLIP, "max_position_embeddings": 16, "eos_token_id": 3, "vocab_size": len(WORDS)}
 
 
 @pytest.fixture
@@ -19,13 +28,8 @@ def folder(tmp_path: Path) -> Path:
     transformers = pytest.importorskip("transformers")
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(WORDS))
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
+    sizes = {"vocab_size": len(WORDS), "hidden_size": 8, "intermediate_size": 8}
+    config = transformers.BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
         transformers.BertModel(config).save_pretrained(tmp_path / "model")
@@ -47,23 +51,11 @@ def test_names_become_vectors_of_length_one_whoever_is_beside_them(folder: Path)
     assert not torch.allclose(of_id, defined, atol=1e-3)
 
 
-TENCH = "tench, Tinca tinca"
-DEFINED = (
-    f"{TENCH}: freshwater dace-like game fish of Europe and western Asia noted for ability to "
-)
-DEFINED += "survive outside water"
-
-
-CLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-TEXT = {**CLIP, "num_attention_heads": 2, "max_position_embeddings": 16, "eos_token_id": 3}
-
-
 def test_the_text_tower_of_a_pair_gives_the_vectors(tmp_path: Path, folder: Path) -> None:
     """A tiny untrained CLIP of transformers: what its own `get_text_features` says."""
     transformers = pytest.importorskip("transformers")
-    vision = {**CLIP, "num_attention_heads": 2, "image_size": 14, "patch_size": 7}
-    text = {**TEXT, "vocab_size": len(WORDS)}
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)
+    vision = {**CLIP, "image_size": 14, "patch_size": 7}
+    config = transformers.CLIPConfig(text_config=TEXT, vision_config=vision, projection_dim=12)
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
         pair = transformers.CLIPModel(config).eval()
@@ -82,15 +74,13 @@ def test_the_text_tower_of_a_pair_gives_the_vectors(tmp_path: Path, folder: Path
 
 def test_ids_have_words() -> None:
     assert words_of("n01440764") == TENCH
-    assert definition_of("n01440764") == DEFINED
+    assert definition_of("n01440764") == f"{TENCH}: {DEFINITION}"
     assert definition_of("cat") is definition_of("n99999999") is None
     assert words_of("n99999999") == "n99999999"
     assert words_of("polar_bear") == "polar bear"
 
 
-def test_what_is_no_text_encoder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_text_encoder_is_refused(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ValueError, match="text_encoder must be package or a model's directory"):
         name_vectors(["cat"], str(tmp_path))
     monkeypatch.setattr("pretrain.encoders.text.find_spec", lambda name: None)
@@ -104,9 +94,7 @@ def test_the_packaged_encoder_knows_that_cats_are_nearer_to_dogs() -> None:
     assert cat @ dog > cat @ ship + 0.1
 
 
-def test_the_classifier_is_read_from_the_encoder_s_own_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_classifier_is_read_from_the_encoder_s_own_file(tmp_path, monkeypatch) -> None:
     weights = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0))
     monkeypatch.chdir(tmp_path)
     file, lite = Path("weights.safetensors"), "timm:tf_efficientnet_lite0"

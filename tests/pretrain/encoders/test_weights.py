@@ -16,11 +16,19 @@ from torch import Tensor, nn
 
 from pretrain import build_encoder
 from pretrain.encoder import encoder_hash
-from pretrain.encoders.timm_models import PLAIN, in_timm
-from pretrain.encoders.weights import fit_weights, read_weights
+from pretrain.encoders.weights import fit_weights
 
+pytestmark = pytest.mark.usefixtures("no_network")
 NAME = "timm:test_resnet"
 State = dict[str, Tensor]
+ONE = torch.ones(1)
+HEADS = {"module.projector.0.weight": torch.rand(4, 4), "module.queue": torch.rand(2, 2)}
+ARGUMENTS = argparse.Namespace(lr=0.1, out=Path("runs"))
+SGD = {"state": {0: {"momentum_buffer": torch.rand(3)}}, "param_groups": [{"lr": 0.1}]}
+OLD = ("plain", "ordered, halved", "parameters", "model beside optimizer")
+MADE_BY = ("moco", "dino", "timm", "momentum", "ema")
+PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+LITE = "tf_efficientnet_lite0"
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +50,6 @@ def body(state: State) -> State:
     return {name: tensor for name, tensor in state.items() if not name.startswith("fc.")}
 
 
-ONE = torch.ones(1)
-HEADS = {"module.projector.0.weight": torch.rand(4, 4), "module.queue": torch.rand(2, 2)}
-ARGUMENTS = argparse.Namespace(lr=0.1, out=Path("runs"))
-SGD = {"state": {0: {"momentum_buffer": torch.rand(3)}}, "param_groups": [{"lr": 0.1}]}
 FORMS: dict[str, Callable[[State], Any]] = {
     "plain": lambda s: s,
     "without classifier": body,
@@ -56,12 +60,9 @@ FORMS: dict[str, Callable[[State], Any]] = {
     "model_state_dict": lambda s: {"model_state_dict": s, "loss": 0.3},
     "deeper": lambda s: {"checkpoint": {"params": {"net": s}}},
     "DataParallel": lambda s: under("module.", s),
-    "compiled": lambda s: under("_orig_mod.", s),
     "compiled, then parallel": lambda s: {"model": under("module._orig_mod.", s)},
     "a compiled layer": lambda s: {n.replace("layer1.", "layer1._orig_mod."): s[n] for n in s},
     "fsdp": lambda s: under("_fsdp_wrapped_module.", s),
-    "encoder": lambda s: under("encoder.", s),
-    "net": lambda s: under("net.", s),
     "lightning": lambda s: {
         "state_dict": under("model.", s) | {"criterion.weight": torch.rand(3)},
         "hyper_parameters": ARGUMENTS,
@@ -81,11 +82,10 @@ FORMS: dict[str, Callable[[State], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize(
+    ("form", "new"), [*((form, True) for form in FORMS), *((form, False) for form in OLD)]
+)
 def test_usual_forms_are_read(tmp_path: Path, state: State, form: str, new: bool) -> None:
-    if not new and form in ("lightning", "moco's one"):
-        pytest.skip("old files are read without arguments beside them")
     path = tmp_path / "w.pth"
     torch.save(FORMS[form](state), path, _use_new_zipfile_serialization=new)
     found: Any = build_encoder(NAME, weights=str(path))
@@ -95,73 +95,55 @@ def test_usual_forms_are_read(tmp_path: Path, state: State, form: str, new: bool
             torch.testing.assert_close(tensor, state[name], rtol=rounding, atol=0.0)
 
 
-@pytest.mark.parametrize("name", ["w.safetensors", "w.bin", "renamed.pth"])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.bin", "w#1.pth"])
 def test_safetensors_are_known_by_their_content(tmp_path: Path, state: State, name: str) -> None:
     save_file(under("module.", state), tmp_path / name)
     found: Any = build_encoder(NAME, weights=str(tmp_path / name))
     assert torch.equal(found.model.conv1[0].weight, state["conv1.0.weight"])
 
 
-PAIRS = {
-    "moco": ("module.encoder_q", "module.encoder_k"),
-    "dino": ("teacher.backbone", "student.module.backbone"),
-    "timm": ("state_dict_ema", "state_dict"),
-    "momentum": ("backbone_momentum", "backbone"),
-    "one of them bare": ("ema.module", "none"),
-}
+PAIRS = [  # and what else names the first
+    ("module.encoder_q", "module.encoder_k", None),
+    ("teacher.backbone", "student.module.backbone", "teacher"),
+    ("state_dict_ema", "state_dict", None),
+    ("backbone_momentum", "backbone", None),
+    ("ema.module", "none", "ema"),  # one of them bare
+]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_of_two_networks_one_must_be_named(tmp_path: Path, state: State, pair: str) -> None:
-    one, other = PAIRS[pair]
+@pytest.mark.parametrize(("one", "other", "first"), PAIRS, ids=MADE_BY)
+def test_of_two_networks_one_must_be_named(tmp_path, state, one, other, first) -> None:
     both = under(f"{one}.", body(state)) | under("" if other == "none" else f"{other}.", state, 2)
-    path = tmp_path / "w.pth"
-    torch.save(both, path)
+    torch.save(both, path := tmp_path / "w.pth")
     with pytest.raises(ValueError, match=f"one network that fits, got .*{one}.*w.pth#") as told:
         build_encoder(NAME, weights=str(path))
     assert other in str(told.value)
-    found: Any = build_encoder(NAME, weights=f"{path}#{one}")
-    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
-    first = one.split(".")[0]
-    found = build_encoder(NAME, weights=f"{path}#{first}") if pair != "moco" else found
-    assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
+    for named in filter(None, (one, first)):
+        found: Any = build_encoder(NAME, weights=f"{path}#{named}")
+        assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
     with pytest.raises(ValueError, match=r"w\.pth must hold tensors below gone, got them below"):
         build_encoder(NAME, weights=f"{path}#gone")
 
 
-def other_names(state: State, order: tuple[str, ...]) -> State:
+@pytest.mark.parametrize("order", [PARTS, (*PARTS[1::-1], *PARTS[2:]), (*PARTS[2:4], *PARTS[:2])])
+def test_nothing_is_matched_by_its_place(tmp_path, state, order) -> None:
     """As a library that names and orders a norm's tensors in its own way."""
-    parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    new: dict[str, str] = dict(zip(parts, ("gamma", "beta", "mean", "var", "n"), strict=True))
-    norms = [name.removesuffix(".running_mean") for name in state if name.endswith("running_mean")]
-    found: State = {}
+    new = dict(zip(PARTS, ("gamma", "beta", "mean", "var", "n"), strict=True))
+    file: State = {}
     for name, tensor in body(state).items():
         base = name.rpartition(".")[0]
-        if base in norms:
-            found |= {f"net.{base}.{new[part]}": state[f"{base}.{part}"] for part in order}
+        if f"{base}.running_mean" in state:
+            file |= {f"net.{base}.{new[part]}": state[f"{base}.{part}"] for part in order}
         else:
-            found[f"net.{name}"] = tensor
-    return found
-
-
-@pytest.mark.parametrize("order", [
-    ("bias", "weight", "running_mean", "running_var", "num_batches_tracked"),
-    ("running_mean", "running_var", "weight", "bias", "num_batches_tracked"),
-    ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"),
-])  # fmt: skip
-def test_nothing_is_matched_by_its_place(
-    tmp_path: Path, state: State, order: tuple[str, ...]
-) -> None:
-    torch.save(other_names(state, order), tmp_path / "w.pth")
+            file[f"net.{name}"] = tensor
+    torch.save(file, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"below net must hold bn1.bias, got .* such as bn1\.beta"):
         build_encoder(NAME, weights=str(tmp_path / "w.pth"))
 
 
 def test_conversions_of_timm_that_go_by_place_are_not_used(tmp_path: Path) -> None:
     own = timm.create_model("nextvit_small", num_classes=0).state_dict()
-    torch.save(
-        {f"x{i}.weight": tensor for i, tensor in enumerate(own.values())}, tmp_path / "w.pth"
-    )
+    torch.save({f"x{i}.weight": t for i, t in enumerate(own.values())}, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"must hold .*, got .* as x0\.weight"):
         build_encoder("timm:nextvit_small", weights=str(tmp_path / "w.pth"))
 
@@ -174,9 +156,9 @@ def test_a_pair_of_open_clip_gives_its_vision_tower(tmp_path: Path) -> None:
     outer |= {"blocks": "transformer.resblocks"}
     inner = {"attn.qkv.": "attn.in_proj_", "attn.proj": "attn.out_proj", "mlp.fc1": "mlp.c_fc"}
     inner |= {"norm1": "ln_1", "norm2": "ln_2", "mlp.fc2": "mlp.c_proj"}
-    tensors = {"logit_scale": torch.ones(()), "visual.proj": torch.rand(own.embedding_dim, 12)}
-    tensors |= {"token_embedding.weight": torch.rand(9, 8), "ln_final.weight": torch.rand(8)}
-    tensors["transformer.resblocks.0.ln_1.weight"] = torch.rand(8)
+    tensors = {"visual.proj": torch.rand(own.embedding_dim, 12)}
+    others = ("logit_scale", "token_embedding.weight", "transformer.resblocks.0.ln_1.weight")
+    tensors |= {name: torch.rand(8) for name in others}
     for key, tensor in own.model.state_dict().items():  # pyright: ignore
         if key in ("cls_token", "pos_embed"):
             key = {"cls_token": "class_embedding", "pos_embed": "positional_embedding"}[key]
@@ -185,13 +167,12 @@ def test_a_pair_of_open_clip_gives_its_vision_tower(tmp_path: Path) -> None:
             if mine in inner or key.startswith(f"{mine}."):
                 key = key.replace(mine, theirs, 1)
         tensors[f"visual.{key}"] = tensor.contiguous().clone()
-    torch.save(tensors, tmp_path / "open_clip_pytorch_model.bin")
-    given = build_encoder(name, weights=str(tmp_path / "open_clip_pytorch_model.bin"))
-    assert encoder_hash(given) == encoder_hash(own)
+    torch.save(tensors, path := tmp_path / "open_clip_pytorch_model.bin")
+    assert encoder_hash(build_encoder(name, weights=str(path))) == encoder_hash(own)
     del tensors["visual.ln_post.bias"]
-    torch.save(tensors, tmp_path / "part.bin")
+    torch.save(tensors, path)
     with pytest.raises(ValueError, match="must hold "):
-        build_encoder(name, weights=str(tmp_path / "part.bin"))
+        build_encoder(name, weights=str(path))
 
 
 def efficientnet_names(own: list[str]) -> dict[str, str]:
@@ -216,33 +197,21 @@ def efficientnet_names(own: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "state_dict.net."])
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    ("name", "prefix"), [(LITE, ""), (LITE, "state_dict.net."), ("efficientnet_b0", "module.")]
+)
 def test_names_of_efficientnet_pytorch(tmp_path: Path, name: str, prefix: str) -> None:
     own = timm.create_model(name, num_classes=0).state_dict()
     own = {n: torch.rand(t.shape, dtype=torch.float32) for n, t in own.items()}
     names = list(efficientnet_names(list(own)).items())[::-1]  # the order does not matter
     file = {f"{prefix}{theirs}": own[mine] for theirs, mine in names}
-    torch.save(file | {f"{prefix}_fc.bias": torch.rand(3)}, tmp_path / "w.pth")
-    found: Any = build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
+    torch.save(file | {f"{prefix}_fc.bias": torch.rand(3)}, path := tmp_path / "w.pth")
+    found: Any = build_encoder(f"timm:{name}", weights=str(path))
     for each, tensor in found.model.state_dict().items():
         assert torch.equal(tensor, own[each]) or each.endswith("tracked")
-    torch.save(file | {f"{prefix}_blocks.99._bn0.bias": torch.rand(3)}, tmp_path / "w.pth")
+    torch.save(file | {f"{prefix}_blocks.99._bn0.bias": torch.rand(3)}, path)
     with pytest.raises(ValueError, match=r"unknown _blocks\.99\._bn0\.bias"):
-        build_encoder(f"timm:{name}", weights=str(tmp_path / "w.pth"))
-
-
-def test_a_name_of_both_libraries_is_not_overwritten() -> None:
-    both = {"_conv_stem.weight": torch.zeros(1), "conv_stem.weight": torch.ones(1)}
-    assert in_timm(both, []).keys() == both.keys()
-    assert PLAIN["_project_conv"] == "conv_pw"
-
-
-class Trainer:
-    """An object that only its own code can make."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (sys.modules[__name__].Trainer, ())
+        build_encoder(f"timm:{name}", weights=str(path))
 
 
 def remembered(path: Path) -> None:
@@ -260,23 +229,14 @@ class Malicious:
         return (remembered, (self.path,))
 
 
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer's module, so that its objects can be saved."""
-    trainer = types.ModuleType("trainer")
-    for each in (Trainer, Malicious, remembered):
+def test_objects_beside_weights_are_not_run_nor_in_the_way(tmp_path, state, monkeypatch) -> None:
+    trainer = types.ModuleType("trainer")  # a module, so that its objects can be saved
+    for each in (Malicious, remembered):
         monkeypatch.setattr(each, "__module__", "trainer")
         setattr(trainer, each.__name__, each)
     monkeypatch.setitem(sys.modules, "trainer", trainer)
-    monkeypatch.setitem(sys.modules, __name__, trainer)
-
-
-@pytest.mark.usefixtures("module")
-def test_objects_beside_the_weights_are_neither_run_nor_in_the_way(
-    tmp_path: Path, state: State
-) -> None:
     ran = tmp_path / "ran"
-    torch.save({"trainer": Trainer(), "x": Malicious(ran), "model": state}, tmp_path / "w.pth")
+    torch.save({"x": Malicious(ran), "model": state}, tmp_path / "w.pth")
     found: Any = build_encoder(NAME, weights=str(tmp_path / "w.pth"))
     assert torch.equal(found.model.bn1.weight, state["bn1.weight"])
     assert not ran.exists()
@@ -359,22 +319,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path, state: State, kind: str) -> 
     with pytest.raises(ValueError, match=words) as told:
         build_encoder(NAME, weights=str(tmp_path / "w.pth"))
     assert "\n" not in str(told.value)
-
-
-def test_a_file_whose_name_has_the_mark_is_itself(tmp_path: Path, state: State) -> None:
-    torch.save(state, tmp_path / "w#1.pth")
-    assert read_weights(tmp_path / "w#1.pth").keys() == state.keys()
-
-
-def test_a_transformers_file_is_resampled_below_its_prefix(tmp_path: Path) -> None:
-    small: Any = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64)
-    named = under("student.backbone.", small.state_dict()) | {"student.head.mlp": torch.rand(2)}
-    torch.save(named | {"student.backbone.mask_token": torch.rand(1)}, tmp_path / "w.pth")
-    found: Any = build_encoder(
-        "timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.pth"), image_size=32
-    )
-    assert torch.equal(found.model.cls_token, small.cls_token)
-    assert found.model.pos_embed.shape == (1, 5, 192)
 
 
 def test_a_small_network_within_itself_is_not_guessed() -> None:

@@ -18,7 +18,7 @@ def stored() -> Any:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_it_is_small_and_stored_with_what_it_shows(stored: Any) -> None:
+def test_it_is_small_stored_with_what_it_shows_and_its_links_lead_somewhere(stored: Any) -> None:
     import nbformat
 
     nbformat.validate(stored)
@@ -28,9 +28,6 @@ def test_it_is_small_and_stored_with_what_it_shows(stored: Any) -> None:
     pictures = sum("image/png" in o.get("data", {}) for cell in code for o in cell.outputs)
     assert pictures == 4
     assert not re.search(r"/(?:home|root|tmp|work)/", NOTEBOOK.read_text())
-
-
-def test_its_links_lead_somewhere(stored: Any) -> None:
     words = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")
     for target in re.findall(r"\]\(([^)\s]+)\)", words):
         assert (NOTEBOOK.parent / target).exists(), target

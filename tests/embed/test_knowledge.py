@@ -230,9 +230,7 @@ def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
     assert few.source.endswith("none of a classifier of the encoder")
 
 
-def test_a_file_keeps_the_guesses_under_its_hash(
-    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
-) -> None:
+def test_a_file_keeps_the_guesses_under_its_hash(tmp_path, public, transform) -> None:
     shown = rows_of(NAMES, 2, 5)
     shown.save(tmp_path / "shown")
     known = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
@@ -267,9 +265,7 @@ def test_public_classes_of_the_same_names_are_examples_by_themselves() -> None:
     assert added_to(Knowledge(), fitted, numbered, ("0", "1", "2")).known is not None
 
 
-def test_a_private_picture_among_the_examples_is_refused(
-    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
-) -> None:
+def test_a_private_picture_among_the_examples_is_refused(tmp_path, public, transform) -> None:
     private, shown = rows_of(NAMES, 3), rows_of(NAMES, 4, 5)
     shown.embeddings[7] = private.embeddings[50]
     shown.save(tmp_path / "shown")
@@ -306,12 +302,7 @@ def test_examples_serve_ten_users_and_the_report_names_them(
         release(swapped, "discriminant", Privacy(epsilon, 1e-5), transform=knowing)
 
 
-def test_what_names_explain_is_printed(
-    public: EmbeddingSet,
-    transform: PublicTransform,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_names_explain_is_printed(public, transform, monkeypatch, capsys) -> None:
     """Vectors of names that are the class means explain them, random ones nothing.
 
     Nor do words that are all as far from all names as "class_3" and "class_4".

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -136,25 +135,3 @@ def test_constants_by_their_formulas(head: Head) -> None:
     assert ball.sensitivity(50, bound="paper") == pytest.approx(stated, rel=1e-14)
     assert ball.sensitivity(50, bound="paper") > ball.sensitivity(50)
     assert head.compositions == (1 if isinstance(head, SoftmaxHead) else head.num_classes)
-
-
-MADE = partial(HuberSVMHead, num_classes=2, l2_reg=1.0, clip_norm=1.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: MADE(num_classes=1), "num_classes must be >= 2"),
-        (lambda: MADE(l2_reg=0.0), "l2_reg must be finite and > 0"),
-        (lambda: MADE(l2_reg=math.nan), "l2_reg must be finite and > 0"),
-        (lambda: MADE(clip_norm=math.inf), "clip_norm must be finite and > 0"),
-        (lambda: MADE(radius=-1.0), "radius must be finite and > 0"),
-        (lambda: MADE(relaxation=0.0), "relaxation must be finite and > 0"),
-        (lambda: MADE().sensitivity(0), "n must be >= 1"),
-        (lambda: MADE().sensitivity(5, bound="paper"), "radius must be given for bound='paper'"),
-        (lambda: MADE().sensitivity(5, bound="loose"), "bound must be 'tight' or 'paper'"),  # pyright: ignore
-    ],
-)
-def test_bad_constants_name_argument_rule_and_value(call: Callable, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from heads import (
+    HuberSVMHead,
     LogisticHead,
     SoftmaxHead,
     class_sums,
@@ -111,6 +112,7 @@ def fit_scaled(dtype: torch.dtype, **change: float) -> None:
     fit_sgd(head, x, y, epochs=1, batch_size=2, method="gram")
 
 
+svm = partial(HuberSVMHead, num_classes=2, l2_reg=1.0, clip_norm=1.0)
 wide, narrow = partial(fit_scaled, torch.float64), partial(fit_scaled, torch.float32)
 NARROW = "must lie in [1e-12, 1000000000000000.0] for rows in torch.float32"
 MANY_STEPS = partial(sgd_sensitivity, HEAD, 50, 10, epochs=10**14, batch_size=20)
@@ -120,6 +122,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         for fit in (sgd, certified)
         for dtype in (torch.int64, torch.float16, torch.bfloat16)
     ],
+    (partial(svm, num_classes=1), "num_classes must be >= 2"),
+    (partial(svm, l2_reg=0.0), "l2_reg must be finite and > 0"),
+    (partial(svm, l2_reg=math.nan), "l2_reg must be finite and > 0"),
+    (partial(svm, clip_norm=math.inf), "clip_norm must be finite and > 0"),
+    (partial(svm, radius=-1.0), "radius must be finite and > 0"),
+    (partial(svm, relaxation=0.0), "relaxation must be finite and > 0"),
+    (partial(HEAD.sensitivity, 0), "n must be >= 1"),
+    (partial(HEAD.sensitivity, 5, bound="paper"), "radius must be given for bound='paper'"),
+    (partial(HEAD.sensitivity, 5, bound="loose"), "bound must be 'tight' or 'paper'"),
     (partial(sgd, epochs=0), "epochs must be >= 1"),
     (partial(sgd, batch_size=0), "batch_size must be >= 1"),
     (partial(sgd, method="dual"), "method must be 'auto', 'gram' or 'primal'"),
@@ -150,7 +161,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_options_of_a_solver(call: Callable[[], object], message: str) -> None:
+def test_constants_of_heads_and_options_of_solvers(
+    call: Callable[[], object], message: str
+) -> None:
     refused(message, call)
 
 

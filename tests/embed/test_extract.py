@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,49 +51,77 @@ def test_the_command_embeds_what_the_encoder_gives(tmp_path, archive, checkpoint
     assert not out.with_name("out.partial").exists()
 
 
-def test_options_of_the_command(tmp_path, archive, checkpoint) -> None:
-    out = tmp_path / "out"
-    options: dict[str, Any] = {"data": str(archive), "out": out, "encoder": str(checkpoint)}
-    prepared = options | {"encoder": f"{checkpoint}@12,invert"}
-    Run(**prepared, dtype="float16", splits=("test",), batch_size=7).run()
-    opened = EmbeddingSet.open(out)
+@pytest.fixture
+def command(tmp_path: Path, archive: Path, checkpoint: Path) -> Callable[..., EmbeddingSet]:
+    """Embeds `archive` by the command; gives the set."""
+
+    def run(name: str = "out", **options: Any) -> EmbeddingSet:
+        defaults = {"data": str(archive), "encoder": str(checkpoint), "out": tmp_path / name}
+        Run(**defaults | options).run()
+        return EmbeddingSet.open(tmp_path / name)
+
+    return run
+
+
+def test_options_of_the_command(command, checkpoint) -> None:
+    prepared = f"{checkpoint}@12,invert"
+    opened = command(encoder=prepared, dtype="float16", splits=("test",), batch_size=7)
     assert opened.embeddings.dtype == np.float16
     assert opened.split.tolist() == [1] * 20
     assert (opened.meta["encoder"], opened.meta["batch_size"]) == (checkpoint.name, 7)
-    assert opened.encoding is not None
     assert opened.encoding.preprocess == Preprocess(image_size=12, invert=True, pictures=8)
     with pytest.raises(FileExistsError, match="must not exist"):
-        Run(**options).run()
-    declared: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
-        ({}, ()),
-        ({"num_classes": 5}, tuple("01234")),
-        ({"class_names": ("a", "b", "c")}, ("a", "b", "c")),
-    )
-    for more, names in declared:
-        Run(**options, **more, overwrite=True).run()
-        assert EmbeddingSet.open(out).declared_classes == names
-        assert len(EmbeddingSet.open(out)) == 100
-    with pytest.raises(ValueError, match=r"label must be >= 0 and < 2, got 2 in row 2 of y_train"):
-        Run(**options, num_classes=2, overwrite=True).run()
+        command()
+    counted = command(overwrite=True)
+    assert (len(counted), counted.declared_classes) == (100, ())
+    assert command("five", num_classes=5).declared_classes == tuple("01234")
+    assert command("named", class_names=("a", "b", "c")).declared_classes == ("a", "b", "c")
 
 
-def test_all_rows_are_one_owners(tmp_path, archive, checkpoint, capsys) -> None:
+def test_all_rows_are_one_owners(command, capsys) -> None:
     """Whoever is in the pictures; the owner's own test images are no other user's."""
-    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint), "one_user": True}
-    Run(**options, out=tmp_path / "out").run()
-    opened = EmbeddingSet.open(tmp_path / "out")
+    opened = command(one_user=True)
     assert not np.asarray(opened.users).any()
     assert (opened.split == 1).sum() == 20
     said = capsys.readouterr().out
     assert "users      1, of 100 rows each\n" in said
     assert "users      all rows are one owner's, as --one-user says\n" in said
-    options["splits"] = ("train",)
-    Run(**options, test_share="image:0.2", out=tmp_path / "drawn").run()
-    assert (EmbeddingSet.open(tmp_path / "drawn").split == 1).sum() == 16
-    with pytest.raises(ValueError, match="two or more users to divide, got 1"):
-        Run(**options, test_share=0.2, out=tmp_path / "no").run()
-    with pytest.raises(ValueError, match="user= of columns must be left out with one_user, got w"):
-        Run(**options, columns="user=ward", out=tmp_path / "no").run()
+    drawn = command("drawn", one_user=True, splits=("train",), test_share="image:0.2")
+    assert (drawn.split == 1).sum() == 16
+
+
+def test_the_command_divides_records_or_users(command) -> None:
+    shares = ("image:0.2", "user:0.2", 0.2)
+    images, users, same = (
+        command(str(share), splits=("train",), test_share=share).split for share in shares
+    )
+    assert (images == 1).sum() == users.sum() == 16
+    assert np.array_equal(users, same)
+
+
+TRAIN = {"splits": ("train",)}
+SUCH = r"a share such as 0\.2, user:0\.2 or image:0\.2, got"
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"test_share": "image:0.2"}, "test_share must be left out for images"),
+        (TRAIN | {"test_share": "image:2"}, r"test_share must be in \(0, 1\)"),
+        (TRAIN | {"test_share": "image:.001"}, "must take some of 80 images and leave some"),
+        *[(TRAIN | {"test_share": share}, SUCH) for share in ("record:0.2", "image:", "a fifth")],
+        (TRAIN | {"test_share": 0.2, "one_user": True}, "two or more users to divide, got 1"),
+        (
+            {"one_user": True, "columns": "user=ward"},
+            "user= of columns must be left out with one_user, got w",
+        ),
+        ({"num_classes": 2}, "label must be >= 0 and < 2, got 2 in row 2 of y_train"),
+    ],
+)
+def test_options_that_are_refused(command, tmp_path, options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        command("no", **options)
+    assert not list(tmp_path.glob("no*"))
 
 
 def test_shares_of_several_processes_make_the_same_set(tmp_path, archive, row_numbers) -> None:
@@ -124,31 +153,6 @@ def test_test_records_are_drawn_once_all_are_embedded(tmp_path, archive, row_num
     assert not np.array_equal(other.split, drawn.split)
     with pytest.raises(FileExistsError):
         embed(images, row_numbers, tmp_path / "out", test_share=0.5)
-
-
-def test_the_command_divides_records(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
-    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint)}
-    with pytest.raises(ValueError, match="test_share must be left out for images"):
-        Run(**options, test_share="image:0.2").run()
-    options["splits"] = ("train",)
-    Run(**options, test_share="image:0.2", out=tmp_path / "out").run()
-    assert (EmbeddingSet.open(tmp_path / "out").split == 1).sum() == 16
-    Run(**options, test_share="user:0.2", out=tmp_path / "users").run()
-    Run(**options, test_share=0.2, out=tmp_path / "the-same").run()
-    users, same = (EmbeddingSet.open(tmp_path / name).split for name in ("users", "the-same"))
-    assert users.sum() == 16
-    assert np.array_equal(users, same)
-    such = r"a share such as 0\.2, user:0\.2 or image:0\.2, got"
-    for share, words in (
-        ("image:2", r"test_share must be in \(0, 1\)"),
-        ("image:.001", "test_share must take some of 80 images and leave some"),
-        ("record:0.2", such),
-        ("image:", such),
-        ("a fifth", such),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Run(**options, test_share=share, out=tmp_path / "no").run()
-    assert not list(tmp_path.glob("no*"))
 
 
 def test_another_extraction_in_the_same_place_is_refused(tmp_path, archive, row_numbers) -> None:
@@ -289,7 +293,7 @@ images, out = open_npz(Path(sys.argv[1])), Path(sys.argv[2])
 CHILD = START + "embed(images, Slow(sys.argv[3]), out, batch_size=2, shard_rows=4)"
 
 
-def command(program: str, *arguments: object) -> list[str]:
+def python(program: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", program, *map(str, arguments)]
 
 
@@ -307,7 +311,7 @@ def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None
     finished: set[int] = set()
     for _ in range(kills):
         log.write_text("")
-        child = subprocess.Popen(command(CHILD, archive, out, log), cwd=ROOT)
+        child = subprocess.Popen(python(CHILD, archive, out, log), cwd=ROOT)
         while child.poll() is None and not log.read_text():
             time.sleep(0.01)
         time.sleep(moments.uniform(0.0, 0.4))
@@ -348,7 +352,7 @@ def test_kills_change_nothing_with_any_engine(tmp_path, archive, checkpoint, eng
     out, moments, kept = tmp_path / "out", random.Random(1), 0
     for kill in range(4):
         # The first are killed while they import and convert, the others once they have gone on.
-        words = command(BY_ENGINE, archive, out, checkpoint, engine)
+        words = python(BY_ENGINE, archive, out, checkpoint, engine)
         child = subprocess.Popen(words, cwd=ROOT, env=environment)
         if kill < 2:
             time.sleep(moments.uniform(1.0, 4.0))
@@ -362,7 +366,7 @@ def test_kills_change_nothing_with_any_engine(tmp_path, archive, checkpoint, eng
     assert 0 < kept < 25
     whole = tmp_path / "whole"
     for place, named in ((out, "auto"), (whole, engine)):
-        words = command(BY_ENGINE, archive, place, checkpoint, named)
+        words = python(BY_ENGINE, archive, place, checkpoint, named)
         subprocess.run(words, cwd=ROOT, env=environment, check=True)
     assert files(out) == files(whole)
     assert f'"engine": "{engine}"' in (out / "meta.json").read_text()
@@ -394,7 +398,7 @@ def test_memory_does_not_follow_the_number_of_images(tmp_path: Path) -> None:
         path = tmp_path / f"{rows}.npz"
         pixels, labels = np.zeros((rows, 32, 32, 3), np.uint8), np.zeros(rows, np.int64)
         np.savez(path, x_train=pixels, y_train=labels)
-        words = command(MEMORY, path, tmp_path / f"out{rows}")
+        words = python(MEMORY, path, tmp_path / f"out{rows}")
         done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
         peaks.append(int(done.stdout))
     print(f"peak MiB at 4,000 and 40,000 images: {peaks}")  # 31 and 313 MiB of embeddings

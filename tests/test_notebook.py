@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "digits.ipynb"
 LARGEST = 300_000  # bytes, with its outputs
+FEWER = {"(0.1, 0.3, 1.0, 3.0, 10.0)": "(0.1, 10.0)", "range(3)": "range(2)"}  # of 30 releases
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +35,19 @@ def test_it_is_small_stored_with_what_it_shows_and_its_links_lead_somewhere(stor
 
 
 def test_it_runs_from_top_to_bottom(stored, monkeypatch, capsys) -> None:
-    """In one namespace, with warnings as errors; what is exact is compared with what is stored."""
+    """In one namespace, with fewer releases for the curves; exact values are those stored."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(ROOT)
     import matplotlib.pyplot as plt
 
     known: dict[str, Any] = {}
+    sources = [cell.source for cell in stored.cells if cell.cell_type == "code"]
+    for all_of_them, few in FEWER.items():
+        assert sum(all_of_them in source for source in sources) == 1
+        sources = [source.replace(all_of_them, few) for source in sources]
     with plt.rc_context():
-        for cell in stored.cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, "notebook", "exec"), known)
+        for source in sources:
+            exec(compile(source, "notebook", "exec"), known)
     assert len(plt.get_fignums()) == 4
     plt.close("all")
     text, said = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -212,22 +213,19 @@ def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
     weights, vectors = classifier_of_all(public)
     directions = covariance_with(public, weights)
     matched = tuple((c, c) for c in range(30))
-    alone = Sources(30, "package", vectors[:30]).rule(transform, means)
+    bare = Sources(30, "package", vectors[:30])
     joined = Sources(30, "package", vectors[:30], vectors, directions, matched)
-    wider = joined.rule(transform, means)
-    assert alone is not None
+    wrong = replace(joined, directions=directions.flip(0), own=vectors.flip(1))
+    few = replace(joined, matched=matched[:9])
+    alone, wider, kept, less = (
+        cast(NameRule, sources.rule(transform, means)) for sources in (bare, joined, wrong, few)
+    )
     assert alone.source == "names of 30 public classes, and none of a classifier of the encoder"
-    assert wider is not None
     assert wider.source == "names of 30 public classes and 30 of the encoder's classifier"
     assert wider.explained > alone.explained
-    wrong = replace(joined, directions=directions.flip(0), own=vectors.flip(1))
-    kept = wrong.rule(transform, means)
-    assert kept is not None
     assert kept.source.endswith("as those of the encoder's classifier add nothing")
     assert torch.equal(kept.coefficients, alone.coefficients)
-    few = replace(joined, matched=matched[:9]).rule(transform, means)
-    assert few is not None
-    assert few.source.endswith("none of a classifier of the encoder")
+    assert less.source.endswith("none of a classifier of the encoder")
 
 
 def test_a_file_keeps_the_guesses_under_its_hash(tmp_path, public, transform) -> None:
@@ -286,10 +284,8 @@ def test_examples_serve_ten_users_and_the_report_names_them(
 ) -> None:
     rows_of(NAMES, 5, 20).save(tmp_path / "shown")
     knowing = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
-    data = rows_of(NAMES, 6, 100)
-    data = replace(
-        data, split=(np.arange(300) % 3 == 0).astype(np.uint8), users=np.arange(300) % 10
-    )
+    split = (np.arange(300) % 3 == 0).astype(np.uint8)
+    data = replace(rows_of(NAMES, 6, 100), split=split)
     more = {"noise": "float", "generator": torch.Generator().manual_seed(0)}
     found = release(data, "discriminant", Privacy(epsilon, 1e-5), transform=knowing, **more)
     assert found.report["test_accuracy"] > 0.75

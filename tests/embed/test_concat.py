@@ -64,26 +64,16 @@ def test_one_picture_changes_its_own_row_alone(tmp_path: Path, archive: Path) ->
     assert (first != second).any(1).nonzero()[0].tolist() == [7]
 
 
-@pytest.fixture
-def sets() -> list[EmbeddingSet]:
-    """Public and private rows of two encoders, one of which gives numbers of another size."""
-    rng = np.random.default_rng(0)
-    mixing = rng.standard_normal((20, 20)) * np.geomspace(1, 0.05, 20)[:, None]
-    meta = {"parts": [12, 8]}
-    return [
-        EmbeddingSet(
-            embeddings=rng.standard_normal((n, 20)) @ mixing + 3, labels=np.arange(n) % 5, meta=meta
-        )
-        for n in (300, 50)
-    ]
-
-
-def test_a_transform_gives_each_encoder_the_same_public_variance(sets) -> None:
+def test_a_transform_gives_each_encoder_the_same_public_variance() -> None:
     """So the unit of an encoder makes no difference."""
     options: dict[str, Any] = {"components": 6, "clip_quantile": 0.4}
-    public, private = sets
-    whole = PublicTransform.fit(public, **options)
-    expected = whole(private.embeddings)
+    rng = np.random.default_rng(0)
+    mixing = rng.standard_normal((20, 20)) * np.geomspace(1, 0.05, 20)[:, None]
+    public, private = sets = [
+        EmbeddingSet(embeddings=x, labels=np.arange(len(x)) % 5, meta={"parts": [12, 8]})
+        for x in (rng.standard_normal((n, 20)) @ mixing + 3 for n in (300, 50))
+    ]
+    expected = PublicTransform.fit(public, **options)(private.embeddings)
     unit = np.repeat([100.0, 1.0], [12, 8])
     other = [replace(each, embeddings=each.embeddings * unit) for each in sets]
     found = PublicTransform.fit(other[0], **options)(other[1].embeddings)

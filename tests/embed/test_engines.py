@@ -245,7 +245,7 @@ def test_one_that_cannot_be_loaded_is_made_again_but_not_kept() -> None:
     assert entry()
 
 
-def test_a_failure_leaves_nothing() -> None:
+def test_a_network_that_is_half_written_is_not_kept() -> None:
     def write(directory: Path) -> None:
         (directory / "a").write_bytes(b"half")
         raise KeyboardInterrupt

@@ -1,6 +1,5 @@
 """What the hashes of rows catch, and what they cannot; private rows among public ones."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from embed import EmbeddingSet
 from embed.identity import false_positives, found, in_both, known_rows, refuse_leak, row_hashes
 from embed.run import Exclude
-from embed.store import hash_rows
 
 
 def rows(seed: int = 0, count: int = 50, dim: int = 16) -> np.ndarray:
@@ -64,7 +62,7 @@ def test_what_was_found_is_what_is_there() -> None:
     assert false_positives(2**20, 2**24) == 2.0**-20
 
 
-def test_no_private_row_passes_for_public_in_any_precision_or_company(tmp_path: Path) -> None:
+def test_no_private_row_passes_for_public_in_any_precision_or_company() -> None:
     """No share is tolerated: the row goes before the fit, or there is no fit."""
     private, public = held(rows(1)), held(rows(0))
     mixed = held(np.concatenate([public.embeddings, rows(1)[3:4]]))
@@ -78,18 +76,9 @@ def test_no_private_row_passes_for_public_in_any_precision_or_company(tmp_path: 
     for made_by in ({"compared": True}, {"compared": False}, {}):
         transformed = replace(public, meta={"transform": made_by})
         assert transformed.is_compared is made_by.get("compared", False)
-    private.save(tmp_path / "private")
-    mixed.save(tmp_path / "mixed")
-    opened = EmbeddingSet.open(tmp_path / "mixed")
     words = r"without any of its rows .*embed exclude.* takes them .* got 1 of 51 rows in both"
     with pytest.raises(ValueError, match=words):
-        refuse_leak(opened, private)
-    Exclude(
-        embeddings=tmp_path / "private", public=(tmp_path / "mixed",), out=tmp_path / "rest"
-    ).run()
-    rest = EmbeddingSet.open(tmp_path / "rest")
-    assert len(rest) == 49
-    refuse_leak(mixed, rest)
+        refuse_leak(mixed, private)
 
 
 def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None:
@@ -102,22 +91,7 @@ def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None
     kept = EmbeddingSet.open(out)
     assert len(kept) == 46
     assert np.array_equal(kept.embeddings, rows(0)[4:])
-    assert not in_both(kept, held(rows(1))).any()
+    refuse_leak(held(np.concatenate([rows(1), rows(0)[:4]])), kept)
     with pytest.raises(ValueError, match="embeddings must hold rows that are not public, got 0"):
         Exclude(embeddings=public[0], public=public, out=tmp_path / "none").run()
     assert not (tmp_path / "none").exists()
-
-
-def test_hashing_is_no_slower_than_reading_the_rows_for_their_content_hash() -> None:
-    """Both are linear passes; a hash per row in Python must not make it another order."""
-    x = held(rows(count=20_000, dim=256))
-
-    def seconds(work: object) -> float:
-        best = np.inf
-        for _ in range(3):
-            started = time.process_time()
-            work()  # pyright: ignore[reportCallIssue]
-            best = min(best, time.process_time() - started)
-        return best
-
-    assert seconds(lambda: known_rows(x.blocks())) < 20 * seconds(lambda: hash_rows(x.blocks()))

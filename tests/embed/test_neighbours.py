@@ -93,6 +93,16 @@ def test_generated_pictures_are_the_same_for_everybody_and_differ() -> None:
     assert pictures.float().std((1, 2, 3)).min() > 40
 
 
+def rows_at_any_place(forward: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    """The same for pictures that are moved or fewer."""
+    rows, batch = forward(pixels), len(pixels)
+    for shift in (1, 2, 7, batch // 2):
+        assert torch.equal(forward(pixels.roll(shift, 0)).roll(-shift, 0), rows)
+    for count in (1, 2, 5, batch - 1):
+        assert torch.equal(forward(pixels[:count]), rows[:count])
+    return rows
+
+
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 @pytest.mark.parametrize("batch", [32, 7])
 def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(engine, batch) -> None:
@@ -107,11 +117,7 @@ def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(engine, bat
     forward = choose(
         encoder, CPU, lambda: given[0], rows=5_000, batch_size=batch, engine=engine
     ).forward
-    rows = forward(given[1])
-    for shift in (1, 2, batch // 2):
-        assert torch.equal(forward(given[1].roll(shift, 0)).roll(-shift, 0), rows)
-    for count in (1, 2, batch - 1):
-        assert torch.equal(forward(given[1][:count]), rows[:count])
+    rows = rows_at_any_place(forward, given[1])
     half = torch.cat([given[0][: batch // 2], given[1][batch // 2 :]])
     assert torch.equal(forward(half)[batch // 2 :], rows[batch // 2 :])
 
@@ -149,8 +155,4 @@ def test_rows_of_a_gpu_stay_the_same_bits_wherever_they_are(name: str, compute: 
     trial = encoder.preprocess(trial_pictures(batch, 32, 32).to(device))
     found = choose(encoder, device, lambda: trial, rows=5_000, batch_size=batch, compute=compute)
     pixels = torch.rand(trial.shape, generator=torch.Generator().manual_seed(0)).to(device)
-    rows = found.forward(pixels)
-    for shift in (1, 7, batch // 2):
-        assert torch.equal(found.forward(pixels.roll(shift, 0)).roll(-shift, 0), rows)
-    for count in (1, 5, batch - 1):
-        assert torch.equal(found.forward(pixels[:count]), rows[:count])
+    rows_at_any_place(found.forward, pixels)

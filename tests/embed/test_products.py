@@ -7,12 +7,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from embed import EmbeddingSet, PublicTransform
+from embed import PublicTransform
 from embed.clip import product
+from tests.embedding_sets import clusters
 from tests.kernels import ByPlace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,21 +120,12 @@ def test_the_imagined_processor_rounds_by_place() -> None:
         assert torch.equal(*product(x, matrix).T)
 
 
-def separated(p: int, q: int) -> PublicTransform:
-    """A transform to raw coordinates of four public classes."""
-    draw = np.random.default_rng(p)
-    labels = draw.integers(0, 4, 400)
-    x = draw.standard_normal((400, p)) + 2 * np.eye(4, p)[labels]
-    meta = {"class_names": list("abcd")}
-    public = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels, meta=meta)
-    return PublicTransform.fit(public, components=q)
-
-
 @pytest.mark.parametrize(("p", "q", "k"), [(9, 7, 3), (40, 33, 5), (64, 48, 16), (20, 12, 12)])
 def test_transformed_rows_have_the_same_bits_at_every_place(p: int, q: int, k: int) -> None:
     """Also in directions and with a length that whoever made the transform has chosen."""
     draw = torch.Generator().manual_seed(p)
-    found = separated(p, q).mapped(0.01, k)
+    public = clusters(400, 4, p, noise=1.0, seed=p)
+    found = PublicTransform.fit(public, components=q).mapped(0.01, k)
     assert found.directions is not None
     k = found.directions.shape[1]
     twins = found.directions[:, :1].repeat(1, k).T.contiguous().T

@@ -204,7 +204,7 @@ def test_every_user_gives_its_share_or_whole_users_go() -> None:
 
 
 @pytest.mark.parametrize("by", ["record", "user"])
-def test_what_is_in_the_rows_changes_nothing(by: Any) -> None:
+def test_no_content_of_rows_changes_which_are_held_out(by: Any) -> None:
     first, second = user_rows([6, 9, 5]), user_rows([6, 9, 5], seed=1)
     assert not np.array_equal(first.labels, second.labels)
     drawn = with_held_out(first, 0.4, by=by, seed=0).split
@@ -212,7 +212,7 @@ def test_what_is_in_the_rows_changes_nothing(by: Any) -> None:
     assert not np.array_equal(drawn, with_held_out(first, 0.4, by=by, seed=1).split)
 
 
-def test_nor_does_the_order_in_which_they_are() -> None:
+def test_no_order_of_rows_changes_which_are_held_out() -> None:
     """A record that another class folder puts at another place takes its number with it."""
     source, draw = user_rows([6, 9, 5]), np.random.default_rng(5)
     keys, moved = random_keys(len(source)), draw.permutation(len(source))
@@ -244,7 +244,7 @@ def test_what_cannot_be_divided() -> None:
             with_held_out(source, share, by=by)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_command_writes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_holds_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     user_rows([10, 10]).save(tmp_path / "mine")
     HoldOut(embeddings=tmp_path / "mine", share=0.2, out=tmp_path / "held").run()
     assert "16 rows to train on, 4 held out, in" in capsys.readouterr().out

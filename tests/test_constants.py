@@ -25,7 +25,7 @@ MOST = 80
 
 
 def read(text: str, values: Mapping[str, object]) -> Iterator[tuple[str, str, str | None]]:
-    """(name, value as it is written, kind) of each constant of a module's text."""
+    """(name, value, kind) of each constant of a module's text."""
     lines = text.splitlines()
     for node in ast.parse(text).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -36,7 +36,7 @@ def read(text: str, values: Mapping[str, object]) -> Iterator[tuple[str, str, st
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             for name in (each.id for each in ast.walk(target) if isinstance(each, ast.Name)):
                 if numeric(values.get(name)):
-                    yield name, ast.unparse(node.value), kind
+                    yield name, repr(values[name]), kind
 
 
 def numeric(value: object) -> bool:

@@ -89,7 +89,7 @@ def chosen(rows: int = 5_000, pixels: torch.Tensor | None = None, **asked: str) 
 
 AGREEING: dict[str, Change] = {
     "the same": lambda rows, _: rows,
-    "within bounds": lambda rows, _: rows * np.float32(1.009) + np.float32([0.001, 0, 0]),
+    "within bounds": lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32),
 }
 same = AGREEING["the same"]
 

@@ -52,7 +52,7 @@ class Dice:
     def whole(self, low: int, high: int) -> int:
         return int(self.draw.integers(low, high + 1))
 
-    def steps(self) -> dict[str, int]:
+    def steps(self) -> dict[str, Any]:
         """Epochs and batch size."""
         return {"epochs": int(self.scale(0, 1.6)), "batch_size": self.whole(1, 10)}
 

@@ -105,8 +105,8 @@ def test_lipschitz_and_curvature_are_attained_and_never_exceeded(head: Head) -> 
     random = [data(head, n) for n in (1, 2, 5)]
     for weights, x, y in [*random, *worst_inputs(head)]:
         loss = partial(data_term, head, x, y)
-        gradient = torch.func.grad(loss)(weights)[:, own]
-        hessian = torch.func.hessian(loss)(weights)[:, own][..., own]
+        gradient = torch.autograd.functional.jacobian(loss, weights)[:, own]
+        hessian = torch.autograd.functional.hessian(loss, weights)[:, own][..., own]
         top = torch.linalg.eigvalsh(hessian.reshape(gradient.numel(), -1))[-1].item()
         steepest, most_curved = max(steepest, gradient.norm().item()), max(most_curved, top)
     assert steepest <= head.lipschitz * (1 + 1e-12)

@@ -31,7 +31,8 @@ X, Y = torch.ones(2, 4, 3, dtype=torch.float64), torch.zeros(2, 4, dtype=torch.i
 
 
 def sgd(x: Tensor = X, y: Tensor = Y, **options: Any) -> object:
-    return fit_sgd(HEAD, x, y, **{"epochs": 1, "batch_size": 2} | options)
+    steps: dict[str, Any] = {"epochs": 1, "batch_size": 2}
+    return fit_sgd(HEAD, x, y, **steps | options)
 
 
 def certified(x: Tensor = X, y: Tensor = Y, **options: Any) -> object:
@@ -130,7 +131,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (partial(svm, relaxation=0.0), "relaxation must be finite and > 0"),
     (partial(HEAD.sensitivity, 0), "n must be >= 1"),
     (partial(HEAD.sensitivity, 5, bound="paper"), "radius must be given for bound='paper'"),
-    (partial(HEAD.sensitivity, 5, bound="loose"), "bound must be 'tight' or 'paper'"),
+    (partial(HEAD.sensitivity, 5, bound="loose"), "bound must be 'tight' or 'paper'"),  # pyright: ignore
     (partial(sgd, epochs=0), "epochs must be >= 1"),
     (partial(sgd, batch_size=0), "batch_size must be >= 1"),
     (partial(sgd, method="dual"), "method must be 'auto', 'gram' or 'primal'"),

@@ -67,15 +67,11 @@ def planted(mutant: Mutant, root: Path = ROOT) -> str:
 def run_tests(root: Path, tests: Iterable[str], timeout: float | None = TIMEOUT) -> tuple[int, str]:
     """Pytest's exit code in a copy of the tree, and what it printed; -1 after the time limit."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command += ["-m", "not gpu", *tests]
+    own = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            [*command, "-m", "not gpu", *tests],
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+            command, cwd=root, env=own, capture_output=True, text=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
         return -1, ""

@@ -1,19 +1,11 @@
 """The list of mutants fits the code: every old text is there once, every named test exists."""
 
 import ast
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-SPEC = importlib.util.spec_from_file_location("mutants", HERE / "mutants.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-mutants = importlib.util.module_from_spec(SPEC)
-sys.modules["mutants"] = mutants  # dataclasses look their module up
-SPEC.loader.exec_module(mutants)
+from tests import mutants
+
 LIST = mutants.read()
 
 
@@ -28,8 +20,8 @@ def test_every_killer_exists():
     parametrised = {killer for killer in killers if killer.endswith("]")}
     for killer in killers - parametrised:
         file, _, name = killer.partition("::")
-        assert f"\ndef {name}(" in (HERE.parent / file).read_text(), killer
-    code, printed = mutants.run_tests(HERE.parent, ["--collect-only", *parametrised])
+        assert f"\ndef {name}(" in (mutants.ROOT / file).read_text(), killer
+    code, printed = mutants.run_tests(mutants.ROOT, ["--collect-only", *parametrised])
     assert code == 0, printed
 
 

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "digits.ipynb"
 LARGEST = 300_000  # bytes, with its outputs
+FEWER = {"(0.1, 0.3, 1.0, 3.0, 10.0)": "(0.1, 10.0)", "range(3)": "range(2)"}  # of 30 releases
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def stored() -> Any:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_it_is_small_and_stored_with_what_it_shows(stored: Any) -> None:
+def test_it_is_small_stored_with_what_it_shows_and_its_links_lead_somewhere(stored: Any) -> None:
     import nbformat
 
     nbformat.validate(stored)
@@ -28,25 +29,25 @@ def test_it_is_small_and_stored_with_what_it_shows(stored: Any) -> None:
     pictures = sum("image/png" in o.get("data", {}) for cell in code for o in cell.outputs)
     assert pictures == 4
     assert not re.search(r"/(?:home|root|tmp|work)/", NOTEBOOK.read_text())
-
-
-def test_its_links_lead_somewhere(stored: Any) -> None:
     words = "\n".join(cell.source for cell in stored.cells if cell.cell_type == "markdown")
     for target in re.findall(r"\]\(([^)\s]+)\)", words):
         assert (NOTEBOOK.parent / target).exists(), target
 
 
 def test_it_runs_from_top_to_bottom(stored, monkeypatch, capsys) -> None:
-    """In one namespace, with warnings as errors; what is exact is compared with what is stored."""
+    """In one namespace, with fewer releases for the curves; exact values are those stored."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(ROOT)
     import matplotlib.pyplot as plt
 
     known: dict[str, Any] = {}
+    sources = [cell.source for cell in stored.cells if cell.cell_type == "code"]
+    for all_of_them, few in FEWER.items():
+        assert sum(all_of_them in source for source in sources) == 1
+        sources = [source.replace(all_of_them, few) for source in sources]
     with plt.rc_context():
-        for cell in stored.cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, "notebook", "exec"), known)
+        for source in sources:
+            exec(compile(source, "notebook", "exec"), known)
     assert len(plt.get_fignums()) == 4
     plt.close("all")
     text, said = capsys.readouterr()

@@ -76,31 +76,20 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 
 @each_page
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+def test_links_files_and_modules_of_a_page_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
-
-
-@each_page
-def test_files_that_are_named_exist(page):
     roots = "docs|embed|heads|pretrain|results|tests|train_distributed"
-    for name in re.findall(rf"(?<![\w./-])(?:{roots})/[\w./-]*", page.read_text()):
+    for name in re.findall(rf"(?<![\w./-])(?:{roots})/[\w./-]*", text):
         assert (ROOT / name.rstrip(".")).exists(), name
-
-
-@each_page
-def test_no_path_of_one_machine(page):
-    assert not re.search(r"(?<![\w.~])/(?:home|root|tmp|Users|work|mnt|data)/", page.read_text())
-
-
-@each_page
-def test_modules_that_are_named_exist(page):
-    for name in re.findall(r"python -m ([\w.]*\w)", page.read_text()):
+    assert not re.search(r"(?<![\w.~])/(?:home|root|tmp|Users|work|mnt|data)/", text)
+    for name in re.findall(r"python -m ([\w.]*\w)", text):
         assert importlib.util.find_spec(name) is not None, name
 
 
@@ -164,10 +153,9 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(module, words) of every command line, in full or by its sub-command in `code`."""
     text = re.sub(r"\\\n\s*", "", text)
-    found = []
     names = "|".join((*ROOMS, "train_distributed"))
-    for module, line in re.findall(rf"-m ({names})\b(?![./])([^`\n#]*)", text):
-        found.append((module, line.split()))
+    full = re.findall(rf"-m ({names})\b(?![./])([^`\n#]*)", text)
+    found = [(module, line.split()) for module, line in full]
     subs = "|".join((*SIMULATION, *ROOMS, *FEDERATION))
     short = re.findall(rf"(?<![\w`])`((?:{subs})(?: [^`\n]*)?)`", text)
     for line in (*re.findall(r"\bblind-averaging\b(?!\[)([^`\n#]*)", text), *short):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embed import EmbeddingSet
 from embed.extract import extract
 from embed.options import ExtractOptions
 from pretrain.datasets import ImageSet
@@ -49,7 +48,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> EmbeddingSet | None:
+def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> Any:
     """`extract`, with its own arguments and those of `ExtractOptions` by their names."""
     names = ("encoder_name", "preprocess", "weights", "test_share")
     own = {name: options.pop(name) for name in names if name in options}
@@ -82,15 +81,15 @@ class RowNumbers(nn.Module):
 class Slow(RowNumbers):
     """Takes its time, and appends the rows that it embeds to a file."""
 
-    def __init__(self, log: Path | str = os.devnull) -> None:
+    def __init__(self, log: Path | str = os.devnull, seconds: float = 0.04) -> None:
         super().__init__()
-        self.log = log
+        self.log, self.seconds = log, seconds
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, 3, 8, 8) -> (n, 2)."""
         with open(self.log, "a") as file:
             file.write("".join(f"{row}\n" for row in rows_in(images)))
-        time.sleep(0.04)
+        time.sleep(self.seconds)
         return super().forward(images)
 
 

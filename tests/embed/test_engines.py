@@ -1,16 +1,32 @@
-"""Which engine is taken: with one that only pretends, and what it makes of a batch; its cache."""
+"""Which engine is taken, with one that only pretends, and its cache; then the engine itself.
 
+On small encoders it gives the same embeddings as torch, and the same files.
+"""
+
+import json
 import os
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from embed import engines
+from embed import EmbeddingSet, engines
+from embed.encoding import Encoding
 from embed.engines import Engine, choose, from_cache, networks
+from pretrain import build_encoder
+from pretrain.datasets import ImageSet
+from pretrain.encoder import origin, save_encoder
+from pretrain.encoders.base import within
+from pretrain.intake.archive import open_npz
+from pretrain.preprocess import Preprocess
+from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.embed import conftest
 
 CPU = torch.device("cpu")
 Change = Callable[[np.ndarray, str], np.ndarray]  # embeddings and precision to others
@@ -27,34 +43,40 @@ class Mean(nn.Module):
         return images.mean((2, 3)) * self.weight
 
 
-def same(rows: np.ndarray, compute: str) -> np.ndarray:
-    return rows
+@pytest.fixture(autouse=True)
+def in_a_cache_of_its_own(tmp_path_factory, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """OpenVINO computes what `Mean` does, and then changes it."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """OpenVINO computes what `Mean` does, and then changes it; gives the threads it is given."""
+    given: list[int] = []
 
     def write(encoder: Mean, shape: tuple[int, ...], directory: Path) -> None:
         np.save(directory / "weight.npy", encoder.weight.detach().numpy())
 
     def set_up(
         change: Change, *computes: str, native: torch.dtype = torch.float32, there: bool = True
-    ) -> None:
+    ) -> list[int]:
         def load(directory: Path, compute: str, threads: int) -> engines.Forward:
+            given.append(threads)
             weight = np.load(directory / "weight.npy")
             return lambda pixels: torch.from_numpy(
                 change(pixels.numpy().mean((2, 3)) * weight, compute)
             )
 
-        monkeypatch.setattr(engines, "choose_dtype", lambda device: native)
-        monkeypatch.setattr(engines, "version", lambda name: "1.0")
-        monkeypatch.setattr(engines, "find_spec", lambda name: name if there else None)
-        monkeypatch.setattr(engines, "write_openvino", write)
-        monkeypatch.setattr(engines, "load_openvino", load)
-        precisions = dict.fromkeys(computes or ("float32",), "")
-        monkeypatch.setattr(engines, "OPENVINO", precisions)
+        replaced = {
+            "choose_dtype": lambda device: native,
+            "version": lambda name: "1.0",
+            "find_spec": lambda name: name if there else None,
+            "write_openvino": write,
+            "load_openvino": load,
+            "OPENVINO": dict.fromkeys(computes or ("float32",), ""),
+        }
+        for name, value in replaced.items():
+            monkeypatch.setattr(engines, name, value)
+        return given
 
     return set_up
 
@@ -65,12 +87,33 @@ def chosen(rows: int = 5_000, pixels: torch.Tensor | None = None, **asked: str) 
     return choose(Mean().eval(), CPU, lambda: pixels, rows=rows, batch_size=4, **asked)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_faster_that_agrees_is_taken_and_named(
-    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    pretend(same)
-    assert chosen().name == "openvino"
+AGREEING: dict[str, Change] = {
+    "the same": lambda rows, _: rows,
+    "within bounds": lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32),
+}
+same = AGREEING["the same"]
+
+
+@pytest.mark.parametrize("name", AGREEING)
+def test_the_faster_that_agrees_is_taken_and_named(pretend, capsys, monkeypatch, name: str) -> None:
+    """It gets as many threads as torch, and batches that are filled up."""
+    shapes, pixels = [], torch.rand(3, 3, 2, 2)
+
+    def watched(rows: np.ndarray, compute: str) -> np.ndarray:
+        shapes.append(rows.shape)
+        return AGREEING[name](rows, compute)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    given, found = pretend(watched), chosen()
+    assert (found.name, given) == ("openvino", [3])
     assert capsys.readouterr().err == "engine: openvino 1.0, float32\n"
+    expected = AGREEING[name](Mean()(pixels).detach().numpy(), "")
+    assert np.allclose(found.forward(pixels), expected)
+    assert set(shapes) == {(4, 3)}
+    pretend(same)
+    pixels = torch.rand(4, 3, 2, 2)
+    pixels[2] = 0  # blank embeddings agree with blank ones
+    assert chosen(pixels=pixels).name == "openvino"
 
 
 WRONG: dict[str, Change] = {
@@ -85,9 +128,7 @@ WRONG: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_one_that_does_not_agree_is_not_taken(
-    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_one_that_does_not_agree_is_not_taken(pretend, capsys, name) -> None:
     pretend(WRONG[name])
     assert chosen().name == "torch"
     assert "; not openvino: cosines with torch in float32" in capsys.readouterr().err
@@ -95,21 +136,7 @@ def test_one_that_does_not_agree_is_not_taken(
         chosen(engine="openvino")
 
 
-def test_what_differs_less_than_the_bounds_agrees(pretend: Callable[..., None]) -> None:
-    pretend(lambda rows, _: rows * np.float32(1.009) + np.array([0.001, 0, 0], np.float32))
-    assert chosen().name == "openvino"
-
-
-def test_blank_embeddings_agree_with_blank_ones(pretend: Callable[..., None]) -> None:
-    pretend(same)
-    pixels = torch.rand(4, 3, 2, 2)
-    pixels[2] = 0
-    assert chosen(pixels=pixels).name == "openvino"
-
-
-def test_a_precision_that_does_not_agree_is_not_taken(
-    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_precision_that_does_not_agree_is_not_taken(pretend, capsys) -> None:
     tried = []
 
     def rough(rows: np.ndarray, compute: str) -> np.ndarray:
@@ -130,18 +157,17 @@ def test_a_precision_that_does_not_agree_is_not_taken(
         chosen(compute="bfloat16", engine="openvino")
 
 
-def test_an_engine_without_a_precision_is_passed_over(pretend: Callable[..., None]) -> None:
+def test_what_openvino_cannot_do_is_left_to_torch(pretend, capsys) -> None:
+    """And refused where it is asked for: a precision, a device, a package that is not there."""
     pretend(same, native=torch.bfloat16)
     assert (chosen().name, chosen().compute) == ("torch", "bfloat16")
     found = chosen(engine="openvino")
     assert (found.name, found.compute) == ("openvino", "float32")
     with pytest.raises(ValueError, match="openvino must compute in float32, got bfloat16"):
         chosen(engine="openvino", compute="bfloat16")
-
-
-def test_one_that_is_not_installed(
-    pretend: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+    meta = torch.device("meta")
+    with pytest.raises(ValueError, match="engine must be torch on meta, got openvino"):
+        choose(Mean(), meta, torch.empty, rows=5_000, batch_size=4, engine="openvino")
     pretend(same, there=False)
     assert chosen().name == "torch"
     assert "; not openvino: engine openvino must have openvino" in capsys.readouterr().err
@@ -149,56 +175,16 @@ def test_one_that_is_not_installed(
         chosen(engine="openvino")
 
 
-def test_few_images_and_gpus_are_left_to_torch(pretend: Callable[..., None]) -> None:
+def test_numbers_of_images_from_which_an_engine_pays(pretend) -> None:
     pretend(same, "float32", "bfloat16", native=torch.bfloat16)
     few = chosen(rows=999)
     assert (few.name, few.compute) == ("torch", "float32")
     assert chosen(rows=999, engine="openvino").name == "openvino"
-    meta = torch.device("meta")
-    with pytest.raises(ValueError, match="engine must be torch on meta, got openvino"):
-        choose(Mean(), meta, torch.empty, rows=5_000, batch_size=4, engine="openvino")
-
-
-def test_torch_compiles_for_many_images_on_a_gpu() -> None:
-    assert engines.compiles(torch.device("cuda"), 100_000)
-    assert not engines.compiles(torch.device("cuda"), 99_999)
-    assert not engines.compiles(CPU, 10**9)
-
-
-def test_it_gets_as_many_threads_as_torch(
-    pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-    pretend(same)
-    load = engines.load_openvino
-
-    def watched(directory: Path, compute: str, threads: int) -> engines.Forward:
-        given.append(threads)
-        return load(directory, compute, threads)
-
-    monkeypatch.setattr(engines, "load_openvino", watched)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert chosen().name == "openvino"
-    assert given == [3]
-
-
-def test_a_smaller_batch_is_filled_up(pretend: Callable[..., None]) -> None:
-    shapes = []
-
-    def watched(rows: np.ndarray, compute: str) -> np.ndarray:
-        shapes.append(rows.shape)
-        return rows
-
-    pretend(watched)
-    found = chosen().forward
-    pixels = torch.rand(3, 3, 2, 2)
-    assert torch.allclose(found(pixels), Mean()(pixels))
-    assert set(shapes) == {(4, 3)}
-
-
-@pytest.fixture(autouse=True)
-def in_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cuda = torch.device("cuda")
+    compiled = [
+        engines.compiles(*case) for case in ((cuda, 10**5), (cuda, 10**5 - 1), (CPU, 10**9))
+    ]
+    assert compiled == [True, False, False]
 
 
 class Network:
@@ -223,14 +209,6 @@ class Network:
 def entry() -> Path:
     (found,) = networks().iterdir()
     return found
-
-
-def test_a_network_is_made_once_for_all_that_it_is_made_of() -> None:
-    network = Network()
-    assert network.get(x=1) == network.get(x=1) == b"weightsgraph"
-    assert network.written == 1
-    network.get(x=2)
-    assert network.written == 2
 
 
 @pytest.mark.parametrize("name", ["a", "b", engines.DIGESTS])
@@ -267,7 +245,7 @@ def test_one_that_cannot_be_loaded_is_made_again_but_not_kept() -> None:
     assert entry()
 
 
-def test_a_failure_leaves_nothing() -> None:
+def test_a_network_that_is_half_written_is_not_kept() -> None:
     def write(directory: Path) -> None:
         (directory / "a").write_bytes(b"half")
         raise KeyboardInterrupt
@@ -277,23 +255,20 @@ def test_a_failure_leaves_nothing() -> None:
     assert not list(networks().iterdir())
 
 
-def test_without_a_place_for_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    network = Network()
-    assert network.get() == network.get() == b"weightsgraph"
-    assert network.written == 2
-
-
-def test_a_network_that_cannot_be_kept_is_used_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("fault", ["no place", "full"])
+def test_a_network_that_cannot_be_kept_is_used_all_the_same(tmp_path, monkeypatch, fault) -> None:
     def full(descriptor: int) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    assert Network().get() == b"weightsgraph"
-    assert not list(networks().iterdir())
+    if fault == "full":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    network = Network()
+    assert network.get() == network.get() == b"weightsgraph"
+    assert network.written == 2
+    assert fault != "full" or not list(networks().iterdir())
 
 
 def test_what_was_not_used_for_longest_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,3 +285,137 @@ def test_what_was_not_used_for_longest_is_removed(monkeypatch: pytest.MonkeyPatc
     assert first.written == 1
     second.get(x=2)
     assert second.written == 2
+
+
+@pytest.fixture
+def engine() -> str:
+    if why := engines.refusal("float32"):
+        pytest.skip(why)
+    return "openvino"
+
+
+def embed(images: ImageSet, name: str, out: Path, **options: Any) -> EmbeddingSet:
+    own = Path(within(name)).exists() or within(name) == "simclr-small"
+    weights = None if own else "random"
+    defaults: dict[str, Any] = {"batch_size": 7, "shard_rows": 20, "compute": "float32"}
+    encoder = build_encoder(name, weights=weights, image_size=32 if weights else None)
+    made = {"encoder_name": name, "weights": origin(name, weights)}
+    size = {"preprocess": Preprocess(image_size=32)}
+    return conftest.embed(images, encoder, out, **made, **size, **defaults | options)
+
+
+def assert_agree(found: EmbeddingSet, expected: EmbeddingSet) -> None:
+    x, y = (np.asarray(rows.embeddings, np.float64) for rows in (found, expected))
+    lengths = np.linalg.norm(x, axis=1), np.linalg.norm(y, axis=1)
+    assert ((x * y).sum(1) / (lengths[0] * lengths[1])).min() >= 1 - 1e-9
+    assert np.abs(lengths[0] / lengths[1] - 1).max() < 1e-5
+
+
+def test_embeddings_are_those_of_torch(tmp_path, archive, checkpoint, engine) -> None:
+    images, name = open_npz(archive), str(checkpoint)
+    found = embed(images, name, tmp_path / engine, engine=engine)
+    expected = embed(images, name, tmp_path / "torch", engine="torch")
+    assert_agree(found, expected)
+    assert (found.meta["engine"], expected.meta["engine"]) == (engine, "torch")
+    assert engine in found.meta["versions"]
+    assert Encoding.of(found.meta) == Encoding.of(expected.meta)  # they may meet
+    half = embed(images, name, tmp_path / "half", engine=engine, dtype="float16")
+    assert np.array_equal(half.embeddings, np.asarray(found.embeddings).astype(np.float16))
+
+
+NAMES = [
+    *("simclr-small", "timm:tf_efficientnet_lite0", "timm:resnet18", "resnet50-v1"),
+    *("timm:vit_tiny_patch16_224", "simclrv2:r50_1x_sk1"),
+    *("mirrored:simclr-small", "mirrored:timm:tf_efficientnet_lite0"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_encoder_is_converted(tmp_path, archive, engine, name) -> None:
+    images = open_npz(archive).take(slice(0, 10))
+    found = embed(images, name, tmp_path / engine, engine=engine)
+    assert_agree(found, embed(images, name, tmp_path / "torch", engine="torch"))
+
+
+def test_what_was_begun_goes_on_with_its_engine(
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, name = open_npz(archive), str(checkpoint)
+    whole = embed(images, name, tmp_path / "whole", engine=engine)
+    out = tmp_path / "out"
+    assert embed(images, name, out, engine=engine, shard="0/2") is None
+    with pytest.raises(ValueError, match=r"same extraction .* got another engine"):
+        embed(images, name, out, engine="torch")
+    with monkeypatch.context() as without:
+        without.setattr(engines, "find_spec", lambda package: None)
+        with pytest.raises(ValueError, match=f"engine {engine} must have {engine}.* installed"):
+            embed(images, name, out)
+    found = embed(images, name, out)  # auto: would be torch, for so few images
+    assert found.meta == whole.meta
+    assert embed(images, name, out).meta == whole.meta  # finished: nothing to do
+    assert np.array_equal(found.embeddings, whole.embeddings)
+    with pytest.raises(FileExistsError, match="must not exist"):
+        embed(images, name, out, engine="torch")
+    assert embed(images, name, out, overwrite=True).meta["engine"] == engine
+
+
+def test_what_a_former_engine_made_is_not_gone_on_with(
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str
+) -> None:
+    images, name = open_npz(archive), str(checkpoint)
+    embed(images, name, tmp_path / "whole", engine=engine)
+    assert embed(images, name, tmp_path / "begun", engine=engine, shard="0/2") is None
+    for place in ("whole", "begun.partial"):
+        meta = tmp_path / place / "meta.json"
+        described = json.loads(meta.read_text())
+        gone = {"engine": "gone", "versions": described["versions"] | {"gone": "1.0"}}
+        meta.write_text(json.dumps(described | gone))
+    with pytest.raises(FileExistsError, match="must not exist"):
+        embed(images, name, tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"auto, openvino, torch \(remove what gone began\)"):
+        embed(images, name, tmp_path / "begun")
+
+
+def test_a_cached_network_of_other_weights_is_converted_anew(
+    tmp_path: Path, archive: Path, checkpoint: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an encoder computes may change where its weights do not, as in another version."""
+    images = open_npz(archive)
+    monkeypatch.setattr("embed.extract.encoder_hash", lambda encoder: "the same for all")
+    embed(images, str(checkpoint), tmp_path / "one", engine=engine)
+    (entry,) = networks().iterdir()
+    before = entry.stat().st_ino
+    other = str(tmp_path / "other.safetensors")
+    network = SmallResNet(ResNetConfig((4, 6), (1, 1)), torch.Generator().manual_seed(1))
+    save_encoder(network, Path(other))
+    found = embed(images, other, tmp_path / "two", engine=engine)
+    assert_agree(found, embed(images, other, tmp_path / "torch", engine="torch"))
+    (entry,) = networks().iterdir()
+    assert entry.stat().st_ino != before
+
+
+class Deciding(torch.nn.Module):
+    """Looks at values before it knows what to compute."""
+
+    embedding_dim = 3
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        means = images.mean((2, 3))
+        return means if means.sum() > 1 else -means
+
+
+def test_an_encoder_that_does_not_convert(tmp_path, archive, engine, monkeypatch, capsys) -> None:
+    images = open_npz(archive)
+
+    run = partial(conftest.embed, images, Deciding(), batch_size=7, compute="float32")
+    with pytest.raises(ValueError, match=f"engine {engine} must run this encoder, got: ") as told:
+        run(out=tmp_path / "out", engine=engine)
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == [archive]
+    monkeypatch.setattr(engines, "FEW", 0)
+    done = run(out=tmp_path / "out")
+    assert done.meta["engine"] == "torch"
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"engine: torch {version('torch')}, float32; not {engine}: ")

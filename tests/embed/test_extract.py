@@ -1,5 +1,13 @@
+"""Extractions: shares, failures, kills at any moment, and the options of the command."""
+
 import errno
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +18,7 @@ import torch
 from torch import nn
 
 from embed import EmbeddingSet
+from embed.engines import refusal
 from embed.run import Run
 from pretrain import build_encoder
 from pretrain.intake.archive import open_npz
@@ -18,7 +27,7 @@ from pretrain.probe import embed_all
 from pretrain.sources import open_images
 from tests.benchmarks.run_by import RunBy
 from tests.embed import conftest
-from tests.embed.conftest import rows_in
+from tests.embed.conftest import Slow, rows_in
 
 embed = partial(conftest.embed, batch_size=4, shard_rows=10)
 
@@ -27,9 +36,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
-def test_the_command_embeds_what_the_encoder_gives(
-    tmp_path: Path, archive: Path, checkpoint: Path
-) -> None:
+def test_the_command_embeds_what_the_encoder_gives(tmp_path, archive, checkpoint) -> None:
     out = tmp_path / "out"
     options: dict[str, Any] = {"shard_rows": 32, "compute": "float32"}
     RunBy(data=str(archive), encoder=str(checkpoint), out=out, **options).run()
@@ -39,77 +46,98 @@ def test_the_command_embeds_what_the_encoder_gives(
     assert np.allclose(opened.embeddings, expected, atol=1e-5)
     assert np.array_equal(opened.labels, images.labels)
     assert np.array_equal(opened.split, images.split)
-    assert opened.users is not None
     assert np.array_equal(opened.users, images.users)  # pyright: ignore[reportArgumentType]
     assert opened.meta["class_names"] == ["0", "1", "2"]
     assert not out.with_name("out.partial").exists()
 
 
-def test_options_of_the_command(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
-    out = tmp_path / "out"
-    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint), "out": out}
-    prepared: dict[str, Any] = options | {"encoder": f"{checkpoint}@12,invert"}
-    half = Run(**prepared, dtype="float16", splits=("test",), batch_size=7)
-    half.run()
-    opened = EmbeddingSet.open(out)
+@pytest.fixture
+def command(tmp_path: Path, archive: Path, checkpoint: Path) -> Callable[..., EmbeddingSet]:
+    """Embeds `archive` by the command; gives the set."""
+
+    def run(name: str = "out", **options: Any) -> EmbeddingSet:
+        defaults = {"data": str(archive), "encoder": str(checkpoint), "out": tmp_path / name}
+        Run(**defaults | options).run()
+        return EmbeddingSet.open(tmp_path / name)
+
+    return run
+
+
+def test_options_of_the_command(command, checkpoint) -> None:
+    prepared = f"{checkpoint}@12,invert"
+    opened = command(encoder=prepared, dtype="float16", splits=("test",), batch_size=7)
     assert opened.embeddings.dtype == np.float16
     assert opened.split.tolist() == [1] * 20
-    assert opened.meta["encoder"] == checkpoint.name
-    assert opened.meta["batch_size"] == 7
-    assert opened.encoding is not None
+    assert (opened.meta["encoder"], opened.meta["batch_size"]) == (checkpoint.name, 7)
     assert opened.encoding.preprocess == Preprocess(image_size=12, invert=True, pictures=8)
     with pytest.raises(FileExistsError, match="must not exist"):
-        Run(**options).run()
-    Run(**options, overwrite=True).run()
-    assert len(EmbeddingSet.open(out)) == 100
+        command()
+    counted = command(overwrite=True)
+    assert (len(counted), counted.declared_classes) == (100, ())
+    assert command("five", num_classes=5).declared_classes == tuple("01234")
+    assert command("named", class_names=("a", "b", "c")).declared_classes == ("a", "b", "c")
 
 
-def test_all_rows_are_one_owners(
-    tmp_path: Path, archive: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_rows_are_one_owners(command, capsys) -> None:
     """Whoever is in the pictures; the owner's own test images are no other user's."""
-    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint), "one_user": True}
-    Run(**options, out=tmp_path / "out").run()
-    opened = EmbeddingSet.open(tmp_path / "out")
-    assert opened.users is not None
+    opened = command(one_user=True)
     assert not np.asarray(opened.users).any()
     assert (opened.split == 1).sum() == 20
     said = capsys.readouterr().out
     assert "users      1, of 100 rows each\n" in said
     assert "users      all rows are one owner's, as --one-user says\n" in said
-    options["splits"] = ("train",)
-    Run(**options, test_share="image:0.2", out=tmp_path / "drawn").run()
-    assert (EmbeddingSet.open(tmp_path / "drawn").split == 1).sum() == 16
-    with pytest.raises(ValueError, match="two or more users to divide, got 1"):
-        Run(**options, test_share=0.2, out=tmp_path / "no").run()
-    with pytest.raises(ValueError, match="user= of columns must be left out with one_user, got w"):
-        Run(**options, columns="user=ward", out=tmp_path / "no").run()
+    drawn = command("drawn", one_user=True, splits=("train",), test_share="image:0.2")
+    assert (drawn.split == 1).sum() == 16
 
 
-def test_a_finished_run_is_not_repeated(tmp_path: Path, archive: Path, row_numbers: Any) -> None:
-    images = open_npz(archive)
-    embed(images, row_numbers, tmp_path / "out")
-    assert row_numbers.seen == list(range(100))
-    again = embed(images, row_numbers, tmp_path / "out")
-    assert again is not None
-    assert len(row_numbers.seen) == 100
+def test_the_command_divides_records_or_users(command) -> None:
+    shares = ("image:0.2", "user:0.2", 0.2)
+    images, users, same = (
+        command(str(share), splits=("train",), test_share=share).split for share in shares
+    )
+    assert (images == 1).sum() == users.sum() == 16
+    assert np.array_equal(users, same)
 
 
-def test_shares_of_several_processes_make_the_same_set(
-    tmp_path: Path, archive: Path, row_numbers: Any
-) -> None:
+TRAIN = {"splits": ("train",)}
+SUCH = r"a share such as 0\.2, user:0\.2 or image:0\.2, got"
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"test_share": "image:0.2"}, "test_share must be left out for images"),
+        (TRAIN | {"test_share": "image:2"}, r"test_share must be in \(0, 1\)"),
+        (TRAIN | {"test_share": "image:.001"}, "must take some of 80 images and leave some"),
+        *[(TRAIN | {"test_share": share}, SUCH) for share in ("record:0.2", "image:", "a fifth")],
+        (TRAIN | {"test_share": 0.2, "one_user": True}, "two or more users to divide, got 1"),
+        (
+            {"one_user": True, "columns": "user=ward"},
+            "user= of columns must be left out with one_user, got w",
+        ),
+        ({"num_classes": 2}, "label must be >= 0 and < 2, got 2 in row 2 of y_train"),
+    ],
+)
+def test_options_that_are_refused(command, tmp_path, options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        command("no", **options)
+    assert not list(tmp_path.glob("no*"))
+
+
+def test_shares_of_several_processes_make_the_same_set(tmp_path, archive, row_numbers) -> None:
     images = open_npz(archive)
     embed(images, row_numbers, tmp_path / "one")
     for index in (2, 0, 1):
         done = embed(images, row_numbers, tmp_path / "three", shard=f"{index}/3")
         assert (done is None) == (index != 1)
+    assert row_numbers.seen[:100] == list(range(100))
     assert sorted(row_numbers.seen[100:]) == list(range(100))
     assert files(tmp_path / "one") == files(tmp_path / "three")
+    assert len(embed(images, row_numbers, tmp_path / "one")) == 100
+    assert len(row_numbers.seen) == 200  # a finished run is not repeated
 
 
-def test_test_records_are_drawn_once_all_are_embedded(
-    tmp_path: Path, archive: Path, row_numbers: Any
-) -> None:
+def test_test_records_are_drawn_once_all_are_embedded(tmp_path, archive, row_numbers) -> None:
     """By the operating system, whichever process is last, and never again for a finished set."""
     images = open_images(str(archive), splits=["train"])
     done = [
@@ -117,46 +145,17 @@ def test_test_records_are_drawn_once_all_are_embedded(
         for index in (2, 0, 1, 0)
     ]
     assert done[:2] == [None, None]
-    assert done[3] is not None
     drawn = EmbeddingSet.open(tmp_path / "out")
     assert (drawn.split == 1).sum() == 20
     assert np.array_equal(done[3].split, drawn.split)
     assert drawn.embeddings[:, 0].tolist() == list(range(80))
     other = embed(images, row_numbers, tmp_path / "other", test_share=0.25)
-    assert other is not None
     assert not np.array_equal(other.split, drawn.split)
     with pytest.raises(FileExistsError):
         embed(images, row_numbers, tmp_path / "out", test_share=0.5)
 
 
-def test_the_command_divides_records(tmp_path: Path, archive: Path, checkpoint: Path) -> None:
-    options: dict[str, Any] = {"data": str(archive), "encoder": str(checkpoint)}
-    with pytest.raises(ValueError, match="test_share must be left out for images"):
-        Run(**options, test_share="image:0.2").run()
-    options["splits"] = ("train",)
-    Run(**options, test_share="image:0.2", out=tmp_path / "out").run()
-    assert (EmbeddingSet.open(tmp_path / "out").split == 1).sum() == 16
-    Run(**options, test_share="user:0.2", out=tmp_path / "users").run()
-    Run(**options, test_share=0.2, out=tmp_path / "the-same").run()
-    users, same = (EmbeddingSet.open(tmp_path / name).split for name in ("users", "the-same"))
-    assert users.sum() == 16
-    assert np.array_equal(users, same)
-    such = r"a share such as 0\.2, user:0\.2 or image:0\.2, got"
-    for share, words in (
-        ("image:2", r"test_share must be in \(0, 1\)"),
-        ("image:.001", "test_share must take some of 80 images and leave some"),
-        ("record:0.2", such),
-        ("image:", such),
-        ("a fifth", such),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Run(**options, test_share=share, out=tmp_path / "no").run()
-    assert not list(tmp_path.glob("no*"))
-
-
-def test_another_extraction_in_the_same_place_is_refused(
-    tmp_path: Path, archive: Path, row_numbers: Any
-) -> None:
+def test_another_extraction_in_the_same_place_is_refused(tmp_path, archive, row_numbers) -> None:
     images = open_npz(archive)
     embed(images, row_numbers, tmp_path / "out", shard="0/2")
     with pytest.raises(ValueError, match=r"same extraction .* got another dtype"):
@@ -165,9 +164,7 @@ def test_another_extraction_in_the_same_place_is_refused(
         embed(images.take(np.arange(100)[::-1]), row_numbers, tmp_path / "out")
 
 
-def test_a_full_disk_keeps_finished_shards(
-    tmp_path: Path, archive: Path, row_numbers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_finished_shards(tmp_path, archive, row_numbers, monkeypatch) -> None:
     images, synced = open_npz(archive), []
 
     def full(descriptor: int) -> None:
@@ -186,9 +183,7 @@ def test_a_full_disk_keeps_finished_shards(
     assert EmbeddingSet.open(tmp_path / "out").embeddings[:, 0].tolist() == list(range(100))
 
 
-def test_no_room_from_the_start_leaves_nothing(
-    tmp_path: Path, archive: Path, row_numbers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_from_the_start_leaves_nothing(tmp_path, archive, row_numbers, monkeypatch) -> None:
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -217,9 +212,7 @@ class Refusing(nn.Module):
 
 @pytest.mark.parametrize("error", [AssertionError, KeyboardInterrupt])
 @pytest.mark.parametrize("batches", [0, 2])  # three batches are a shard
-def test_where_nothing_was_finished_nothing_is_left(
-    tmp_path: Path, archive: Path, batches: int, error: type[BaseException]
-) -> None:
+def test_where_nothing_was_finished_nothing_is_left(tmp_path, archive, batches, error) -> None:
     images = open_npz(archive)
     for out in (tmp_path / "out", tmp_path / "a" / "b" / "out"):
         with pytest.raises((ValueError, KeyboardInterrupt), match="another size"):
@@ -238,9 +231,7 @@ def test_a_failure_keeps_finished_shards_of_an_earlier_call(tmp_path: Path, arch
 
 
 @pytest.mark.parametrize("batches", [0, 99])
-def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
-    tmp_path: Path, archive: Path, batches: int
-) -> None:
+def test_a_failure_leaves_the_directory_to_others_at_work_in_it(tmp_path, archive, batches) -> None:
     """One share fails while another computes its first batch; the last to fail removes it."""
     out, met = tmp_path / "out", []
 
@@ -262,9 +253,7 @@ def test_a_failure_leaves_the_directory_to_others_at_work_in_it(
     assert met == [True]
 
 
-def test_torchrun_shares_by_rank(
-    tmp_path: Path, archive: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_shares_by_rank(tmp_path, archive, checkpoint, monkeypatch) -> None:
     out = tmp_path / "out"
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in range(2):
@@ -286,3 +275,131 @@ def test_embeddings_that_are_not_finite_are_named(
     with pytest.raises(ValueError, match=words):
         embed(open_npz(archive), row_numbers, tmp_path / "out", dtype=dtype)
     assert list(tmp_path.iterdir()) == [archive]
+
+
+ROOT = Path(__file__).parents[2]
+
+START = """
+import sys, time
+from pathlib import Path
+import torch
+from embed.partial import ResumableExtraction
+from pretrain import build_encoder
+from pretrain.intake.archive import open_npz
+from pretrain.preprocess import Preprocess
+from tests.embed.conftest import Slow, embed
+images, out = open_npz(Path(sys.argv[1])), Path(sys.argv[2])
+"""
+CHILD = START + "embed(images, Slow(sys.argv[3]), out, batch_size=2, shard_rows=4)"
+
+
+def python(program: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", program, *map(str, arguments)]
+
+
+def finished_of(out: Path) -> set[int]:
+    """Numbers of the shards that are marked as finished."""
+    marks = out.with_name("out.partial") / "finished"
+    return {int(mark.name) for mark in marks.glob("*") if mark.name.isdigit()}
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_kills_change_nothing(tmp_path: Path, archive: Path, kills: int) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    embed(open_npz(archive), Slow(seconds=0), tmp_path / "whole", batch_size=2, shard_rows=4)
+    moments = random.Random(0)
+    finished: set[int] = set()
+    for _ in range(kills):
+        log.write_text("")
+        child = subprocess.Popen(python(CHILD, archive, out, log), cwd=ROOT)
+        while child.poll() is None and not log.read_text():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 0.4))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        computed = {int(row) // 4 for row in log.read_text().split()}
+        assert not computed & finished
+        finished = finished_of(out)
+    assert 0 < len(finished) < 25
+    log.write_text("")
+    embed(open_npz(archive), Slow(log, seconds=0), out, batch_size=2, shard_rows=4)
+    last = [int(row) for row in log.read_text().split()]
+    assert sorted(last) == [row for row in range(100) if row // 4 not in finished]
+    assert files(out) == files(tmp_path / "whole")
+
+
+BY_ENGINE = (
+    START
+    + """
+write = ResumableExtraction.write
+def slowly(*arguments):
+    write(*arguments)
+    time.sleep(0.2)
+
+ResumableExtraction.write = slowly
+embed(images, build_encoder(sys.argv[3]), out, preprocess=Preprocess(image_size=16), batch_size=3,
+      shard_rows=4, engine=sys.argv[4])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+def test_kills_change_nothing_with_any_engine(tmp_path, archive, checkpoint, engine) -> None:
+    if engine == "openvino" and (why := refusal("auto")):
+        pytest.skip(why)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    out, moments, kept = tmp_path / "out", random.Random(1), 0
+    for kill in range(4):
+        # The first are killed while they import and convert, the others once they have gone on.
+        words = python(BY_ENGINE, archive, out, checkpoint, engine)
+        child = subprocess.Popen(words, cwd=ROOT, env=environment)
+        if kill < 2:
+            time.sleep(moments.uniform(1.0, 4.0))
+        else:
+            while child.poll() is None and len(finished_of(out)) <= kept:
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0.0, 0.4))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        kept = len(finished_of(out))
+    assert 0 < kept < 25
+    whole = tmp_path / "whole"
+    for place, named in ((out, "auto"), (whole, engine)):
+        words = python(BY_ENGINE, archive, place, checkpoint, named)
+        subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    assert files(out) == files(whole)
+    assert f'"engine": "{engine}"' in (out / "meta.json").read_text()
+
+
+MEMORY = (
+    START
+    + """
+import resource
+
+class Wide(torch.nn.Module):
+    embedding_dim = 2048
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2048)
+    def forward(self, images):
+        return self.layer(images.mean((2, 3)))
+
+embed(images, Wide(), out, batch_size=256, shard_rows=1024)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+)
+
+
+@pytest.mark.slow
+def test_memory_does_not_follow_the_number_of_images(tmp_path: Path) -> None:
+    peaks = []
+    for rows in (4_000, 40_000):
+        path = tmp_path / f"{rows}.npz"
+        pixels, labels = np.zeros((rows, 32, 32, 3), np.uint8), np.zeros(rows, np.int64)
+        np.savez(path, x_train=pixels, y_train=labels)
+        words = python(MEMORY, path, tmp_path / f"out{rows}")
+        done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout))
+    print(f"peak MiB at 4,000 and 40,000 images: {peaks}")  # 31 and 313 MiB of embeddings
+    assert peaks[1] < peaks[0] + 32

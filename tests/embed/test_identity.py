@@ -1,17 +1,14 @@
-"""What the hashes of rows catch, and what they cannot."""
+"""What the hashes of rows catch, and what they cannot; private rows among public ones."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from embed import EmbeddingSet, PublicTransform
-from embed.identity import false_positives, found, in_both, known_rows, row_hashes
+from embed import EmbeddingSet
+from embed.identity import false_positives, found, in_both, known_rows, refuse_leak, row_hashes
 from embed.run import Exclude
-from embed.store import hash_rows
 
 
 def rows(seed: int = 0, count: int = 50, dim: int = 16) -> np.ndarray:
@@ -41,25 +38,18 @@ def test_rows_stored_as_float16_are_recognised() -> None:
     assert (row_hashes(edge.astype(np.float16)) == row_hashes(edge)).all()
 
 
-def test_the_sign_of_zero_is_none() -> None:
+def test_rows_that_differ_by_more_than_the_sign_of_zero_are_others() -> None:
+    """A computed-again row differs somewhere by more than half precision: nothing can tell."""
     x = rows()
     x[:, 3] = 0.0
     negative = x.copy()
     negative[:, 3] = -0.0
     assert (row_hashes(x) == row_hashes(negative)).all()
     assert row_hashes(np.zeros((1, 4))) == row_hashes(np.array([[0, -0.0, 0, -0.0]], np.float16))
-
-
-def test_scaled_rows_are_other_rows() -> None:
-    x = np.array([[1.0, 2.0]], np.float32) * 2.0 ** np.arange(-60, 60, dtype=np.float32)[:, None]
-    assert len(np.unique(row_hashes(x))) == len(x)
-    assert len(np.unique(row_hashes(x.astype(np.float64) * 2.0**-900))) == len(x)
-
-
-def test_a_changed_value_is_another_row() -> None:
-    """A computed-again row differs somewhere by more than half precision: nothing can tell."""
-    x = rows()
-    assert not found(row_hashes(x * np.float32(1.01)), known_rows([x])).any()
+    scaled = np.array([[1.0, 2.0]]) * 2.0 ** np.arange(-60, 60)[:, None]
+    for other in (scaled.astype(np.float32), scaled * 2.0**-900):
+        assert len(np.unique(row_hashes(other))) == len(scaled)
+    assert not found(row_hashes(rows() * np.float32(1.01)), known_rows([rows()])).any()
 
 
 def test_what_was_found_is_what_is_there() -> None:
@@ -72,38 +62,23 @@ def test_what_was_found_is_what_is_there() -> None:
     assert false_positives(2**20, 2**24) == 2.0**-20
 
 
-def test_a_transform_keeps_the_rows_it_has_seen(tmp_path: Path) -> None:
-    x = rows()
-    transform = PublicTransform.fit(torch.from_numpy(np.concatenate([x, x[:7]])), components=3)
-    transform.save(tmp_path / "t.safetensors")
-    loaded = PublicTransform.load(tmp_path / "t.safetensors")
-    assert loaded.seen is not None
-    assert loaded.seen.dtype == np.uint64
-    assert len(loaded.seen) == 50
-    assert found(row_hashes(x), loaded.seen).all()
-    assert not loaded.is_identity
-    forgotten = PublicTransform.from_tensors(loaded.tensors())
-    assert forgotten.seen is None
-    assert forgotten.same_rows(loaded)
-
-
-def test_only_the_identity_has_seen_nothing(tmp_path: Path) -> None:
-    PublicTransform.identity(4, 2.0, 0.5).save(tmp_path / "t.safetensors")
-    assert PublicTransform.load(tmp_path / "t.safetensors").is_identity
-    plain = PublicTransform.identity(4).tensors()
-    for name in ("mean", "basis", "scale", "row_mean", "within_class"):
-        changed = plain[name].clone()
-        changed.view(-1)[0] += 0.5
-        assert not PublicTransform.from_tensors(plain | {name: changed}).is_identity, name
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [np.array(pair, kind) for pair, kind in (([2, 1], "u8"), ([1, 1], "u8"), ([1, 2], "i8"))],
-)
-def test_hashes_out_of_order_are_refused(seen: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="seen must be ascending uint64"):
-        PublicTransform.from_tensors(PublicTransform.identity(3).tensors(), seen=seen)
+def test_no_private_row_passes_for_public_in_any_precision_or_company() -> None:
+    """No share is tolerated: the row goes before the fit, or there is no fit."""
+    private, public = held(rows(1)), held(rows(0))
+    mixed = held(np.concatenate([public.embeddings, rows(1)[3:4]]))
+    others = [held(private.embeddings.astype(dtype)) for dtype in (np.float64, np.float16)]
+    for other in (private, private.subset(slice(0, 5)), mixed, *others):
+        with pytest.raises(ValueError, match=r"public must be another set .* rows in both"):
+            refuse_leak(other, private)
+    assert [in_both(other, private).sum() for other in others] == [50, 50]
+    refuse_leak(public, private)
+    refuse_leak(held(rows(0, dim=4)), private)
+    for made_by in ({"compared": True}, {"compared": False}, {}):
+        transformed = replace(public, meta={"transform": made_by})
+        assert transformed.is_compared is made_by.get("compared", False)
+    words = r"without any of its rows .*embed exclude.* takes them .* got 1 of 51 rows in both"
+    with pytest.raises(ValueError, match=words):
+        refuse_leak(mixed, private)
 
 
 def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None:
@@ -116,28 +91,7 @@ def test_exclude_writes_private_rows_that_are_not_public(tmp_path: Path) -> None
     kept = EmbeddingSet.open(out)
     assert len(kept) == 46
     assert np.array_equal(kept.embeddings, rows(0)[4:])
-    assert not in_both(kept, held(rows(1))).any()
+    refuse_leak(held(np.concatenate([rows(1), rows(0)[:4]])), kept)
     with pytest.raises(ValueError, match="embeddings must hold rows that are not public, got 0"):
         Exclude(embeddings=public[0], public=public, out=tmp_path / "none").run()
     assert not (tmp_path / "none").exists()
-
-
-def test_a_transform_says_what_earlier_versions_took_out_of_its_public_set(tmp_path: Path) -> None:
-    public = replace(held(rows(1)), meta={"dropped_rows": 21})
-    PublicTransform.fit(public).save(tmp_path / "t.safetensors")
-    assert PublicTransform.load(tmp_path / "t.safetensors").dropped == 21
-
-
-def test_hashing_is_no_slower_than_reading_the_rows_for_their_content_hash() -> None:
-    """Both are linear passes; a hash per row in Python must not make it another order."""
-    x = held(rows(count=20_000, dim=256))
-
-    def seconds(work: object) -> float:
-        best = np.inf
-        for _ in range(3):
-            started = time.process_time()
-            work()  # pyright: ignore[reportCallIssue]
-            best = min(best, time.process_time() - started)
-        return best
-
-    assert seconds(lambda: known_rows(x.blocks())) < 20 * seconds(lambda: hash_rows(x.blocks()))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -212,27 +213,22 @@ def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
     weights, vectors = classifier_of_all(public)
     directions = covariance_with(public, weights)
     matched = tuple((c, c) for c in range(30))
-    alone = Sources(30, "package", vectors[:30]).rule(transform, means)
+    bare = Sources(30, "package", vectors[:30])
     joined = Sources(30, "package", vectors[:30], vectors, directions, matched)
-    wider = joined.rule(transform, means)
-    assert alone is not None
+    wrong = replace(joined, directions=directions.flip(0), own=vectors.flip(1))
+    few = replace(joined, matched=matched[:9])
+    alone, wider, kept, less = (
+        cast(NameRule, sources.rule(transform, means)) for sources in (bare, joined, wrong, few)
+    )
     assert alone.source == "names of 30 public classes, and none of a classifier of the encoder"
-    assert wider is not None
     assert wider.source == "names of 30 public classes and 30 of the encoder's classifier"
     assert wider.explained > alone.explained
-    wrong = replace(joined, directions=directions.flip(0), own=vectors.flip(1))
-    kept = wrong.rule(transform, means)
-    assert kept is not None
     assert kept.source.endswith("as those of the encoder's classifier add nothing")
     assert torch.equal(kept.coefficients, alone.coefficients)
-    few = replace(joined, matched=matched[:9]).rule(transform, means)
-    assert few is not None
-    assert few.source.endswith("none of a classifier of the encoder")
+    assert less.source.endswith("none of a classifier of the encoder")
 
 
-def test_a_file_keeps_the_guesses_under_its_hash(
-    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
-) -> None:
+def test_a_file_keeps_the_guesses_under_its_hash(tmp_path, public, transform) -> None:
     shown = rows_of(NAMES, 2, 5)
     shown.save(tmp_path / "shown")
     known = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
@@ -267,9 +263,7 @@ def test_public_classes_of_the_same_names_are_examples_by_themselves() -> None:
     assert added_to(Knowledge(), fitted, numbered, ("0", "1", "2")).known is not None
 
 
-def test_a_private_picture_among_the_examples_is_refused(
-    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform
-) -> None:
+def test_a_private_picture_among_the_examples_is_refused(tmp_path, public, transform) -> None:
     private, shown = rows_of(NAMES, 3), rows_of(NAMES, 4, 5)
     shown.embeddings[7] = private.embeddings[50]
     shown.save(tmp_path / "shown")
@@ -290,10 +284,8 @@ def test_examples_serve_ten_users_and_the_report_names_them(
 ) -> None:
     rows_of(NAMES, 5, 20).save(tmp_path / "shown")
     knowing = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
-    data = rows_of(NAMES, 6, 100)
-    data = replace(
-        data, split=(np.arange(300) % 3 == 0).astype(np.uint8), users=np.arange(300) % 10
-    )
+    split = (np.arange(300) % 3 == 0).astype(np.uint8)
+    data = replace(rows_of(NAMES, 6, 100), split=split)
     more = {"noise": "float", "generator": torch.Generator().manual_seed(0)}
     found = release(data, "discriminant", Privacy(epsilon, 1e-5), transform=knowing, **more)
     assert found.report["test_accuracy"] > 0.75
@@ -306,12 +298,7 @@ def test_examples_serve_ten_users_and_the_report_names_them(
         release(swapped, "discriminant", Privacy(epsilon, 1e-5), transform=knowing)
 
 
-def test_what_names_explain_is_printed(
-    public: EmbeddingSet,
-    transform: PublicTransform,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_names_explain_is_printed(public, transform, monkeypatch, capsys) -> None:
     """Vectors of names that are the class means explain them, random ones nothing.
 
     Nor do words that are all as far from all names as "class_3" and "class_4".

@@ -1,24 +1,72 @@
+"""Transforms fitted on public rows: their formulas, files and refusals.
+
+Clipped rows at any scale: norms of the stored floats at most c, and no overflow.
+"""
+
+import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
-from embed.clip import add_constant_and_clip
+from embed.clip import add_constant_and_clip, check_finite
+from embed.identity import found, row_hashes
 from embed.known_classes import ClassGuess, KnownClasses
+from embed.run import FitTransform
 from pretrain.preprocess import Preprocess
 
 CLIP = math.sqrt(2)
 
 
-def true_norms(rows: torch.Tensor) -> np.ndarray:
-    wide = rows.numpy().astype(np.longdouble)
-    return np.sqrt((wide**2).sum(1))
+def squared(row: Tensor) -> Fraction:
+    """Σ x², without any rounding."""
+    ratios = [value.as_integer_ratio() for value in row.tolist()]
+    unit = max(below for _, below in ratios)  # a power of two
+    return Fraction(sum((above * (unit // below)) ** 2 for above, below in ratios), unit**2)
+
+
+def exact_norms(rows: Tensor) -> np.ndarray:
+    return np.sqrt((rows.numpy().astype(np.longdouble) ** 2).sum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_norms_at_any_scale(dtype: torch.dtype) -> None:
+    draw = np.random.default_rng(0)
+    low, high = (-44, 38) if dtype == torch.float32 else (-320, 307)
+    for _ in range(60):
+        clip_norm = 10.0 ** draw.uniform(-12, 12)
+        constant = float(torch.tensor(clip_norm * draw.uniform(0, 0.999), dtype=dtype))
+        shape = (8, int(draw.integers(1, 200)))
+        sizes = 10.0 ** draw.uniform(low, high, (8, 1)) / 10
+        x = torch.from_numpy(draw.standard_normal(shape) * sizes).to(dtype)
+        rows = add_constant_and_clip(x, clip_norm, constant)
+        assert (rows[:, 0] == constant).all()
+        bound = Fraction(clip_norm**2 - constant**2)
+        for row, whole in zip(rows[:, 1:], x, strict=True):
+            found = squared(row)
+            assert found <= bound
+            if math.isfinite(float(found)) and squared(whole) > bound > 1e-24:
+                assert found >= bound * Fraction(1 - 1e-5)
+
+
+@pytest.mark.parametrize("columns", [1000, 3000, 10_000])
+def test_many_columns_are_summed_with_a_margin_of_their_own(columns: int) -> None:
+    x = torch.rand(8, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for row in add_constant_and_clip(x, 1.0, 0.5)[:, 1:]:
+        assert squared(row) <= Fraction(3, 4)
 
 
 def adversarial_rows(count: int, dim: int, generator: torch.Generator) -> torch.Tensor:
@@ -39,55 +87,27 @@ def adversarial_rows(count: int, dim: int, generator: torch.Generator) -> torch.
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dim", [1, 3, 640])
 @pytest.mark.parametrize("constant", [0.0, 1.0])
-def test_norm_never_exceeds_the_bound(dtype: torch.dtype, dim: int, constant: float) -> None:
+@pytest.mark.parametrize("draws", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_norm_never_exceeds_the_bound(dtype, dim: int, constant: float, draws: int) -> None:
     generator = torch.Generator().manual_seed(dim)
-    x = adversarial_rows(3000, dim, generator).to(dtype)
-    rows = add_constant_and_clip(x, CLIP, constant)
-    assert rows.dtype == dtype
-    assert (rows[:, 0] == constant).all()
-    assert true_norms(rows.to(torch.float64)).max() <= CLIP
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_norm_never_exceeds_the_bound_over_a_million_rows(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for dim in (7, 64, 129, 500):
-        for _ in range(5):
-            x = adversarial_rows(50_000, dim, generator).to(dtype)
-            assert true_norms(add_constant_and_clip(x, CLIP)).max() <= CLIP
+    for _ in range(draws):
+        x = adversarial_rows(3000, dim, generator).to(dtype)
+        rows = add_constant_and_clip(x, CLIP, constant)
+        assert rows.dtype == dtype
+        assert (rows[:, 0] == constant).all()
+        assert exact_norms(rows.to(torch.float64)).max() <= CLIP
 
 
 @pytest.mark.parametrize("bound", [1e-9, 1e-4, 1e-3])
 def test_bounds_below_the_smallest_normal_float16(bound: float) -> None:
     x = torch.full((4, 500), 1.0, dtype=torch.float16)
-    assert true_norms(add_constant_and_clip(x, bound, 0.0).double()).max() <= bound
+    assert exact_norms(add_constant_and_clip(x, bound, 0.0).double()).max() <= bound
 
 
 def test_short_rows_are_kept_bit_for_bit() -> None:
     x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0)) * 1e-3
     assert torch.equal(add_constant_and_clip(x, CLIP)[:, 1:], x)
     assert torch.equal(add_constant_and_clip(torch.zeros(2, 3), CLIP)[:, 1:], torch.zeros(2, 3))
-
-
-def test_long_rows_keep_their_direction_and_reach_the_bound() -> None:
-    x = torch.randn(100, 9, generator=torch.Generator().manual_seed(0)) * 1e30
-    clipped = add_constant_and_clip(x, CLIP)[:, 1:]
-    cosine = torch.nn.functional.cosine_similarity(clipped, x * 1e-30)
-    assert cosine.min() > 1 - 1e-6
-    assert clipped.norm(dim=1).min() > 1 - 1e-6
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_rows_that_are_not_finite_are_named(bad: float) -> None:
-    x = torch.zeros(5, 2)
-    x[3, 1] = bad
-    with pytest.raises(ValueError, match=f"x must be finite, got {bad} in row 3"):
-        add_constant_and_clip(x, CLIP)
-    with pytest.raises(ValueError, match="in row 3"):
-        PublicTransform.identity(2)(x)
-    with pytest.raises(ValueError, match="public must be finite"):
-        PublicTransform.fit(x)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +118,144 @@ def test_rows_that_are_not_finite_are_named(bad: float) -> None:
         (math.inf, 1.0, "clip_norm must be > constant"),
         (2.0, -1.0, "clip_norm must be > constant >= 0"),
         (2.0, 0.1, "constant must be representable"),
+        *[
+            (norm, 0.0, r"clip_norm must be in \[1e-60, 1e\+60\], got 1e[-+](300|61|200)")
+            for norm in (1e-300, 1e-61, 1e61, 1e200)
+        ],
     ],
 )
 def test_bad_bounds(clip_norm: float, constant: float, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         add_constant_and_clip(torch.zeros(1, 2), clip_norm, constant)
+
+
+P = 6
+DTYPES = (np.float16, np.float32, np.float64)
+EXAMPLES: dict[str, Any] = {"derandomize": True, "deadline": None, "max_examples": 60}
+
+
+def fitted(**options: Any) -> PublicTransform:
+    generator = torch.Generator().manual_seed(1)
+    public = torch.randn(400, P, generator=generator) @ torch.randn(P, P, generator=generator) + 5
+    return PublicTransform.fit(public, **options)
+
+
+TRANSFORMS = {
+    "identity": PublicTransform.identity(P),
+    "identity, long": PublicTransform.identity(P, 34.854, 1.0),
+    "raw": fitted(),
+    "narrow": fitted(components=2, constant=0.25),
+    "mapped": fitted(clip_quantile=0.9).mapped(0.01, 4),
+}
+
+
+def finite_rows(dtype: type[np.floating]) -> st.SearchStrategy[np.ndarray]:
+    """Up to four rows: zeros, subnormal numbers, the largest finite ones and all between."""
+    width = 8 * np.dtype(dtype).itemsize
+    numbers = st.floats(width=width, allow_nan=False, allow_infinity=False)  # pyright: ignore[reportArgumentType]
+    top = float(np.finfo(dtype).max)
+    extremes = st.sampled_from([0.0, -0.0, top, -top, top / 2, float(np.finfo(dtype).tiny) / 4])
+    return arrays(dtype, st.tuples(st.integers(1, 4), st.just(P)), elements=numbers | extremes)
+
+
+def keeps_the_bound_and_the_constant(transform: PublicTransform, x: np.ndarray) -> bool:
+    rows = [transform(x, dtype=dtype) for dtype in (torch.float16, torch.float32, torch.float64)]
+    constant = all((each[:, 0] == transform.constant).all() for each in rows)
+    norms = np.concatenate([exact_norms(each.double()) for each in rows])
+    return constant and bool((norms <= transform.clip_norm).all())
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@settings(**EXAMPLES)
+@given(x=st.sampled_from(DTYPES).flatmap(finite_rows))
+def test_any_finite_row_keeps_the_bound_and_the_constant(name: str, x: np.ndarray) -> None:
+    assert keeps_the_bound_and_the_constant(TRANSFORMS[name], x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_two_hundred_thousand_rows_of_random_bits(name: str, dtype: type[np.floating]) -> None:
+    """Every exponent is as likely as another; what is not finite becomes the largest number."""
+    size = np.dtype(dtype).itemsize
+    bits = np.random.default_rng(size).bytes(200_000 * P * size)
+    x = np.frombuffer(bits, dtype).reshape(-1, P)
+    x = np.where(np.isfinite(x), x, np.finfo(dtype).max).astype(dtype)
+    assert keeps_the_bound_and_the_constant(TRANSFORMS[name], x)
+
+
+@pytest.mark.parametrize("name", ["identity", "raw"])
+@settings(**EXAMPLES)
+@given(x=st.sampled_from(DTYPES).flatmap(finite_rows))
+@example(np.full((2, P), 3e38, np.float32))
+@example(np.full((2, P), -1.7e308))
+def test_the_direction_is_that_of_the_formula(name: str, x: np.ndarray) -> None:
+    """Against Pᵀ(x − m)/s and its clip in numbers of far wider range."""
+    transform = TRANSFORMS[name]
+    mean, basis, scale = (
+        getattr(transform, field).numpy().astype(np.longdouble)
+        for field in ("mean", "basis", "scale")
+    )
+    features = (x.astype(np.longdouble) - mean) @ basis / scale
+    norms = np.sqrt((features**2).sum(1, keepdims=True))
+    reach = np.sqrt(np.longdouble(transform.clip_norm**2 - transform.constant**2))
+    expected = features * np.minimum(1, reach / np.maximum(norms, np.longdouble("1e-4000")))
+    found = transform(x)[:, 1:]
+    assert np.abs(found.numpy() - expected).max() <= 2e-4 * reach  # float32 of a whitened row
+    assert (exact_norms(found)[norms[:, 0] > 2 * reach] > reach * (1 - 1e-6)).all()
+
+
+def test_longer_rows_come_out_no_shorter() -> None:
+    x = torch.randn(1, P, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    powers = torch.arange(-1050, 1020, dtype=torch.float64)
+    lengths = exact_norms(TRANSFORMS["identity"](x * 2 ** powers[:, None]))
+    assert (np.diff(lengths) >= -1e-7).all()
+    assert lengths[-1] > math.sqrt(2) - 1e-6
+
+
+def test_a_row_that_overflows_moves_no_other() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(500, P, generator=generator)
+    other = x.clone()
+    other[77] = 3e38
+    keep = torch.arange(500) != 77
+    for name, transform in TRANSFORMS.items():
+        assert torch.equal(transform(x)[keep], transform(other)[keep]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_number_that_is_not_finite_is_found_anywhere(dtype: torch.dtype) -> None:
+    """Also where two infinities cancel, or finite numbers add up to one."""
+    top = torch.finfo(dtype).max
+    for fill in (0.0, top, -top):
+        check_finite(torch.full((9, 33), fill, dtype=dtype), "x")
+        for value in (math.nan, math.inf, -math.inf):
+            for row, column in ((0, 0), (4, 31), (8, 32)):
+                x = torch.full((9, 33), fill, dtype=dtype)
+                x[row, column] = value
+                with pytest.raises(ValueError, match=f"got {value} in row {row}"):
+                    check_finite(x, "x")
+    x = torch.zeros(9, 33, dtype=dtype)
+    x[2, :2] = torch.tensor([-math.inf, math.inf])
+    with pytest.raises(ValueError, match="x must be finite, got -inf in row 2"):
+        check_finite(x, "x")
+    check_finite(torch.zeros(0, 33, dtype=dtype), "x")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_named(bad: float) -> None:
+    x = torch.zeros(5, 2)
+    x[3, 1] = bad
+    for name, call in (
+        ("x", partial(add_constant_and_clip, x, CLIP)),
+        ("x", partial(PublicTransform.identity(2), x)),
+        ("public", partial(PublicTransform.fit, x)),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be finite, got {bad} in row 3"):
+            call()
+
+
+IDENTITY = PublicTransform.identity(3).tensors()
 
 
 @pytest.fixture
@@ -112,27 +265,19 @@ def public() -> torch.Tensor:
     return torch.randn(4000, 12, generator=generator) @ mix + 5
 
 
-def test_basis_is_that_of_an_independent_pca(public: torch.Tensor) -> None:
-    transform = PublicTransform.fit(public, components=4)
-    _, _, directions = np.linalg.svd(public.numpy() - public.numpy().mean(0), full_matrices=False)
-    overlap = np.abs(directions[:4] @ transform.basis.numpy())
-    assert np.allclose(overlap, np.eye(4), atol=1e-3)
-
-
-def test_clip_quantile_is_the_share_of_public_rows_left_alone(public: torch.Tensor) -> None:
-    transform = PublicTransform.fit(public, clip_quantile=0.3)
-    norms = transform.features(public).norm(dim=1)
-    assert (norms <= 1).float().mean() == pytest.approx(0.3, abs=0.01)
-
-
-def test_public_scatter_is_that_of_the_rows(public: torch.Tensor) -> None:
+def test_a_fit_is_an_independent_pca_and_knows_scatter_and_share_of_clipped_rows(public) -> None:
     transform = PublicTransform.fit(public, components=5)
+    _, _, directions = np.linalg.svd(public.numpy() - public.numpy().mean(0), full_matrices=False)
+    overlap = np.abs(directions[:5] @ transform.basis.numpy())
+    assert np.allclose(overlap, np.eye(5), atol=1e-3)
     rows = transform(public).double()
     assert transform.dim == rows.shape[1] == 6
     assert torch.allclose(transform.row_mean, rows[:, 1:].mean(0))
     covariance = torch.cov(rows[:, 1:].T, correction=0)
     assert torch.allclose(transform.public.covariance, covariance, atol=1e-12)
-    assert true_norms(rows).max() <= math.sqrt(1.25)
+    assert exact_norms(rows).max() <= math.sqrt(1.25)
+    norms = PublicTransform.fit(public, clip_quantile=0.3).features(public).norm(dim=1)
+    assert (norms <= 1).float().mean() == pytest.approx(0.3, abs=0.01)
 
 
 def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tensor) -> None:
@@ -140,20 +285,6 @@ def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tenso
     turned = replace(same, basis=same.basis.flip(1))
     assert torch.equal(same.features(public), public.float())
     assert torch.equal(turned.features(public), public.float().flip(1))
-
-
-def test_saved_transform_is_the_same(public: torch.Tensor, tmp_path: Path) -> None:
-    transform = PublicTransform.fit(public, components=3)
-    transform.save(tmp_path / "transform.safetensors")
-    loaded = PublicTransform.load(tmp_path / "transform.safetensors")
-    assert loaded.fitted_on == transform.fitted_on
-    assert torch.equal(loaded(public), transform(public))
-    assert torch.equal(loaded.within_class, transform.within_class)
-
-
-def test_constant_public_rows_are_an_error() -> None:
-    with pytest.raises(ValueError, match="public rows must differ"):
-        PublicTransform.fit(torch.ones(10, 3))
 
 
 def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
@@ -167,6 +298,18 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
     ("change", "rule"),
     [
         ({"bounds": torch.tensor([1.0, 2.0, 3.0])}, "bounds must have shape"),
+        *[
+            ({name: IDENTITY[name].double()}, f"{name} must be float32, got torch.float64")
+            for name in ("mean", "basis", "scale")
+        ],
+        *[
+            ({name: wrong}, rule.format(name))
+            for name in ("within_class", "between_class")
+            for wrong, rule in (
+                (torch.eye(2), r"{} must be \(3, 3\), got \(2, 2\)"),
+                (torch.full((3, 3), math.nan).double(), "{} must be finite"),
+            )
+        ],
         ({"bounds": torch.tensor([math.nan, 0.5])}, "clip_norm must be > constant"),
         ({"bounds": torch.tensor([1.0, -0.5])}, "clip_norm must be > constant"),
         ({"basis": torch.ones(3)}, "basis"),
@@ -177,10 +320,67 @@ def test_an_embedding_set_fits_like_its_array(public: torch.Tensor) -> None:
     ],
 )
 def test_a_damaged_transform_is_refused(change: dict, rule: str) -> None:
-    tensors = PublicTransform.identity(3).tensors()
-    PublicTransform.from_tensors(tensors)
+    PublicTransform.from_tensors(IDENTITY)
     with pytest.raises(ValueError, match=rule):
-        PublicTransform.from_tensors(tensors | change)
+        PublicTransform.from_tensors(IDENTITY | change)
+
+
+@pytest.mark.parametrize(("hashes", "kind"), [([2, 1], "u8"), ([1, 1], "u8"), ([1, 2], "i8")])
+def test_hashes_out_of_order_are_refused(hashes: list[int], kind: str) -> None:
+    with pytest.raises(ValueError, match="seen must be ascending uint64"):
+        PublicTransform.from_tensors(IDENTITY, seen=np.array(hashes, kind))
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule"),
+    [
+        ([[1e300, 1.0], [-1e300, 2.0], [0.0, 1.0]], "public rows must have finite second moments"),
+        ([[1e100, 1.0], [2e100, 2.0], [0.0, 1.0]], "mean must be finite"),
+        (np.ones((10, 3)), "public rows must differ"),
+    ],
+)
+def test_public_rows_that_make_no_transform(rows: object, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        PublicTransform.fit(np.array(rows))
+
+
+@pytest.mark.parametrize("labels", [None, np.arange(50) % 4])
+def test_a_file_keeps_all_of_a_transform(tmp_path: Path, labels: np.ndarray | None) -> None:
+    """Its rows, scatter, the hashes of rows that it has seen, and how many were dropped before."""
+    x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0)).numpy()
+    rows: np.ndarray | EmbeddingSet = np.concatenate([x, x[:7]])
+    if labels is not None:
+        rows = EmbeddingSet(embeddings=x, labels=labels, meta={"dropped_rows": 21})
+    fitted = PublicTransform.fit(rows, components=3)
+    fitted.save(tmp_path / "t.safetensors")
+    loaded = PublicTransform.load(tmp_path / "t.safetensors")
+    assert (loaded.fitted_on, loaded.dropped) == (fitted.fitted_on, 0 if labels is None else 21)
+    assert torch.equal(loaded(x), fitted(x))
+    assert torch.equal(loaded.within_class, fitted.within_class)
+    assert (loaded.between_class is None) == (labels is None)
+    assert loaded.same_rows(fitted)
+    assert loaded.seen is not None
+    assert (loaded.seen.dtype, len(loaded.seen)) == (np.uint64, 50)
+    assert found(row_hashes(x), loaded.seen).all()
+    assert not loaded.is_identity
+    forgotten = PublicTransform.from_tensors(loaded.tensors())
+    assert forgotten.seen is None
+    assert forgotten.same_rows(loaded)
+
+
+def test_only_the_identity_has_seen_nothing(tmp_path: Path) -> None:
+    """What looks at no row makes rows as they are; covariances of rows are not such a thing."""
+    plain, unit = PublicTransform.identity(3), torch.eye(3, dtype=torch.float64)
+    PublicTransform.identity(4, 2.0, 0.5).save(tmp_path / "t.safetensors")
+    assert PublicTransform.load(tmp_path / "t.safetensors").is_identity
+    for name in ("mean", "basis", "scale", "row_mean", "within_class"):
+        changed = IDENTITY[name].clone()
+        changed.view(-1)[0] += 0.5
+        assert not PublicTransform.from_tensors(IDENTITY | {name: changed}).is_identity, name
+    loaded = replace(plain, between_class=unit)
+    assert not loaded.is_identity
+    assert plain.same_rows(loaded)
+    assert loaded.same_rows(plain)
 
 
 SAVES = """
@@ -221,7 +421,7 @@ def test_mapped_rows_are_those_of_the_formula(public: torch.Tensor, tmp_path: Pa
     rows = mapped(public)
     assert torch.allclose(rows[:, 1:].double(), z, atol=1e-5)
     assert (rows[:, 0] == 0.5).all()
-    assert true_norms(mapped(1e6 * public).double()).max() <= math.sqrt(1.25)
+    assert exact_norms(mapped(1e6 * public).double()).max() <= math.sqrt(1.25)
     assert torch.equal(mapped.map_rows(raw(public)), rows)
     scatter = mapped.public
     assert float(scatter.covariance.trace()) == pytest.approx(1)
@@ -257,3 +457,17 @@ def test_lengths_of_rounding_are_refused(public: torch.Tensor, length: float) ->
     mapped = PublicTransform.fit(public, components=6).mapped(0.3, 3)
     with pytest.raises(ValueError, match="length must be"):
         replace(mapped, length=length)
+
+
+def test_the_command_writes_a_transform(tmp_path: Path) -> None:
+    x, labels = np.random.default_rng(0).standard_normal((200, 8)), np.arange(200) % 3
+    public = EmbeddingSet(embeddings=x.astype(np.float32), labels=labels)
+    public.save(tmp_path / "public")
+    out = tmp_path / "out"
+    FitTransform(public=tmp_path / "public", out=out, components=4).run()
+    fitted = PublicTransform.fit(public, components=4)
+    assert PublicTransform.load(out / "transform.safetensors").identifier == fitted.identifier
+    assert fitted.fitted_on == public.content_hash()
+    assert json.loads((out / "report.json").read_text())["dim"] == 5
+    with pytest.raises(FileExistsError):
+        FitTransform(public=tmp_path / "public", out=out).run()

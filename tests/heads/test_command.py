@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,21 +39,14 @@ def heads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         yield run
 
 
-def in_its_own_process(*arguments: str) -> Said:
-    command = [sys.executable, "-m", "heads", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
 def fit(data: Path, **changed: str) -> list[str]:
     """The words of a command."""
     options = GOOD | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
-    options = {"--data": str(data), "--out": str(data.parent / "out")} | options
-    return ["fit", *[word for option in options.items() for word in option]]
+    return ["fit", "--data", str(data), *[word for option in options.items() for word in option]]
 
 
 def test_without_noise_the_model_is_private_data(heads: Call, data: Path) -> None:
-    code, printed, error = heads(*fit(data))
+    code, printed, error = heads(*fit(data, out=str(data.parent / "out")))
     assert (code, error) == (0, "")
     assert "private data, not to be released" in printed
     report = json.loads((data.parent / "out" / "report.json").read_text())
@@ -66,21 +60,33 @@ def test_without_noise_the_model_is_private_data(heads: Call, data: Path) -> Non
     assert sorted(path.name for path in data.parent.iterdir()) == ["data", "out"]
 
 
+TWINS = """
+import os, sys
+from heads.__main__ import main
+first = os.fork()
+if first:
+    os.waitpid(first, 0)
+sys.argv += ["--out", "second" if first else "first"]
+sys.exit(main())
+"""
+
+
 def test_noise_has_the_stated_size_and_is_never_the_same(data: Path) -> None:
-    """In two processes, which begin alike: torch's own generator would repeat itself."""
+    """In two processes that begin alike: torch's own generator would repeat itself."""
     wide = np.zeros((40, 4000), dtype=np.float32)
     wide[:, 0] = 1
     np.save(data / "embeddings.npy", wide)
     options = {"method": "svm", "solver": "sgd", "epochs": "1", "noise_multiplier": "3"}
+    command = [sys.executable, "-c", TWINS, *fit(data, **options)]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=data.parent, env=own, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("unsuitable for release") == 2
     found = []
     for name in ("first", "second"):
-        out = data.parent / name
-        code, printed, error = in_its_own_process(*fit(data, out=str(out), **options))
-        assert (code, error) == (0, "")
-        assert "unsuitable for release" in printed
-        report = json.loads((out / "report.json").read_text())
+        report = json.loads((data.parent / name / "report.json").read_text())
         assert report["compositions"] == 3
-        weights = load_file(out / "model.safetensors")["weights"][1:]
+        weights = load_file(data.parent / name / "model.safetensors")["weights"][1:]
         found.append(weights / (3 * report["sensitivity"]))
     for noise in found:
         assert noise.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * noise.numel()))

@@ -161,20 +161,3 @@ def test_one_user_float32_and_type(method: Method) -> None:
     assert (wide.dtype, narrow.dtype) == (torch.float64, torch.float32)
     assert wide.shape == narrow.shape == (9, 3)
     assert (narrow - wide).norm() <= 1e-5 * wide.norm()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"epochs": 0}, "epochs must be >= 1"),
-        ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"method": "dual"}, "method must be 'auto', 'gram' or 'primal'"),
-        ({"smoothness": 1.0}, r"smoothness must be finite and >= l2_reg \+ curvature"),
-        ({"smoothness": float("nan")}, "smoothness must be finite"),
-    ],
-)
-def test_bad_options_name_argument_rule_and_value(change: dict[str, Any], message: str) -> None:
-    x, y = rows(users=2, n=4)
-    options: dict[str, Any] = {"epochs": 1, "batch_size": 2} | change
-    with pytest.raises(ValueError, match=message):
-        fit_sgd(HEADS[0], x, y, **options)

@@ -1,12 +1,10 @@
-"""Adversarial neighbours at any scale, shared by the tests of extreme scales."""
+"""Adversarial neighbours at any scale, for the tests of extreme scales."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -54,7 +52,7 @@ class Dice:
     def whole(self, low: int, high: int) -> int:
         return int(self.draw.integers(low, high + 1))
 
-    def steps(self) -> dict[str, int]:
+    def steps(self) -> dict[str, Any]:
         """Epochs and batch size."""
         return {"epochs": int(self.scale(0, 1.6)), "batch_size": self.whole(1, 10)}
 
@@ -112,9 +110,3 @@ class Dice:
             x[1, place] = (-x[0, place], None, row, -x[0, place])[change]
         if change in (1, 3):
             y[1, place] = (y[0, place] + 1) % classes
-
-
-@pytest.fixture
-def dice() -> Callable[[int], Dice]:
-    """Draws of a seed."""
-    return Dice

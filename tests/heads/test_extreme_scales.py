@@ -1,0 +1,253 @@
+"""Both solvers and the projection at any scale: movement as stated, or a named refusal.
+
+pytest -n 0 tests/heads/test_extreme_scales.py -m slow
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from heads import (
+    Head,
+    HuberSVMHead,
+    LogisticHead,
+    SoftmaxHead,
+    fit_exact,
+    fit_sgd,
+    project_ball,
+    sgd_sensitivity,
+)
+from heads.spaces import Gram
+from tests.heads.extremes import KINDS, Dice
+
+NAMED = re.compile(
+    r"^(l2_reg|clip_norm|radius|relaxation|epochs|tolerance|lipschitz / l2_reg"
+    r"|l2_reg \+ curvature) must "
+)
+DOUBLE = 1 + 1e-13  # rounding of the comparison itself
+SOLVABLE, HOPELESS = (-12, 3.5), (9, 24)  # powers of ten of curvature / Λ; between them is slow
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+each_kind = pytest.mark.parametrize("kind", KINDS)
+BOTH = pytest.mark.parametrize("dims", [(-2, -1), (-2,)])
+
+
+def sgd_holds(dice: Dice, dtype: torch.dtype) -> int:
+    """Trains one draw; the number of pairs that were looked at, 0 where it was refused by name."""
+    try:
+        head = dice.head()
+        case, steps = dice.rows(head, dtype), dice.steps()
+        n, d = case.x.shape[2:]
+        method = ("auto", "gram", "primal")[dice.whole(0, 2)]
+        stated = sgd_sensitivity(head, n, d, **steps, dtype=dtype, method=method)
+        smoothness = head.smoothness * dice.scale(0, 12) if dice.often(0.2) else None
+        x, y = case.x.flatten(0, 1), case.y.flatten(0, 1)
+        weights = fit_sgd(head, x, y, **steps, method=method, smoothness=smoothness)
+    except ValueError as refusal:
+        if not NAMED.match(str(refusal)):
+            raise
+        return 0
+    assert weights.isfinite().all()
+    about = f"{head}, n {n}, d {d}, {steps}, {method}, smoothness {smoothness}"
+    assert case.moved(weights) <= stated * DOUBLE, about
+    if head.radius is not None:
+        assert case.largest(weights) <= head.radius, about
+    return case.pairs
+
+
+@each_dtype
+@pytest.mark.parametrize("seeds", [150, pytest.param(4000, marks=pytest.mark.slow)])
+def test_sgd_at_any_scale(dtype: torch.dtype, seeds: int) -> None:
+    done = [sgd_holds(Dice(seed), dtype) for seed in range(seeds)]
+    assert np.count_nonzero(done) >= (0.85 if dtype == torch.float64 else 0.45) * seeds
+
+
+@each_dtype
+def test_rounding_exceeds_the_exact_sensitivity_and_is_charged(dtype: torch.dtype) -> None:
+    """A record that attains 2L/(Λn), its antipode beside it: some computed pair lies above."""
+    above = 0
+    for l2_reg in np.geomspace(1, 100, 60):
+        head = HuberSVMHead(num_classes=2, l2_reg=float(l2_reg), clip_norm=1.0)
+        x, y = torch.zeros(2, 5, 6, dtype=dtype), torch.zeros(2, 5, dtype=torch.int64)
+        x[0, -1, 0], x[1, -1, 0] = 1, -1
+        weights = fit_sgd(head, x, y, epochs=65, batch_size=1, method="gram").double()
+        moved = float(torch.linalg.vector_norm(weights[0] - weights[1], dim=0).max())
+        above += moved > head.sensitivity(5) * (1 + torch.finfo(dtype).eps)
+        stated = sgd_sensitivity(head, 5, 6, epochs=65, batch_size=1, dtype=dtype, method="gram")
+        assert moved <= stated
+    assert above
+
+
+@each_dtype
+@pytest.mark.parametrize("method", ["gram", "primal"])
+@pytest.mark.parametrize(
+    ("kind", "radius", "epochs"),
+    [(SoftmaxHead, 8.857e-5, 500), (HuberSVMHead, 1.215e-4, 500), (LogisticHead, 1.824e-5, 150)],
+)
+def test_a_radius_far_below_the_reach(kind, radius, epochs, method, dtype) -> None:
+    """Equal rows with labels in turn: every step leaves the ball, and the scale shrinks by 10⁴."""
+    head = kind(num_classes=2, l2_reg=1.0, clip_norm=1.0013, radius=radius)
+    x = torch.full((49, 401), 0.05, dtype=dtype)
+    weights = fit_sgd(head, x, torch.arange(49) % 2, epochs=epochs, batch_size=10, method=method)
+    exact = np.square(weights.numpy().astype(np.longdouble)).sum(head.norm_dims)
+    assert (np.sqrt(exact) <= radius).all()
+    assert np.sqrt(exact).max() >= 0.999 * radius
+
+
+def test_no_step_is_left_of_a_shrink_to_zero() -> None:
+    """Λ so far above the curvature that 1 − αΛ is zero: the scale restarts, nothing divides."""
+    head = SoftmaxHead(num_classes=2, l2_reg=1e12, clip_norm=1e-6)
+    x = torch.full((3, 9), 3e-7, dtype=torch.float64)
+    y = torch.tensor([0, 1, 1])
+    found = [fit_sgd(head, x, y, epochs=3, batch_size=2, method=m) for m in ("gram", "primal")]
+    assert found[1].norm() > 0
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+
+
+def exact_gradient(head: Head, weights: Tensor, x: Tensor, y: Tensor) -> np.ndarray:
+    """(users,) largest ‖∇J(W)‖ of a composition, transcribed, in numpy's longest floats."""
+    w, rows = weights.numpy().astype(np.longdouble), x.numpy().astype(np.longdouble)
+    hot = y.numpy()[..., None] == np.arange(head.num_classes)
+    scores = rows @ w
+    if isinstance(head, SoftmaxHead):
+        shifted = np.exp(scores - scores.max(-1, keepdims=True))
+        slope = shifted / shifted.sum(-1, keepdims=True) - hot
+    else:
+        sign = np.where(hot, 1, -1)
+        z = sign * scores
+        if isinstance(head, HuberSVMHead):
+            h = np.longdouble(head.relaxation)
+            slope = -sign * np.clip((1 + h - z) / (2 * h), 0, 1)
+        else:
+            slope = -sign / (1 + np.exp(np.minimum(z, 11_000)))
+    gradient = head.l2_reg * w + rows.swapaxes(1, 2) @ slope / x.shape[1]
+    return np.sqrt(np.square(gradient).sum(head.norm_dims, keepdims=True)).max((1, 2))
+
+
+def exact_holds(dice: Dice, dtype: torch.dtype, condition: tuple[float, float]) -> int:
+    """Solves one draw; the number of pairs, 0 where it was refused by name."""
+    try:
+        head = dice.head(condition, radius=None)
+        case = dice.rows(head, dtype)
+        x, y = case.x.flatten(0, 1), case.y.flatten(0, 1)
+        tolerance = head.lipschitz * dice.scale(-8, 1) if dice.often(0.3) else None
+        solution = fit_exact(head, x, y, tolerance=tolerance)
+    except ValueError as refusal:
+        if not NAMED.match(str(refusal)):
+            raise
+        return 0
+    n = x.shape[1]
+    about = f"{head}, {tuple(x.shape)}, tolerance {tolerance}"
+    assert solution.weights.isfinite().all()
+    assert (solution.gradient_norm <= solution.tolerance).all()
+    assert case.moved(solution.weights) <= solution.sensitivity(n) * DOUBLE, about
+    unit = n * 2.0**-51 + torch.finfo(dtype).eps
+    cast = head.smoothness * unit * head.lipschitz / head.l2_reg
+    found = exact_gradient(head, solution.weights, x, y)
+    assert (found <= solution.gradient_norm.numpy() + cast).all(), about
+    return case.pairs
+
+
+@each_dtype
+@pytest.mark.parametrize("seeds", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_exact_at_any_scale(dtype: torch.dtype, seeds: int) -> None:
+    done = [exact_holds(Dice(seed), dtype, SOLVABLE) for seed in range(seeds)]
+    assert np.count_nonzero(done) >= (0.9 if dtype == torch.float64 else 0.4) * seeds
+
+
+@each_dtype
+def test_what_cannot_be_certified_or_takes_for_ever_is_refused(dtype: torch.dtype) -> None:
+    """Before anything is computed, from public numbers alone."""
+    for seed in range(40):
+        head = Dice(seed).head(HOPELESS, radius=None)
+        x, y = torch.zeros(5, 7, dtype=dtype), torch.zeros(5, dtype=torch.int64)
+        with pytest.raises(ValueError, match=NAMED):
+            fit_exact(head, x, y)
+
+
+@each_kind
+def test_the_certificate_covers_its_own_rounding(kind: type[Head]) -> None:
+    """On the weights nothing is rounded after the certificate: the true gradient is below it."""
+    generator = torch.Generator().manual_seed(0)
+    for l2_reg in (1e-2, 1e-3, 1e-4):
+        for tolerance in (1e-12, 1e-11, 1e-10):
+            head = kind(num_classes=3, l2_reg=l2_reg, clip_norm=1.0)
+            x = torch.randn(3, 12, 3, generator=generator, dtype=torch.float64)
+            x /= torch.linalg.vector_norm(x, dim=-1, keepdim=True) * (1 + 1e-12)
+            y = torch.randint(3, (3, 12), generator=generator)
+            solution = fit_exact(head, x, y, tolerance=tolerance)
+            found = exact_gradient(head, solution.weights, x, y)
+            assert (found <= solution.gradient_norm.numpy()).all()
+
+
+def test_a_gradient_that_cancels_is_not_certified() -> None:
+    """Equal rows of opposite coefficients: ⟨V, GV⟩ cancels to nothing, or below."""
+    x = torch.full((1, 6, 50), 0.1, dtype=torch.float64)
+    v = torch.tensor([1.0, -1.0, 3.0, -3.0, 7.0, -7.0 + 2e-9], dtype=torch.float64)
+    v = torch.stack([v, -v], 1)[None]
+    for dims in ((-1, -2), (-1,)):
+        true = torch.linalg.vector_norm(v.mT @ x, dim=dims, keepdim=True)
+        assert (Gram(x).norm2(v.mT, dims).sqrt() >= true).all()
+
+
+@each_kind
+def test_huge_and_tiny_units_give_the_same_model(kind: type[Head]) -> None:
+    """Rows c·x with Λ·c² is the same problem: W/c."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 9, generator=generator, dtype=torch.float64) / 9
+    y, found = torch.arange(6) % 3, []
+    for c in (1.0, 2.0**40, 2.0**-40):
+        head = kind(num_classes=3, l2_reg=0.1 * c**2, clip_norm=c)
+        found.append(fit_exact(head, x * c, y).weights * c)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
+
+
+def ball(dice: Dice, dtype: torch.dtype) -> int:
+    """Projects one draw of weights at scales that float64 squares cannot hold."""
+    low, high = (-300, 300) if dtype == torch.float64 else (-42, 36)
+    shape = dice.whole(1, 4), dice.whole(1, 40), dice.whole(1, 6)
+    sizes = 10.0 ** dice.draw.uniform(low, high, (shape[0], 1, 1))
+    weights = torch.from_numpy(dice.draw.standard_normal(shape) * sizes).to(dtype)
+    radius = dice.scale(low, high)
+    dims = ((-2, -1), (-2,))[dice.whole(0, 1)]
+    try:
+        found = project_ball(weights, radius, dims)
+    except ValueError as refusal:
+        if radius >= torch.finfo(dtype).tiny / torch.finfo(dtype).eps:
+            raise refusal
+        return 0
+    before, after = (
+        np.sqrt(np.square(w.numpy().astype(np.longdouble)).sum(dims)) for w in (weights, found)
+    )
+    assert (after <= radius).all()
+    aim = np.minimum(before, radius)
+    assert (after >= aim * (1 - 1e-5 if dtype == torch.float32 else 1 - 1e-13)).all()
+    return shape[0]
+
+
+@each_dtype
+@pytest.mark.parametrize("seeds", [300, pytest.param(6000, marks=pytest.mark.slow)])
+def test_projection_at_any_scale(dtype: torch.dtype, seeds: int) -> None:
+    assert np.count_nonzero([ball(Dice(seed), dtype) for seed in range(seeds)]) > 0.6 * seeds
+
+
+@BOTH
+def test_no_point_of_the_ball_is_nearer(dims: tuple[int, ...]) -> None:
+    """⟨W − ΠW, V − ΠW⟩ ≤ 0 for every V in the ball characterises the projection."""
+    generator = torch.Generator().manual_seed(0)
+    weights, others = torch.randn(2, 200, 5, 4, generator=generator, dtype=torch.float64)
+    others, nearest = (project_ball(each, 1.3, dims) for each in (others, weights))
+    assert ((weights - nearest) * (others - nearest)).sum(dims).max() <= 1e-12
+
+
+@BOTH
+def test_a_projection_never_expands(dims: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    first, second = torch.randn(2, 500, 5, 4, generator=generator, dtype=torch.float64).unbind()
+    second = torch.where(torch.arange(500)[:, None, None] % 2 == 0, first + 1e-3 * second, second)
+    before = (first - second).square().sum(dims)
+    after = (project_ball(first, 0.9, dims) - project_ball(second, 0.9, dims)).square().sum(dims)
+    assert (after <= before * (1 + 1e-12)).all()

@@ -69,7 +69,8 @@ class RunConfig:
         """
         try:
             fields = read_object(path)
-            fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
+            if fields["privacy"]["epsilon"] == "inf":
+                fields["privacy"]["epsilon"] = math.inf
             public_hash = fields.pop("public_hash", None)
             encoding = fields.pop("encoding", None)
             # JSON has no paths: what a prior's file would hold stands in its place

@@ -168,8 +168,5 @@ def test_impossible_fields_are_named(change: dict[str, float], message: str) -> 
     fields = {"local_std": 9.0, "step": 1.0, "sensitivity": 1.0, "honest": 3, "dimension": 5}
     with pytest.raises(ValueError, match=message):
         DiscreteGaussian(**(fields | change))  # pyright: ignore[reportArgumentType]
-
-
-def test_a_step_too_coarse_for_the_target_is_refused() -> None:
     with pytest.raises(ValueError, match="step must leave 2 zeta < epsilon"):
         for_promise(0.1, 1e-5, sensitivity=1.0, honest=10, dimension=10, step=128.0)

@@ -109,7 +109,7 @@ CASES = table(
             ("edges is no option", {"options": {"edges": 5}}),
             ("method must be one of", {"method": "admm-dual"}),
             ("components: Expected `int . null`, got `str`", {"options": {"components": "3"}}),
-            ("could not convert", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
+            ("Expected `float`, got `str`", {"privacy": {"epsilon": "soon", "delta": 1e-5}}),
             ("unexpected keyword", {"users": 3}),
         )
     ),

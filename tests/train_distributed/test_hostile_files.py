@@ -1,5 +1,6 @@
 """Whatever a file holds, its reader refuses it in one line that names it, or reads what it says."""
 
+import csv
 import gzip
 import io
 import json
@@ -34,6 +35,7 @@ from train_distributed.commands.comparing import Plot
 from train_distributed.commands.counting import Show
 from train_distributed.commands.federation import Init, Join
 from train_distributed.commands.federation.collecting import MakeWindow
+from train_distributed.commands.federation.enrolling import parties_of
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents.certificates import read_certificates, serving
 from train_distributed.federation.documents.document import LARGE, read_as
@@ -181,8 +183,12 @@ def of_federations(home: Path) -> list[Document]:
     def of(path: Path, read: Callable[[Path], Any], **more: Any) -> Document:
         return of_file(path, lambda: read(path), **more)
 
-    window = home / "window" / "window.json"
+    window, table = home / "window" / "window.json", home / "parties.csv"
+    fields = Party.load(user / "p-0.party.json").fields
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([list(fields), list(fields.values())])
     return [
+        replace(of(table, lambda path: bool(list(parties_of((path,))))), path=None),  # or a folder
         of(user / "p-0.party.json", lambda path: Party.load(path).fields, fixed=True),
         of(fed / "federation.json", lambda _: agreed(), name="federation"),
         of(user / "private.json", lambda _: private()),
@@ -407,6 +413,7 @@ def hold(document: Document, examples: int) -> None:
 MAKERS = [of_federations, of_releases, of_records, of_pictures]
 
 
+@pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("examples", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_a_file_is_refused_in_one_line_or_read_as_what_it_says(

@@ -13,11 +13,13 @@ from train_distributed.secure_sum.errors import ProtocolError
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
+from train_distributed.secure_sum.packets import Link, write_deal
 from train_distributed.secure_sum.prg import new_seed
 from train_distributed.secure_sum.secagg import SERVER, SecAgg
 from train_distributed.secure_sum.secagg_server import SecAggServer
 from train_distributed.secure_sum.secagg_user import SecAggUser
 from train_distributed.secure_sum.session import Session
+from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, write
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
@@ -82,6 +84,18 @@ def make_secagg(
     users = [SecAggUser(setup, i, keys[i], vectors[i], VolatileJournal()) for i in range(w)]
     server = SecAggServer(setup, keys[SERVER], VolatileJournal(), exclude)
     return SecAggParties(setup.session, keys, setup, users, server)
+
+
+def false_shares(parties: SecAggParties, user: int) -> bytes:
+    """The user's KEY_SHARES with shares that are as published, and of no one secret."""
+    machine = parties.users[user]
+    for peer in machine._sent.keys() & set(machine._list):
+        link = Link(parties.setup, user, peer, (machine._advert, machine._peers[peer]))
+        wild = ((peer + 1) ** 9 * 7919**20 % PRIME).to_bytes(SHARE_BYTES, "big")
+        deal = write_deal(link, (wild, wild), machine._once(peer), machine._signing)
+        machine._sent[peer] = deal
+    payload = b"".join(machine._sent[p] for p in sorted(machine._sent))
+    return parties.sign(Kind.KEY_SHARES, user, SERVER, payload)
 
 
 @dataclass

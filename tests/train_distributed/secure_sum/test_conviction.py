@@ -5,37 +5,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train_distributed.secure_sum.simulate import Drive, make_secagg
+from tests.train_distributed.secure_sum.simulate import Drive, false_shares, make_secagg
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.conviction import MOST_CONVICTED, proof_bytes
-from train_distributed.secure_sum.packets import DEAL_BYTES, Link, write_deal
+from train_distributed.secure_sum.packets import DEAL_BYTES
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, SERVER, pack_entries
-from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
+from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D = 9, 5
 VECTORS = np.random.default_rng(3).integers(0, 2**64, (W, D), np.uint64)
-GRAPH = {"corrupt_fraction": 0.2, "dropout_fraction": 0.3}
+GRAPH: dict[str, Any] = {"corrupt_fraction": 0.2, "dropout_fraction": 0.3}
 _SHOWN = ADVERTISE_BYTES + DEAL_BYTES + SHARE_BYTES
-
-
-def _false(parties: Any, user: int) -> bytes:
-    """KEY_SHARES with shares that are as published, and of no secret."""
-    machine = parties.users[user]
-    for peer in machine._sent.keys() & set(machine._list):
-        link = Link(parties.setup, user, peer, (machine._advert, machine._peers[peer]))
-        wild = ((peer + 1) ** 9 * 7919**20 % PRIME).to_bytes(SHARE_BYTES, "big")
-        deal = write_deal(link, (wild, wild), machine._once(peer), machine._signing)
-        machine._sent[peer] = deal
-    payload = b"".join(machine._sent[p] for p in sorted(machine._sent))
-    return parties.sign(Kind.KEY_SHARES, user, SERVER, payload)
 
 
 def _driven(parties: Any, liars: set[int], silent: dict[int, Kind] | None = None):
     def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
         if user in (silent or {}) and kind >= (silent or {})[user]:
             return None
-        return _false(parties, user) if kind is Kind.KEY_SHARES and user in liars else message
+        return false_shares(parties, user) if kind is Kind.KEY_SHARES and user in liars else message
 
     return Drive(parties, answer)
 

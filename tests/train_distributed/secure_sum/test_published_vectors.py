@@ -1,7 +1,6 @@
 """Primitives against published vectors, secret sharing, and no generator but the system's."""
 
 import ast
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -130,16 +129,6 @@ def test_one_share_fewer_fits_every_secret(secret: bytes, other: bytes) -> None:
     partial = sum(w * int.from_bytes(view[x], "big") for w, x in zip(known, view, strict=True))
     missing = (int.from_bytes(other, "big") - partial) * pow(last, -1, PRIME) % PRIME
     assert reconstruct(view | {9: missing.to_bytes(SHARE_BYTES, "big")}, 4) == other
-
-
-def test_weights_are_lagrange_at_zero() -> None:
-    points = (3, 1, 7, 20)
-    for i, weight in enumerate(weights(points)):
-        exact = Fraction(1)
-        for j, x in enumerate(points):
-            if j != i:
-                exact *= Fraction(x, x - points[i])
-        assert weight == exact.numerator * pow(exact.denominator, -1, PRIME) % PRIME
 
 
 def test_the_field_is_prime_and_holds_every_secret() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.train_distributed.secure_sum.simulate import Drive, make_secagg
+from tests.train_distributed.secure_sum.simulate import Drive, false_shares, make_secagg
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.keys import EVERYONE
 from train_distributed.secure_sum.opening import Opened
@@ -18,10 +18,9 @@ from train_distributed.secure_sum.packets import (
     SEED,
     Link,
     hash_shares,
-    write_deal,
 )
 from train_distributed.secure_sum.secagg import SERVER
-from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
+from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D, INSIDER = 7, 5, 2
@@ -41,20 +40,16 @@ class Insider:
         to = EVERYONE if kind in (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT) else SERVER
         return self.parties.sign(kind, INSIDER, to, payload)
 
-    def link(self, receiver: int) -> Link:
-        adverts = self.machine._advert, self.machine._peers[receiver]
-        return Link(self.setup, INSIDER, receiver, adverts)
-
-    def resign(self, link: Link, packet: bytes) -> bytes:
-        body = packet[:-64]
-        return body + self.machine._signing.sign(link.context + body)
-
-    def packets(self, change: Callable[[Link, bytes], bytes], to: range = range(W)) -> bytes:
+    def packets(self, change: Callable[[bytes], bytes], to: range, signed: bool) -> bytes:
         """KEY_SHARES with changed packets for some; all users are on its list."""
-        sent = dict(self.machine._sent)
+        machine, sent = self.machine, dict(self.machine._sent)
         for peer in set(to) & sent.keys():
-            sent[peer] = change(self.link(peer), sent[peer])
-        self.machine._sent = sent
+            sent[peer] = change(sent[peer])
+            if signed:
+                link = Link(self.setup, INSIDER, peer, (machine._advert, machine._peers[peer]))
+                body = sent[peer][:-64]
+                sent[peer] = body + machine._signing.sign(link.context + body)
+        machine._sent = sent
         return self.sign(Kind.KEY_SHARES, b"".join(sent[p] for p in sorted(sent)))
 
 
@@ -76,34 +71,11 @@ def _other_commitment(insider: Insider, message: bytes) -> bytes:
     return insider.sign(Kind.ADVERTISE, wrong.payload)
 
 
-def _undecryptable(insider: Insider, message: bytes) -> bytes:
-    return insider.packets(
-        lambda link, p: insider.resign(link, p[:40] + bytes([p[40] ^ 1]) + p[41:])
-    )
+def _packets(change: Callable[[bytes], bytes], to: range = range(W), *, signed: bool = True):
+    return lambda insider, message: insider.packets(change, to, signed)
 
 
-def _undecryptable_to_one(insider: Insider, message: bytes) -> bytes:
-    return insider.packets(lambda link, p: insider.resign(link, SMALL + p[32:]), range(4, 5))
-
-
-def _unsigned(insider: Insider, message: bytes) -> bytes:
-    return insider.packets(lambda link, p: p[:-1] + bytes([p[-1] ^ 1]), range(4, 5))
-
-
-def _other_hashes(insider: Insider, message: bytes) -> bytes:
-    return insider.packets(lambda link, p: insider.resign(link, p[:114] + bytes(64) + p[178:]))
-
-
-def _no_polynomial(insider: Insider, message: bytes) -> bytes:
-    """Shares as published, of no one secret."""
-
-    def change(link: Link, packet: bytes) -> bytes:
-        x = link.receiver + 1
-        wild = (x**9 * 7919**20 % PRIME).to_bytes(SHARE_BYTES, "big")
-        once = insider.machine._once(link.receiver)
-        return write_deal(link, (wild, wild), once, insider.machine._signing)
-
-    return insider.packets(change)
+_undecryptable = _packets(lambda p: p[:40] + bytes([p[40] ^ 1]) + p[41:])
 
 
 def _false_opening(insider: Insider, message: bytes) -> bytes:
@@ -119,6 +91,19 @@ def _cut(payload: bytes) -> bytes:
     return payload[:-1]
 
 
+def _flipped(packet: bytes) -> bytes:
+    return packet[:-1] + bytes([packet[-1] ^ 1])
+
+
+def _other_hashes(packet: bytes) -> bytes:
+    return packet[:114] + bytes(64) + packet[178:]
+
+
+def _no_secret(insider: Insider, message: bytes) -> bytes:
+    return false_shares(insider.parties, INSIDER)
+
+
+ONE = range(4, 5)
 NAMED = {  # at which message, what; whether the session goes on without a second one
     "small sealing key": (Kind.ADVERTISE, _small(0), True),
     "small masking key": (Kind.ADVERTISE, _small(1), True),
@@ -127,10 +112,10 @@ NAMED = {  # at which message, what; whether the session goes on without a secon
     "short key shares": (Kind.KEY_SHARES, _payload(_cut), True),
     "no key shares": (Kind.KEY_SHARES, _payload(lambda p: b""), True),
     "packets nobody opens": (Kind.KEY_SHARES, _undecryptable, False),
-    "one packet of small order": (Kind.KEY_SHARES, _undecryptable_to_one, False),
-    "one packet unsigned": (Kind.KEY_SHARES, _unsigned, False),
-    "shares that are not as shown": (Kind.KEY_SHARES, _other_hashes, False),
-    "shares of no secret": (Kind.KEY_SHARES, _no_polynomial, True),
+    "one packet of small order": (Kind.KEY_SHARES, _packets(lambda p: SMALL + p[32:], ONE), False),
+    "one packet unsigned": (Kind.KEY_SHARES, _packets(_flipped, ONE, signed=False), False),
+    "shares that are not as shown": (Kind.KEY_SHARES, _packets(_other_hashes), False),
+    "shares of no secret": (Kind.KEY_SHARES, _no_secret, True),
     "short vector": (Kind.MASKED, _payload(_cut), True),
     "masked with others": (Kind.MASKED, _payload(lambda p: p[:3] + b"\0\0" + p[5:]), True),
     "signs other survivors": (Kind.AGREED, _payload(lambda p: bytes(32)), True),

@@ -1,6 +1,7 @@
 """`secagg` gives the plain sum modulo 2^64, bit for bit, or an error and nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,13 +85,14 @@ def almost_summed(dimension: int):
     """A session whose server has all it needs, three of 15 users having shared keys only."""
     rows = vectors(15, dimension)
     parties = make_secagg(rows, minimum=9)
-    finish, parties.server.finish = parties.server.finish, lambda: None
+    server: Any = parties.server
+    finish, server.finish = server.finish, lambda: None
 
     def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
         return None if kind is Kind.MASKED and user in GONE else message
 
     Drive(parties, answer).run()
-    return parties.server, finish, np.delete(rows, sorted(GONE), 0).sum(0, dtype=np.uint64)
+    return server, finish, np.delete(rows, sorted(GONE), 0).sum(0, dtype=np.uint64)
 
 
 def _chunk_fault(times: int) -> Callable:

@@ -21,6 +21,7 @@ from embed import store
 from embed.encoding import Encoding
 from embed.hold_out import greatest, random_keys
 from pretrain import check
+from pretrain.cli.json_text import read_object
 from pretrain.cli.output import new_file, sync_tree
 from pretrain.datasets import TEST, TRAIN, ImageSet, count_of_tests
 
@@ -67,7 +68,7 @@ class ResumeKey:
     def of_unfinished(cls, out: Path) -> "ResumeKey | None":
         """Key of the unfinished extraction for `out`; None if there is none."""
         file = _beside(out) / "meta.json"
-        return cls(json.loads(file.read_text())) if file.exists() else None
+        return cls(read_object(file)) if file.exists() else None
 
     @classmethod
     def of_finished(cls, meta: dict[str, Any], *, skip: bool) -> "ResumeKey":

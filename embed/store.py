@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -320,5 +321,5 @@ def read_array(path: Path) -> np.memmap:
     """Array of an npy file, on the disk; raises ValueError if it is missing or damaged."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         raise ValueError(f"{path} must be a complete npy file, got: {error}") from error

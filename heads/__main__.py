@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tokenize import TokenError
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
@@ -157,7 +158,7 @@ def _load(path: Path) -> "np.ndarray":
 
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"data must hold a readable {path.name}, got {path} ({reason})") from error
     if not isinstance(array, np.ndarray):

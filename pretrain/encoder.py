@@ -237,10 +237,12 @@ def _untrained(architecture: str, path: Path) -> Encoder:
     try:
         with torch.random.fork_rng(devices=[]):
             return build(fields)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(
             f"{path}: architecture must be complete, got {architecture:.200}"
         ) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _inner(fields: dict[str, Any], *refused: str) -> Encoder:

@@ -22,6 +22,8 @@ class ResNetConfig:
         check.at_least(1, widths=min(self.widths, default=0))
         if len(self.blocks) != len(self.widths) or min(self.blocks) < 1:
             raise ValueError(f"blocks must be >= 1 for each of {self.widths}, got {self.blocks}")
+        check.at_most(2048, widths=max(self.widths))  # a file must not ask for all memory
+        check.at_most(64, blocks=sum(self.blocks))
         check.one_of((1, 2), stem_stride=self.stem_stride)
         check.at_least(1, pool=self.pool)
 

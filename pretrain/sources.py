@@ -180,6 +180,8 @@ def open_federated_emnist(path: Path, splits: Sequence[str] = ("train", "test"))
             writers.append(writer)
             places.append(place)
             held.append(SPLITS[split])
+    if not blocks:
+        raise ValueError(f"{path} must hold pictures of writers, got none")
     counts, pixels = [len(each) for each in labels], np.concatenate(blocks)
     starts, numbers = np.cumsum([0, *counts]), np.unique(writers, return_inverse=True)[1]
 
@@ -217,6 +219,10 @@ def _leaf(files: Sequence[Path]) -> Iterator[Written]:
     for file in files:
         try:
             for writer, held in parsed(file.read_text("utf-8"))["user_data"].items():
-                yield file, writer, np.asarray(held["x"], np.float32), np.asarray(held["y"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r}") from error
+                with np.errstate(over="ignore"):  # infinite pixels are refused
+                    pixels = np.asarray(held["x"], np.float32)
+                if pixels.shape[1:] != (EMNIST_SIDE**2,):
+                    raise ValueError(f"x must be (n, {EMNIST_SIDE**2}), got {pixels.shape}")
+                yield file, writer, pixels, np.asarray(held["y"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{file} must be a LEAF JSON file, got: {error!r:.200}") from error

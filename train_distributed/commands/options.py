@@ -20,7 +20,7 @@ import msgspec
 from embed.encoding import Encoding
 from embed.options import Knowledge
 from pretrain import check
-from pretrain.cli.json_text import parsed
+from pretrain.cli.json_text import read_object
 from pretrain.cli.menu import part_of
 from train_distributed.one_shot.registry import MANY_ROUNDS, METHODS, RIVALS, SettledOptions
 from train_distributed.privacy.promise import Privacy
@@ -68,8 +68,9 @@ class RunConfig:
             ValueError: missing, damaged, with other fields, or of none of these methods.
         """
         try:
-            fields = parsed(path.read_text("utf-8"))
-            fields["privacy"]["epsilon"] = float(fields["privacy"]["epsilon"])
+            fields = read_object(path)
+            if fields["privacy"]["epsilon"] == "inf":
+                fields["privacy"]["epsilon"] = math.inf
             public_hash = fields.pop("public_hash", None)
             encoding = fields.pop("encoding", None)
             # JSON has no paths: what a prior's file would hold stands in its place
@@ -79,7 +80,7 @@ class RunConfig:
                 method=str(fields.pop("method")),
                 options=options,
                 privacy=msgspec.convert(vars(Privacy(**fields.pop("privacy"))), Privacy),
-                public_hash=None if public_hash is None else str(public_hash),
+                public_hash=msgspec.convert(public_hash, str | None),
                 encoding=None if encoding is None else Encoding.from_json(encoding),
                 **fields,
             )

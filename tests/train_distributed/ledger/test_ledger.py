@@ -14,8 +14,15 @@ from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed.ledger import ledger as ledger_file
 from train_distributed.ledger.entry import Entry, Limit, gaussian_fields
 from train_distributed.ledger.ledger import Ledger
+from train_distributed.privacy.mechanism import DiscreteGaussian
 
 LIMIT = Limit(epsilon=1.5, delta=1e-5)
+UNKNOWN = "id must be of an entry in the ledger"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "rows.ledger")
 
 
 def spent(ledger: Ledger) -> float:
@@ -33,13 +40,11 @@ def test_what_is_reserved_counts_whether_or_not_it_is_spent(ledger) -> None:
     assert [r.spent for r in ledger.state().records] == [True, False]
 
 
-@pytest.mark.parametrize("id", ["", "0" * 16])
-def test_only_what_is_reserved_is_spent_and_once(ledger, id: str) -> None:
-    ledger.spend(ledger.reserve(GAUSSIAN))
-    with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
-        ledger.spend(id)
-    with pytest.raises(ValueError, match="not spent yet"):
-        ledger.spend(ledger.state().records[0].id)
+def test_only_what_is_reserved_is_spent_and_once(ledger) -> None:
+    ledger.spend(first := ledger.reserve(GAUSSIAN))
+    for id, words in (("", UNKNOWN), ("0" * 16, UNKNOWN), (first, "not spent yet")):
+        with pytest.raises(ValueError, match=words):
+            ledger.spend(id)
 
 
 def test_what_no_noise_was_drawn_for_is_given_back_once(ledger) -> None:
@@ -50,11 +55,10 @@ def test_what_no_noise_was_drawn_for_is_given_back_once(ledger) -> None:
     ledger.give_back(second)
     assert [r.id for r in ledger.state().records] == [first]
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
-    for wrong in (second, "0" * 16):
-        with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
-            ledger.give_back(wrong)
-        with pytest.raises(ValueError, match="id must be of an entry in the ledger"):
-            ledger.spend(wrong)
+    for use in (ledger.give_back, ledger.spend):
+        for wrong in (second, "0" * 16):
+            with pytest.raises(ValueError, match=UNKNOWN):
+                use(wrong)
     ledger.afford(GAUSSIAN)
     assert ledger.reserve(GAUSSIAN) != second
     ledger.spend(first)
@@ -74,7 +78,6 @@ def test_what_can_be_afforded_is_asked_without_a_trace(ledger, tmp_path) -> None
 def test_a_reference_is_counted_once(ledger) -> None:
     entry = replace(GAUSSIAN, reference="federation/session0")
     assert ledger.reserve(entry) == ledger.reserve(replace(entry, result="again"))
-    assert ledger.state().length == 1
     with pytest.raises(ValueError, match="must be of the same entry"):
         ledger.reserve(replace(entry, epsilon=2.0))
     assert ledger.reserve(replace(entry, reference="federation/session1"))
@@ -92,8 +95,6 @@ def test_a_reference_of_an_older_version_is_of_whoever_adds_the_noise(ledger) ->
 
 
 def test_a_limit_of_what_is_promised_admits_it(tmp_path) -> None:
-    from train_distributed.privacy.mechanism import DiscreteGaussian
-
     for epsilon, delta in ((0.01, 1e-9), (1.0, 1e-5), (30.0, 1e-3)):
         planned = DiscreteGaussian.for_promise(
             epsilon, delta, sensitivity=1.0, honest=3, dimension=9

@@ -65,16 +65,6 @@ def test_any_admitted_step_is_charged_more_than_the_float_path(shrink, h, d, eps
     assert release.delta(epsilon) <= 1e-5 * (1 + 1e-9)
 
 
-def test_default_release_of_the_headline_setting() -> None:
-    release = for_promise(0.4, 1e-5, **SPEC)
-    assert -132 < release.log10_zeta < -131
-    assert release.stds_in_steps >= 2**10
-    assert math.log2(float(release.step)) % 1 == 0
-    assert math.sqrt(61_450) * release.step <= 2.8 / 2**14
-    inflated = release.epsilon(1e-5) / accounting.epsilon(1e-5, release.noise_multiplier)
-    assert inflated == 1.0
-
-
 def test_the_theorems_terms_at_coarse_noise_by_hand() -> None:
     """Noise of 2 steps: every term is visible, so a dropped one would show."""
     release = DiscreteGaussian(
@@ -168,8 +158,5 @@ def test_impossible_fields_are_named(change: dict[str, float], message: str) -> 
     fields = {"local_std": 9.0, "step": 1.0, "sensitivity": 1.0, "honest": 3, "dimension": 5}
     with pytest.raises(ValueError, match=message):
         DiscreteGaussian(**(fields | change))  # pyright: ignore[reportArgumentType]
-
-
-def test_a_step_too_coarse_for_the_target_is_refused() -> None:
     with pytest.raises(ValueError, match="step must leave 2 zeta < epsilon"):
         for_promise(0.1, 1e-5, sensitivity=1.0, honest=10, dimension=10, step=128.0)

@@ -14,7 +14,8 @@ from train_distributed.privacy.promise import group_sensitivity, honest_users
 def test_honest_users_of_the_papers_setting():
     assert honest_users(1000, Fraction(1, 2)) == 500
     assert honest_users(100, Fraction(1, 2), min_survivors=70) == 20  # not 35
-    assert honest_users(1, Fraction(1)) == 1
+    assert honest_users(1, Privacy(1.0, 1e-5).fraction(1)) == 1
+    assert Privacy(1.0, 1e-5).fraction(2) == Fraction(1, 2)
 
 
 @pytest.mark.parametrize(("fraction", "dishonest"), [(0.93, 7), (0.71, 29), (0.3, 70), (0.999, 0)])
@@ -24,27 +25,15 @@ def test_a_decimal_fraction_is_what_was_written(fraction: float, dishonest: int)
     assert honest_users(100, privacy.fraction(100)) == 100 - dishonest
 
 
-def test_default_fraction():
-    assert Privacy(1.0, 1e-5).fraction(2) == Fraction(1, 2)
-    assert Privacy(1.0, 1e-5).fraction(1) == 1
-
-
-@pytest.mark.parametrize(
-    ("users", "fraction", "least"), [(10, 0.5, 5), (10, 0.1, 9), (3, 0.5, 1), (1, 0.5, None)]
-)
-def test_no_certainly_honest_user(users: int, fraction: float, least: int | None):
-    privacy = Privacy(1.0, 1e-5, fraction)
-    if users == 1:
-        assert honest_users(users, privacy.fraction(users), least) == 1  # ⌊0.5⌋ = 0 dishonest
-        return
-    with pytest.raises(ValueError, match="one certainly honest user, got"):
-        honest_users(users, privacy.fraction(users), least)
-
-
-@pytest.mark.parametrize("least", [0, 11])
-def test_min_survivors_range(least: int):
-    with pytest.raises(ValueError, match=rf"min_survivors must be in \[1, 10\].*got {least}"):
-        honest_users(10, Fraction(1), least)
+def test_no_certainly_honest_user():
+    for users, fraction, least in ((10, 0.5, 5), (10, 0.1, 9), (3, 0.5, 1)):
+        with pytest.raises(ValueError, match="one certainly honest user, got"):
+            honest_users(users, Privacy(1.0, 1e-5, fraction).fraction(users), least)
+    assert honest_users(1, Privacy(1.0, 1e-5, 0.5).fraction(1)) == 1  # ⌊0.5⌋ = 0 dishonest
+    for least in (0, 11):
+        rule = rf"min_survivors must be in \[1, 10\].*got {least}"
+        with pytest.raises(ValueError, match=rule):
+            honest_users(10, Fraction(1), least)
 
 
 @pytest.mark.parametrize("group", range(1, 9))
@@ -61,11 +50,10 @@ def test_group_of_records_by_exhaustion(group: int, record: float):
     assert found == pytest.approx(best, rel=1e-6)
 
 
-def test_groups_of_users():
+@pytest.mark.parametrize(("size", "moved"), [(1, 5), (2, 7), (9, 8)])
+def test_groups_of_users(size: int, moved: int):
     reach, sizes = torch.tensor([1.0, 5.0, 2.0]), torch.tensor([1, 5, 2])
-    assert group_sensitivity(1.0, reach, sizes, unit="user", group_size=1) == 5
-    assert group_sensitivity(1.0, reach, sizes, unit="user", group_size=2) == 7
-    assert group_sensitivity(1.0, reach, sizes, unit="user", group_size=9) == 8
+    assert group_sensitivity(1.0, reach, sizes, unit="user", group_size=size) == moved
 
 
 @pytest.mark.parametrize(

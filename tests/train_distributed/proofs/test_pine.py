@@ -10,11 +10,10 @@ import pytest
 
 from tests.changed_bytes import changed
 from train_distributed.proofs import field, linear_proof
-from train_distributed.proofs.circuits import Layout, Measurement, to_bits
+from train_distributed.proofs.circuits import Layout, to_bits
 from train_distributed.proofs.field import MODULUS, InvalidShare
 from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, RAND_BYTES, SHARES, Pine
-from train_distributed.proofs.transforms import root_of_unity
 
 KEY = bytes(range(32))
 SMALL = Pine.for_bound(dimension=20, norm_bound=1000)
@@ -92,6 +91,10 @@ def test_an_honest_user_sends_nothing_too_long():
         SMALL.shard(vector, bytes(NONCE_BYTES))
 
 
+def squared_norm(vector) -> int:
+    return sum(entry * entry for entry in vector.tolist())
+
+
 class Liar(Pine):
     """A user that claims to have the norm 0, and to have passed every test."""
 
@@ -106,15 +109,14 @@ class BeyondTheBound(Pine):
     """A user whose vector is too long, with its true norm."""
 
     def _norm_bits(self, vector):
-        squared = sum(entry * entry for entry in vector.tolist())
-        return to_bits([squared, 0], self.layout.norm_bits).ravel()
+        return to_bits([squared_norm(vector), 0], self.layout.norm_bits).ravel()
 
 
 class WrapsAround(Pine):
     """A user that claims the norm that its vector has modulo q, and results within the range."""
 
     def _norm_bits(self, vector):
-        squared = sum(entry * entry for entry in vector.tolist()) % MODULUS
+        squared = squared_norm(vector) % MODULUS
         rest = self.layout.norm_bound**2 - squared
         return to_bits([squared, rest], self.layout.norm_bits).ravel()
 
@@ -136,84 +138,52 @@ class NoBits(Pine):
 class TwoSuccessesInOne(Pine):
     """A user of the vector 0 with one failed test, for which another one counts twice."""
 
+    successes = 0, 2
+
     def _test_bits(self, results):
         bits = super()._test_bits(results).reshape(self.layout.tests, -1)
-        bits[:2, -1] = 0, 2
+        bits[:2, -1] = self.successes
         return bits.ravel()
 
 
-class OneFailure(Pine):
+class OneFailure(TwoSuccessesInOne):
     """A user of the vector 0 that admits that one test failed."""
 
-    def _test_bits(self, results):
-        bits = super()._test_bits(results).reshape(self.layout.tests, -1)
-        bits[7, -1] = 0
-        return bits.ravel()
+    successes = 0, 1
 
 
-def as_user(kind: type[Pine], vector: np.ndarray) -> None:
-    """What aggregators do with a report of such a user, who follows the protocol else."""
-    public, shares = kind.for_bound(dimension=20, norm_bound=1000).shard(vector, bytes(NONCE_BYTES))
-    prepare(SMALL, bytes(NONCE_BYTES), public, shares)
-
-
-@pytest.mark.parametrize("length", [1, 1001, 10_000, 2**40])
-def test_a_norm_that_is_not_the_vectors_is_refused(length):
+def of_length(length: int) -> np.ndarray:
     vector = np.zeros(20, np.int64)
     vector[3] = length
-    with pytest.raises(InvalidShare, match="NormEquality must hold"):
-        as_user(Liar, vector)
+    return vector
 
 
-def test_a_squared_norm_beyond_the_bound_is_refused():
-    vector = np.zeros(20, np.int64)
-    vector[0] = 1001  # its square has as many bits as the bound's
-    with pytest.raises(InvalidShare, match="NormBound must hold"):
-        as_user(BeyondTheBound, vector)
-
-
-def test_a_vector_that_is_short_modulo_q_alone_is_refused():
+def short_modulo_q() -> np.ndarray:
+    """A vector of four entries whose squares add to q and a little."""
     rest, vector = MODULUS + 1000**2, np.zeros(20, np.int64)
-    for place in range(4):  # squares that add to q and a little
+    for place in range(4):
         vector[place] = math.isqrt(rest)
         rest -= math.isqrt(rest) ** 2
-    assert 0 <= sum(entry**2 for entry in vector.tolist()) - MODULUS <= 1000**2
-    with pytest.raises(InvalidShare, match="NormBound must hold"):
-        as_user(WrapsAround, vector)
-
-
-@pytest.mark.parametrize("kind", [NoBits, TwoSuccessesInOne, OneFailure])
-def test_bits_and_successes_are_proved(kind):
-    with pytest.raises(InvalidShare, match="NormBound must hold"):
-        as_user(kind, np.zeros(20, np.int64))
+    assert 0 <= squared_norm(vector) - MODULUS <= 1000**2
+    return vector
 
 
 @pytest.mark.parametrize(
-    ("circuit", "weights"),  # of the sums of results in the output, for the joint randomness below
-    [(SMALL.circuits[0], [-1]), (SMALL.circuits[-1], [1, 7**2])],
-    ids=["norm", "bound"],
+    ("kind", "vector", "circuit"),
+    [
+        *((Liar, of_length(length), "NormEquality") for length in (1, 1001, 10_000, 2**40)),
+        (BeyondTheBound, of_length(1001), "NormBound"),  # as many bits as the bound's square
+        (WrapsAround, short_modulo_q(), "NormBound"),
+        (NoBits, of_length(0), "NormBound"),
+        (TwoSuccessesInOne, of_length(0), "NormBound"),
+        (OneFailure, of_length(0), "NormBound"),
+    ],
 )
-def test_who_knows_the_query_point_forges_and_another_point_finds_it(circuit, weights):
-    """The verify key is a secret of the aggregators: a proof can be made for one point."""
-    layout, generator = SMALL.layout, np.random.default_rng(0)
-    invalid = generator.integers(0, MODULUS, layout.shared + layout.tests, np.uint64)
-    measurement, joint, point = Measurement(layout, invalid), [3, 5, 7], 123_456_789
-    seeds = generator.integers(0, MODULUS, circuit.arity, np.uint64)
-    proof = linear_proof.prove(circuit, measurement, seeds, joint)
-    answer = linear_proof.query(circuit, measurement, proof, point, joint, 1)
-    assert answer[0] != 0
-    places = linear_proof.degree_bound(circuit)
-    root, of_calls = root_of_unity(places), np.repeat(weights, circuit.groups).tolist()
-    moved = sum(  # the output, by x - t, which is 0 at t
-        weight * (pow(root, call, MODULUS) - point) for call, weight in enumerate(of_calls, 1)
-    )
-    scale = -int(answer[0]) * pow(moved, -1, MODULUS)
-    shift = np.array([-scale * point % MODULUS, scale % MODULUS], np.uint64)
-    begin = circuit.arity
-    proof[begin : begin + 2] = field.add(proof[begin : begin + 2], shift)
-    for at, passes in ((point, True), (point + 1, False)):
-        forged = linear_proof.query(circuit, measurement, proof, at, joint, 1)
-        assert linear_proof.decide(circuit, forged) == passes
+def test_users_that_lie_about_their_vector_are_refused(kind, vector, circuit) -> None:
+    """They follow the protocol else."""
+    public, shares = kind.for_bound(dimension=20, norm_bound=1000).shard(vector, bytes(NONCE_BYTES))
+    with pytest.raises(InvalidShare, match=f"{circuit} must hold"):
+        prepare(SMALL, bytes(NONCE_BYTES), public, shares)
 
 
 def test_a_report_prepared_under_another_nonce_is_refused():
@@ -243,18 +213,12 @@ def test_keys_and_nonces_of_another_length_are_refused(key, nonce):
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("norm_bound", {"norm_bound": 2**31}),
-        ("norm_bound", {"norm_bound": 0}),
-        ("dimension", {"dimension": 0}),
-        ("tests", {"tests": 0}),
-        ("successes", {"successes": 101}),
-    ],
+    ("name", "size"),
+    [("norm_bound", 2**31), ("norm_bound", 0), ("dimension", 0), ("tests", 0), ("successes", 101)],
 )
-def test_sizes_for_which_nothing_is_proved_are_refused(name, sizes):
+def test_sizes_for_which_nothing_is_proved_are_refused(name, size):
     with pytest.raises(ValueError, match=name):
-        Layout(**{"dimension": 20, "norm_bound": 1000, **sizes})
+        Layout(**{"dimension": 20, "norm_bound": 1000, name: size})
 
 
 def take(sent: list[bytes], honest: list | None, nonce: bytes, message: bytes | None) -> None:

@@ -1,43 +1,31 @@
 """A dealer of false shares is left out of the very session; an honest one cannot be convicted."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train_distributed.secure_sum.simulate import Drive, false_shares, make_secagg
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.conviction import MOST_CONVICTED, proof_bytes
-from train_distributed.secure_sum.packets import DEAL_BYTES, Link, write_deal
+from train_distributed.secure_sum.packets import DEAL_BYTES
 from train_distributed.secure_sum.secagg import ADVERTISE_BYTES, SERVER, pack_entries
-from train_distributed.secure_sum.shamir import PRIME, SHARE_BYTES
+from train_distributed.secure_sum.shamir import SHARE_BYTES
 from train_distributed.secure_sum.wire import Kind, payload_of
 
 W, D = 9, 5
 VECTORS = np.random.default_rng(3).integers(0, 2**64, (W, D), np.uint64)
-GRAPH = {"corrupt_fraction": 0.2, "dropout_fraction": 0.3}
+GRAPH: dict[str, Any] = {"corrupt_fraction": 0.2, "dropout_fraction": 0.3}
 _SHOWN = ADVERTISE_BYTES + DEAL_BYTES + SHARE_BYTES
 
 
-def _false(parties: Any, user: int) -> bytes:
-    """KEY_SHARES with shares that are as published, and of no secret."""
-    machine = parties.users[user]
-    for peer in machine._sent.keys() & set(machine._list):
-        link = Link(parties.setup, user, peer, (machine._advert, machine._peers[peer]))
-        wild = ((peer + 1) ** 9 * 7919**20 % PRIME).to_bytes(SHARE_BYTES, "big")
-        deal = write_deal(link, (wild, wild), machine._once(peer), machine._signing)
-        machine._sent[peer] = deal
-    payload = b"".join(machine._sent[p] for p in sorted(machine._sent))
-    return parties.sign(Kind.KEY_SHARES, user, SERVER, payload)
-
-
-def _driven(parties: Any, drive: Any, liars: set[int], silent: dict[int, Kind] | None = None):
+def _driven(parties: Any, liars: set[int], silent: dict[int, Kind] | None = None):
     def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
         if user in (silent or {}) and kind >= (silent or {})[user]:
             return None
-        return _false(parties, user) if kind is Kind.KEY_SHARES and user in liars else message
+        return false_shares(parties, user) if kind is Kind.KEY_SHARES and user in liars else message
 
-    return drive(parties, answer)
+    return Drive(parties, answer)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +40,9 @@ def _driven(parties: Any, drive: Any, liars: set[int], silent: dict[int, Kind] |
         ({2}, {2: Kind.AGREED}),
     ],
 )
-def test_the_others_are_summed_in_the_same_session(liars, silent, make_secagg, drive) -> None:
+def test_the_others_are_summed_in_the_same_session(liars, silent) -> None:
     parties = make_secagg(VECTORS, **GRAPH)
-    driven = _driven(parties, drive, liars, silent)
+    driven = _driven(parties, liars, silent)
     opened = driven.run()
     gone = {user for user, kind in silent.items() if kind <= Kind.MASKED}
     assert opened.users == frozenset(range(W)) - liars - gone
@@ -63,10 +51,10 @@ def test_the_others_are_summed_in_the_same_session(liars, silent, make_secagg, d
     assert driven.refused == []
 
 
-def test_without_a_partners_seed_nothing_is_released(make_secagg: Callable, drive: Any) -> None:
+def test_without_a_partners_seed_nothing_is_released() -> None:
     parties = make_secagg(VECTORS, **GRAPH)
     with pytest.raises(errors.Misbehaviour, match="2: "):
-        _driven(parties, drive, {2}, {4: Kind.EXPOSED}).run()
+        _driven(parties, {2}, {4: Kind.EXPOSED}).run()
     with pytest.raises(errors.OutOfOrder):
         parties.server.finish()
 
@@ -80,18 +68,18 @@ def test_without_a_partners_seed_nothing_is_released(make_secagg: Callable, driv
     ],
 )
 def test_nothing_is_released_where_the_others_cannot_be_summed(
-    users: int, liars: int, minimum: int, recalls: bool, make_secagg: Callable, drive: Any
+    users: int, liars: int, minimum: int, recalls: bool
 ) -> None:
     parties = make_secagg(np.zeros((users, 1), np.uint64), minimum=minimum, **GRAPH)
-    driven = _driven(parties, drive, set(range(2, 2 + liars)))
+    driven = _driven(parties, set(range(2, 2 + liars)))
     driven.recalls = recalls
     with pytest.raises(errors.Misbehaviour, match="2: "):
         driven.run()
 
 
-def test_only_the_vector_that_is_in_the_sum_is_taken_off(make_secagg: Callable, drive: Any) -> None:
+def test_only_the_vector_that_is_in_the_sum_is_taken_off() -> None:
     parties = make_secagg(VECTORS, **GRAPH)
-    driven = _driven(parties, drive, {2})
+    driven = _driven(parties, {2})
 
     def ask(kind: Kind, user: int, message: bytes) -> bytes:
         if kind is Kind.CONVICTED and user == 0:
@@ -132,7 +120,7 @@ class Framer:
 
 
 @pytest.fixture
-def framer(make_secagg: Callable, drive: Any) -> Framer:
+def framer() -> Framer:
     """After REVEAL of an honest session, by a server that has looked at everything."""
     parties = make_secagg(VECTORS, **GRAPH)
     kept: list[Framer] = []
@@ -142,7 +130,7 @@ def framer(make_secagg: Callable, drive: Any) -> Framer:
             kept.append(Framer(parties))
         return message
 
-    drive(parties, ask=ask).run()
+    Drive(parties, ask=ask).run()
     return kept[0]
 
 
@@ -182,7 +170,7 @@ def test_nor_by_any_other_evidence(framer: Framer) -> None:
         framer.ask(framer.proof(), dealer=W + 5)
 
 
-def test_nothing_is_exposed_before_shares_are_revealed(make_secagg: Callable, drive: Any) -> None:
+def test_nothing_is_exposed_before_shares_are_revealed() -> None:
     parties = make_secagg(VECTORS, **GRAPH)
     refused: list[type] = []
 
@@ -194,5 +182,5 @@ def test_nothing_is_exposed_before_shares_are_revealed(make_secagg: Callable, dr
             refused.append(caught.type)
         return message
 
-    assert len(drive(parties, ask=ask).run().users) == W
+    assert len(Drive(parties, ask=ask).run().users) == W
     assert len(refused) == 4

@@ -98,36 +98,41 @@ def test_the_degree_grows_like_the_logarithm() -> None:
     assert degrees[2] - degrees[1] <= 15
 
 
-@pytest.mark.parametrize("w", range(2, 60))
-def test_small_groups_are_safe_and_survive(w: int) -> None:
-    graph = choose_degree(w, 0.1, 0.2)
-    assert graph.threshold > w // 10
-    assert w - w // 5 >= max(graph.signers, graph.threshold + 1)
+def test_small_groups_are_safe_and_survive() -> None:
+    for w in range(2, 60):
+        graph = choose_degree(w, 0.1, 0.2)
+        assert graph.threshold > w // 10
+        assert w - w // 5 >= max(graph.signers, graph.threshold + 1)
 
 
-def test_a_minimum_above_the_quorum_is_what_must_sign() -> None:
-    assert choose_degree(20, 0.1, 0.2, 17).signers == 17
-    graph = choose_degree(1000, 0.1, 0.2, 750)
-    assert (graph.signers, graph.certain) == (750 + graph.strays, 750)
+@pytest.mark.parametrize(
+    ("w", "dropout", "minimum", "more"),
+    [
+        (20, 0.2, 17, True),
+        (1000, 0.2, 750, True),  # above the quorum: as many as may stray sign besides
+        (1000, 0.2, 800, False),  # that many may drop out: the noise is planned for fewer
+        (1000, 0.1, 950, False),  # more than the stated dropouts leave: as asked
+    ],
+)
+def test_who_must_sign_and_who_certainly_adds_noise(w, dropout, minimum, more) -> None:
+    graph = choose_degree(w, 0.1, dropout, minimum)
+    assert (graph.strays > 0) == (w > 20)
+    assert graph.signers == minimum + graph.strays * more
+    assert graph.certain == graph.signers - graph.strays
 
 
-def test_the_stated_dropouts_leave_enough_to_sign_and_the_noise_is_planned_for_the_rest() -> None:
-    graph = choose_degree(1000, 0.1, 0.2, 800)
-    assert graph.strays > 0
-    assert (graph.signers, graph.certain) == (800, 800 - graph.strays)
-    strict = choose_degree(1000, 0.1, 0.1, 950)  # more than the stated dropouts leave: as asked
-    assert (strict.signers, strict.certain) == (950, 950 - strict.strays)
-
-
-def test_fractions_that_no_graph_survives_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"leave 9 of 10 users to sign, got 0\.6 \+ 2 \* 0\.2"):
-        choose_degree(10, 0.6, 0.2)
-    with pytest.raises(ValueError, match="users must be >= 2"):
-        choose_degree(1, 0.1, 0.1)
-    with pytest.raises(ValueError, match=r"corrupt_fraction must be in \[0, 1\)"):
-        choose_degree(5, 1.0, 0.1)
-    with pytest.raises(ValueError, match=r"minimum must be in \[1, 5\]"):
-        choose_degree(5, 0.1, 0.1, 6)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((10, 0.6, 0.2), r"leave 9 of 10 users to sign, got 0\.6 \+ 2 \* 0\.2"),
+        ((1, 0.1, 0.1), "users must be >= 2"),
+        ((5, 1.0, 0.1), r"corrupt_fraction must be in \[0, 1\)"),
+        ((5, 0.1, 0.1, 6), r"minimum must be in \[1, 5\]"),
+    ],
+)
+def test_what_no_graph_survives_is_refused(given, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_degree(*given)
 
 
 def test_fractions_are_read_as_decimals() -> None:

@@ -10,23 +10,73 @@ adversary cannot expand are replaced by exactly the difference; every byte it se
 import functools
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-from tests.train_distributed.secure_sum.randomness import REAL_STREAM, Recorded, Tap, Words
-from train_distributed.secure_sum import keys, prg, secagg, secagg_user
+from tests.train_distributed.secure_sum.simulate import make_secagg
+from train_distributed.secure_sum import keys, prg, secagg, secagg_user, shamir
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.secagg import SERVER, pair_seed
 from train_distributed.secure_sum.wire import Kind
 
 W, D = 4, 5
+Words = NDArray[np.uint64]
+REAL_BYTES, REAL_STREAM = secrets.token_bytes, prg.stream
 
 
-def audit_secagg_masks(make_secagg: Callable, patch: pytest.MonkeyPatch) -> set[str]:
+@dataclass
+class Recorded:
+    """The same seeds and coefficients in every run, and replacements for some streams."""
+
+    pads: dict[bytes, Words] = field(default_factory=dict)
+    expanded: list[bytes] = field(default_factory=list)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        count = itertools.count(1)
+
+        def seed() -> bytes:
+            return prg.derive(next(count).to_bytes(32, "big"), b"recorded")
+
+        for module in (keys, secagg_user):
+            patch.setattr(module, "new_seed", seed)
+        patch.setattr(
+            shamir.secrets, "randbelow", lambda n: int.from_bytes(seed() + seed(), "big") % n
+        )
+        patch.setattr(prg, "stream", self.stream)
+
+    def stream(self, seed: bytes, count: int) -> Iterator[tuple[slice, Words]]:
+        self.expanded.append(seed)
+        if seed in self.pads:
+            yield slice(0, count), self.pads[seed][:count]
+        else:
+            yield from REAL_STREAM(seed, count)
+
+
+class Tap:
+    """Records what the operating system gave and what reached the cipher."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.drawn: list[bytes] = []
+        self.expanded: list[bytes] = []
+        patch.setattr(prg.secrets, "token_bytes", self._draw)
+        patch.setattr(prg, "stream", self._expand)
+
+    def _draw(self, count: int) -> bytes:
+        self.drawn.append(REAL_BYTES(count))
+        return self.drawn[-1]
+
+    def _expand(self, seed: bytes, count: int) -> Iterator[tuple[slice, Words]]:
+        self.expanded.append(bytes(seed))
+        yield from REAL_STREAM(seed, count)
+
+
+def audit_secagg_masks(patch: pytest.MonkeyPatch) -> set[str]:
     """Every vector is under its own seed's stream and one agreed stream per partner."""
     sent = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
     parties, found = make_secagg(sent), set[str]()
@@ -55,7 +105,7 @@ def audit_secagg_masks(make_secagg: Callable, patch: pytest.MonkeyPatch) -> set[
     return found
 
 
-def audit_secagg_seeds(make_secagg: Callable, patch: pytest.MonkeyPatch) -> set[str]:
+def audit_secagg_seeds(patch: pytest.MonkeyPatch) -> set[str]:
     """Every seed of a self-mask is 32 bytes from the system, whole, one per user."""
     tap, found = Tap(patch), set[str]()
     parties = make_secagg(np.zeros((W, D), np.uint64))
@@ -72,10 +122,10 @@ def audit_secagg_seeds(make_secagg: Callable, patch: pytest.MonkeyPatch) -> set[
     return found
 
 
-def test_the_protocol_passes_its_audits(make_secagg: Callable) -> None:
+def test_the_protocol_passes_its_audits() -> None:
     for audit in (audit_secagg_masks, audit_secagg_seeds):
         with pytest.MonkeyPatch.context() as patch:
-            assert audit(make_secagg, patch) == set()
+            assert audit(patch) == set()
 
 
 def _independent_pair_seed(parties, i: int, j: int) -> bytes:
@@ -97,12 +147,12 @@ def _narrow() -> bytes:
     ],
     ids=["reused", "32 bits", "constant"],
 )
-def test_a_bad_seed_is_caught(mutation, finding, make_secagg, monkeypatch) -> None:
+def test_a_bad_seed_is_caught(mutation, finding, monkeypatch) -> None:
     monkeypatch.setattr(secagg_user, "new_seed", mutation)
-    assert finding in audit_secagg_seeds(make_secagg, monkeypatch)
+    assert finding in audit_secagg_seeds(monkeypatch)
 
 
-def test_a_self_mask_left_out_is_caught(make_secagg: Callable, monkeypatch) -> None:
+def test_a_self_mask_left_out_is_caught(monkeypatch) -> None:
     plain = secagg_user.SecAggUser._mask
 
     def mutated(self, payload: bytes) -> bytes:
@@ -117,21 +167,17 @@ def test_a_self_mask_left_out_is_caught(make_secagg: Callable, monkeypatch) -> N
             return plain(self, payload)
 
     monkeypatch.setattr(secagg_user.SecAggUser, "_mask", mutated)
-    found = audit_secagg_masks(make_secagg, monkeypatch)
+    found = audit_secagg_masks(monkeypatch)
     assert found == {"not one self-mask, and agreed masks besides it"}
 
 
-def test_a_shared_secret_folded_to_32_bits_is_caught(make_secagg: Callable, monkeypatch) -> None:
+def test_a_shared_secret_folded_to_32_bits_is_caught(monkeypatch) -> None:
     def folded(secret: bytes, purpose: bytes) -> bytes:
         return prg.derive(secret, purpose)[:4].ljust(32, b"\0")
 
     monkeypatch.setattr(secagg, "derive", folded)
-    found = audit_secagg_masks(make_secagg, monkeypatch)
+    found = audit_secagg_masks(monkeypatch)
     assert "a pair's seed is not the 32 bytes of HKDF over X25519" in found
-
-
-def recorded(pads: dict[bytes, Words] | None = None) -> Recorded:
-    return Recorded((keys, secagg_user), pads or {})
 
 
 def _words(seed: bytes) -> Words:
@@ -144,9 +190,9 @@ def fixed_keys() -> dict[int, PrivateKeys]:
     return {n: PrivateKeys(prg.derive(b"%d" % n, b"s"), prg.derive(b"%d" % n, b"o")) for n in names}
 
 
-def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dropped: int):
+def _secagg_run(keys: dict[int, PrivateKeys], inputs: Words, dropped: int):
     """Every byte that the server receives or sends, the total, and the setup and users."""
-    parties = make(inputs, keys=keys, nonce=b"n" * 32, minimum=3)
+    parties = make_secagg(inputs, keys=keys, nonce=b"n" * 32, minimum=3)
     sent = [user.start() for user in parties.users]
     pairs = {
         (i, j): pair_seed(
@@ -171,7 +217,7 @@ def _secagg_run(make: Callable, keys: dict[int, PrivateKeys], inputs: Words, dro
     return sent, parties.server.finish().total, pairs
 
 
-def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(make_secagg, fixed_keys):
+def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(fixed_keys):
     """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest."""
     corrupt, dropped, honest = 4, 5, range(4)
     first = np.random.default_rng(2).integers(0, 2**64, (6, D), np.uint64)
@@ -182,17 +228,17 @@ def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum(make_secagg,
     def view(inputs: Words, recorded: Recorded):
         with pytest.MonkeyPatch.context() as patch:
             recorded.install(patch)
-            return _secagg_run(make_secagg, fixed_keys, inputs, dropped)
+            return _secagg_run(fixed_keys, inputs, dropped)
 
-    plain, total, pairs = view(first, recorded())
+    plain, total, pairs = view(first, Recorded())
     # Along the path 0 - 1 - 2 - 3 of honest survivors, pass the differences on.
     pads, carried = {}, np.zeros(D, np.uint64)
     for i, j in itertools.pairwise(honest):
         carried = carried + first[i] - second[i]
         pads[pairs[i, j]] = _words(pairs[i, j]) + carried
     assert all(corrupt not in pair and dropped not in pair for pair in itertools.pairwise(honest))
-    replaced, same_total, _ = view(second, recorded(pads))
+    replaced, same_total, _ = view(second, Recorded(pads))
     assert replaced == plain
     assert np.array_equal(same_total, total)
     assert np.array_equal(total, first[:5].sum(0))
-    assert view(second, recorded())[0] != plain
+    assert view(second, Recorded())[0] != plain

@@ -1,10 +1,9 @@
 """Every malformed, misplaced or dishonest message is refused by name, and nothing changes."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
+from tests.train_distributed.secure_sum.simulate import make_secagg
 from train_distributed.secure_sum import errors
 from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
@@ -36,7 +35,7 @@ MANGLED = {
 
 @pytest.mark.parametrize("stage", range(5))
 def test_a_message_that_is_mangled_misdelivered_or_repeated_is_refused_and_forgotten(
-    stage: int, make_secagg: Callable
+    stage: int,
 ) -> None:
     parties = make_secagg(np.full((3, 4), 7, np.uint64))
     again = (errors.ReplayedMessage, errors.OutOfOrder)
@@ -64,7 +63,7 @@ def test_a_message_that_is_mangled_misdelivered_or_repeated_is_refused_and_forgo
         parties.server.receive(answers[1])
 
 
-def test_a_party_takes_part_once_per_session(make_secagg: Callable) -> None:
+def test_a_party_takes_part_once_per_session() -> None:
     vector, journal = np.zeros(3, np.uint64), VolatileJournal()
     parties = make_secagg(np.zeros((3, 3), np.uint64))
     same = {"keys": parties.keys, "nonce": parties.session.nonce}
@@ -79,7 +78,7 @@ def test_a_party_takes_part_once_per_session(make_secagg: Callable) -> None:
             again.users[0].receive(question)
 
 
-def test_pinned_keys_and_vectors_are_checked(make_secagg: Callable) -> None:
+def test_pinned_keys_and_vectors_are_checked() -> None:
     setup = make_secagg(np.zeros((2, 3), np.uint64)).setup
     with pytest.raises(ValueError, match="keys must be those that the session pins"):
         SecAggServer(setup, PrivateKeys.generate(), VolatileJournal())
@@ -88,7 +87,7 @@ def test_pinned_keys_and_vectors_are_checked(make_secagg: Callable) -> None:
             SecAggUser(setup, 0, PrivateKeys.generate(), bad, VolatileJournal())  # pyright: ignore[reportArgumentType]
 
 
-def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> None:
+def test_a_peer_named_alive_and_dropped_is_refused() -> None:
     parties = make_secagg(np.zeros((5, 3), np.uint64))
     question = parties.questions(Kind.UNMASK)[0]
     session, size = parties.setup.session, len(question) - OVERHEAD
@@ -118,7 +117,7 @@ def test_a_peer_named_alive_and_dropped_is_refused(make_secagg: Callable) -> Non
         parties.users[0].receive(parties.sign(Kind.UNMASK, SERVER, 0, fewer))
 
 
-def test_users_take_orders_from_the_server_alone(make_secagg: Callable) -> None:
+def test_users_take_orders_from_the_server_alone() -> None:
     parties = make_secagg(np.zeros((5, 3), np.uint64))
     adverts = [user.start() for user in parties.users]
     with pytest.raises(errors.WrongSender, match="sender must be the server"):

@@ -1,6 +1,7 @@
 """`secagg` gives the plain sum modulo 2^64, bit for bit, or an error and nothing."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.train_distributed.secure_sum.simulate import simulate_sum
+from tests.train_distributed.secure_sum.simulate import Drive, make_secagg, simulate_sum, vectors
 from train_distributed.secure_sum import prg, secagg_server
 from train_distributed.secure_sum.errors import OutOfOrder, TooFewUsers
 from train_distributed.secure_sum.graph import whole_users
@@ -27,7 +28,7 @@ Vectors = Callable[[int, int], NDArray[np.uint64]]
         pytest.param(200, 100_000, marks=pytest.mark.slow),
     ],
 )
-def test_the_total_is_the_plain_sum(w: int, d: int, vectors: Vectors) -> None:
+def test_the_total_is_the_plain_sum(w: int, d: int) -> None:
     sent = vectors(w, d)
     result = simulate_sum(sent)
     assert np.array_equal(result.total, sent.sum(0))
@@ -48,7 +49,7 @@ def test_the_survivors_total_is_exact_whoever_drops_out(w, d, data) -> None:
     assert np.array_equal(result.total, sent[list(result.survivors)].sum(0))
 
 
-def test_secagg_with_lists_shorter_than_all_is_exact(vectors: Vectors) -> None:
+def test_secagg_with_lists_shorter_than_all_is_exact() -> None:
     """65 users with 31 on each list; some drop out at every stage."""
     sent = vectors(65, 7)
     drop = {0: [3], 1: [7], 2: [0, 64], 3: [20, 21]}
@@ -59,7 +60,7 @@ def test_secagg_with_lists_shorter_than_all_is_exact(vectors: Vectors) -> None:
 
 
 @pytest.mark.parametrize("stage", range(4))
-def test_secagg_one_below_the_threshold_releases_nothing(stage: int, vectors: Vectors) -> None:
+def test_secagg_one_below_the_threshold_releases_nothing(stage: int) -> None:
     """10 users: 9 neighbours each, 6 shares open a secret; so 7 must answer to the end."""
     sent = vectors(10, 4)
     left = simulate_sum(sent, drop={stage: [7, 8, 9]}, minimum=2).survivors
@@ -69,7 +70,7 @@ def test_secagg_one_below_the_threshold_releases_nothing(stage: int, vectors: Ve
 
 
 @pytest.mark.parametrize("stage", range(3))
-def test_fewer_than_the_minimum_release_nothing(stage: int, vectors: Vectors) -> None:
+def test_fewer_than_the_minimum_release_nothing(stage: int) -> None:
     sent = vectors(10, 4)
     simulate_sum(sent, drop={stage: [3]}, minimum=9)
     with pytest.raises(TooFewUsers, match="must be >= 9"):
@@ -80,22 +81,18 @@ GONE = {0, 4, 11}
 Words = NDArray[np.uint64]
 
 
-@pytest.fixture
-def almost_summed(make_secagg: Callable, drive: Callable, vectors: Callable) -> Callable:
+def almost_summed(dimension: int):
     """A session whose server has all it needs, three of 15 users having shared keys only."""
+    rows = vectors(15, dimension)
+    parties = make_secagg(rows, minimum=9)
+    server: Any = parties.server
+    finish, server.finish = server.finish, lambda: None
 
-    def make(dimension: int):
-        rows = vectors(15, dimension)
-        parties = make_secagg(rows, minimum=9)
-        finish, parties.server.finish = parties.server.finish, lambda: None
+    def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
+        return None if kind is Kind.MASKED and user in GONE else message
 
-        def answer(kind: Kind, user: int, message: bytes) -> bytes | None:
-            return None if kind is Kind.MASKED and user in GONE else message
-
-        drive(parties, answer).run()
-        return parties.server, finish, np.delete(rows, sorted(GONE), 0).sum(0, dtype=np.uint64)
-
-    return make
+    Drive(parties, answer).run()
+    return server, finish, np.delete(rows, sorted(GONE), 0).sum(0, dtype=np.uint64)
 
 
 def _chunk_fault(times: int) -> Callable:
@@ -113,14 +110,14 @@ def _chunk_fault(times: int) -> Callable:
 
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_the_sum_is_exact_where_every_chunk_of_a_mask_is_taken_off_once(
-    times: int, almost_summed: Callable, monkeypatch: pytest.MonkeyPatch
+    times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, finish, expected = almost_summed(2 * CHUNK_WORDS + 5)
     monkeypatch.setattr(secagg_server, "add_stream", _chunk_fault(times))
     assert np.array_equal(finish().total, expected) == (times == 1)
 
 
-def test_a_failure_here_leaves_nothing_released(almost_summed, monkeypatch) -> None:
+def test_a_failure_here_leaves_nothing_released(monkeypatch) -> None:
     server, finish, expected = almost_summed(8)
     done = []
 

@@ -9,10 +9,7 @@ import pytest
 
 from tests.benchmarks.postgresql import BINARIES, Server, running
 from tests.ports import free_port
-from tests.train_distributed.secure_sum.window.conftest import (  # noqa: F401
-    Service,
-    make_service,
-)
+from tests.train_distributed.secure_sum.window.conftest import Service
 from train_distributed.secure_sum.aggregator import Helper, Leader
 from train_distributed.secure_sum.report_store import ADDED, ReportStore
 from train_distributed.secure_sum.window import HELPER, LEADER
@@ -40,29 +37,28 @@ def stores(server: Server, service: Service, count: int) -> dict[int, list[Repor
     }
 
 
-def moved(server: Server, service: Service) -> None:
-    """Puts both aggregators' state into PostgreSQL."""
+def make_service(folder: Path, users: int = 4) -> Service:
+    return Service.of(folder, range(1, users + 1), 5, 2)
+
+
+@pytest.fixture
+def service(server: Server, tmp_path: Path) -> Iterator[Service]:
+    """Both aggregators' state is in PostgreSQL."""
+    service = make_service(tmp_path)
     for number, (store,) in stores(server, service, 1).items():
         service.stores[number] = service.machines[number]._store = store
-
-
-def closed(service: Service) -> None:
+    yield service
     for store in service.stores.values():
         store.close()
 
 
-def test_one_sum_from_reports_to_opening(server, make_service) -> None:  # noqa: F811
-    service = make_service()
-    moved(server, service)
+def test_one_sum_from_reports_to_opening(service) -> None:
     service.send(0, 2)
     service.check_sum(0, 2)
     service.check_sum(0, 2)
-    closed(service)
 
 
-def test_a_database_that_is_gone_loses_nothing(server, make_service) -> None:  # noqa: F811
-    service = make_service()
-    moved(server, service)
+def test_a_database_that_is_gone_loses_nothing(server, service) -> None:
     service.send(0)
     server.kill()
     report = service.report(1)
@@ -75,16 +71,10 @@ def test_a_database_that_is_gone_loses_nothing(server, make_service) -> None:  #
     assert service.leader.work(service.helper.prepare) == 1  # over connections made again
     service.taken(1, report)
     service.check_sum(0, 1)
-    closed(service)
 
 
-def test_a_connection_that_breaks_inside_a_block_is_not_made_again_in_it(
-    server,
-    make_service,  # noqa: F811
-) -> None:
+def test_a_connection_that_breaks_inside_a_block_is_not_made_again_in_it(server, service) -> None:
     """Its locks are gone: other workers may have taken its reports."""
-    service = make_service()
-    moved(server, service)
     service.send(0)
 
     def restart(job: bytes) -> bytes:
@@ -98,14 +88,11 @@ def test_a_connection_that_breaks_inside_a_block_is_not_made_again_in_it(
     assert service.leader.work(service.helper.prepare) == 1
     service.send(1)
     service.check_sum(0, 1)
-    closed(service)
 
 
-def test_workers_of_one_state_share_the_work_and_add_every_report_once(
-    server,
-    make_service,  # noqa: F811
-) -> None:
-    service, workers, users = make_service(40), 4, 40
+def test_workers_of_one_state_share_the_work_and_add_every_report_once(server, tmp_path) -> None:
+    workers, users = 4, 40
+    service = make_service(tmp_path, users)
     held = stores(server, service, workers)
     for store in (*held[LEADER], *held[HELPER]):
         store.close()  # this thread's connection
@@ -142,7 +129,8 @@ def test_workers_of_one_state_share_the_work_and_add_every_report_once(
         service.machines[number] = make(kind, number, 0)
         assert service.stores[number].counts()[ADDED] == users
     service.check_sum(*range(users))
-    closed(service)
+    for store in service.stores.values():
+        store.close()
 
 
 def test_a_server_that_is_not_there_is_an_error_in_one_line() -> None:

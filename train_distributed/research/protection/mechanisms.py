@@ -74,7 +74,7 @@ class StudySettings(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in given.items():  # one by one, so that the error names the setting
             try:
                 msgspec.convert({name: value}, cls)
-            except msgspec.ValidationError as error:
+            except (msgspec.ValidationError, UnicodeError) as error:
                 rule = str(error).partition(" - at")[0]
                 raise ValueError(f"{path}: {name}: {rule}, got {value!r:.80}") from error
         return msgspec.convert((OF_IMAGES if images else {}) | given, cls)

@@ -94,7 +94,7 @@ def with_config(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """
     settings["options"] = {"sums": 1} | settings.get("options", {})
     own = {name: settings.pop(name) for name in ("method", "options") if name in settings}
-    chosen = {"method": "discriminant"} | own
+    chosen: dict[str, Any] = {"method": "discriminant"} | own
     path.write_text(RunConfig(**chosen, privacy=settings.pop("privacy")).text())
     return settings | {"config": path}
 

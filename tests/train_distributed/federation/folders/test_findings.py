@@ -150,7 +150,8 @@ def test_the_commands_make_what_run_makes(
     users = [findings(user, unknown) for user in range(USERS)]
     for user, rows in enumerate(users):
         rows.save(home / f"user{user}" / "embeddings", overwrite=True)
-    given = {"accept": digest_of(home), "limits": Limits(most_epsilon=2e4), "patience": 60.0}
+    limits, patience = Limits(most_epsilon=2e4), 60.0
+    given: dict[str, Any] = {"accept": digest_of(home), "limits": limits, "patience": patience}
     if "servers" in protocol:
         window = opened(home)
         own = window.collect(wait=True, patience=60.0).run

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -21,8 +22,10 @@ from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
-FIXED = {"kind": "release", "data": "d" * 64, "method": "discriminant", "noise": "discrete"}
-SESSION = Entry(**FIXED, unit="record", epsilon=5.0, delta=1e-5, sigma=SIGMA, sensitivity=1.0)
+FIXED: dict[str, Any] = {"kind": "release", "data": "d" * 64, "method": "discriminant"}
+SESSION = Entry(
+    **FIXED, noise="discrete", unit="record", epsilon=5.0, delta=1e-5, sigma=SIGMA, sensitivity=1.0
+)
 
 
 def epsilon(sessions: int) -> float:

@@ -268,8 +268,9 @@ def test_a_proxy_that_is_of_no_use_is_named_and_gets_nothing(
 def test_secagg_goes_through_the_proxy_too(initiated, engine, monkeypatch, capsys) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://p:1")
     home = initiated()
-    user, given = home / "user0", {"accept": digest_of(home), "operator": "h:9"}
-    assert Start(user, home / "fed" / "invitation", **given).run() == 0
+    user, accept = home / "user0", digest_of(home)
+    start = Start(user, home / "fed" / "invitation", accept=accept, operator="h:9")
+    assert start.run() == 0
     words = "sent to the operator at h:9 through the proxy http://p:1 of HTTPS_PROXY\n"
     assert words in capsys.readouterr().out
 

@@ -95,6 +95,10 @@ def test_an_evaluation_takes_sets_of_one_size(engine, place, tmp_path) -> None:
     assert len(engine.parties) == 1
 
 
+def join_with(folder: Path, name: str, images: dict[str, Any], **more: Any) -> None:
+    Join(folder, name, images=Pictures(**images), **more).run()
+
+
 def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_path: Path) -> None:
     """Of any shape, by the transform's encoder and size, or by the encoder that is named."""
     network, photos = str(place / "network.safetensors"), place / "photos"
@@ -105,16 +109,15 @@ def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_pat
         ("named", {"encoder": "simclr-small"}, {"resize": 32}),
     ):
         folder = tmp_path / name
-        by_hand = {"data": str(photos), "class_names": CLASSES, "resize": 32, **encoder}
-        Embed(**by_hand, out=tmp_path / f"{name} by hand").run()
+        by_hand: dict[str, Any] = {"data": str(photos), "class_names": CLASSES, **encoder}
+        Embed(**by_hand, resize=32, out=tmp_path / f"{name} by hand").run()
         expected = EmbeddingSet.open(tmp_path / f"{name} by hand")
-        given = Pictures(pictures=photos, class_names=CLASSES, **encoder, **more)
+        given = {"pictures": photos, "class_names": CLASSES, **encoder, **more}
         for _ in range(2):  # a set that is there is taken
-            Join(folder, name, images=given).run()
+            join_with(folder, name, given)
         assert Party.load(folder / f"{name}.party.json").rows == 9
-        own = own_set(folder, None)
-        assert own == folder / "embeddings"
-        found = EmbeddingSet.open(own)
+        assert own_set(folder, None) == folder / "embeddings"
+        found = EmbeddingSet.open(folder / "embeddings")
         np.testing.assert_array_equal(found.embeddings, expected.embeddings)
         np.testing.assert_array_equal(found.labels, expected.labels)
         assert found.encoding == expected.encoding
@@ -147,14 +150,13 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
         ({"resize": 32}, {"embeddings": place / "public"}, "resize must be left out without pict"),
     ):
         with pytest.raises(ValueError, match=words):
-            Join(tmp_path / "me", "me", images=Pictures(**images), **more).run()
+            join_with(tmp_path / "me", "me", images, **more)
         assert not (tmp_path / "me" / "me.party.json").exists()
         assert not (tmp_path / "me" / "embeddings").exists()
-    larger = {"encoder": network, "resize": 64}
-    Join(tmp_path / "me", "me", images=Pictures(**given, **larger)).run()
+    join_with(tmp_path / "me", "me", given | {"encoder": network, "resize": 64})
     for images, words in ((ours, r"32 x 32 px.* and .*64 x 64 px"), ({"resize": 32}, "got 32")):
         with pytest.raises(ValueError, match=words):  # of the set that is there
-            Join(tmp_path / "me", "again", images=Pictures(**given | images)).run()
+            join_with(tmp_path / "me", "again", given | images)
 
 
 def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
@@ -173,11 +175,11 @@ def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path,
         (pictures, None, r"class_names must be .*'b', 'a'"),
     ):
         with pytest.raises(ValueError, match=words) as refused:
-            Join(kept.parent, "again", embeddings=own, images=Pictures(**images)).run()
+            join_with(kept.parent, "again", images, embeddings=own)
         assert "\n" not in str(refused.value)
         assert not (kept.parent / "again.party.json").exists()
-    known = Pictures(class_names=("a", "b", "c"), transform=knowing)
-    Join(good.parent, "again", embeddings=good, images=known).run()
+    known = {"class_names": ("a", "b", "c"), "transform": knowing}
+    join_with(good.parent, "again", known, embeddings=good)
 
 
 def predicted(model: Path, out: Path, **source: Any) -> tuple[list[list[str]], dict[str, Any]]:
@@ -206,8 +208,8 @@ def check_new_pictures(model: Path, network: Path, folder: Path, size: Any) -> N
         reports.append(json.loads((at / "evaluation.json").read_text())["accuracy"])
     assert reports[0] == reports[1]
     asked = None if size == 32 else (size, size) if isinstance(size, int) else size
-    exported = {"format": "torch-export", "encoder": str(network), "input_size": asked}
-    Export(model=model, **exported, out=folder / "exported").run()
+    exported: dict[str, Any] = {"format": "torch-export", "encoder": str(network)}
+    Export(model=model, **exported, input_size=asked, out=folder / "exported").run()
     pixels = open_images(data, size=32 if asked is None else None).images(slice(None))
     classes, shares = run_torch(folder / "exported" / "model.pt2")(pixels)
     expected = Release.load(model).predict_proba(found.embeddings).numpy()
@@ -216,14 +218,14 @@ def check_new_pictures(model: Path, network: Path, folder: Path, size: Any) -> N
 
 
 def test_a_model_takes_pictures_of_any_size(place, tmp_path, opened) -> None:
-    own, given = [place / name for name in OWN], {"ledger": Path(NONE), "patience": 0.2}
+    own, ledger = [place / name for name in OWN], Path(NONE)
     made = opened(federation(tmp_path, 1, transform=place / "ours.safetensors"))
     with pytest.raises(ValueError, match="federation and embeddings must be embedded"):
         made.report(0, embeddings=place / "other").run()
     for _ in range(2):  # sums
         for user, at in enumerate(own):
-            made.report(user, embeddings=at, **given).run()
-        made.collect(ledger=Path(NONE)).run()
+            made.report(user, embeddings=at, ledger=ledger, patience=0.2).run()
+        made.collect(ledger=ledger).run()
     released = Release.load(made.model)
     assert released.encoding is not None
     refuse_other(released.encoding, EmbeddingSet.open(own[0]).encoding)

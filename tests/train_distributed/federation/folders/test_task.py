@@ -199,8 +199,9 @@ def test_about_a_centre_the_model_is_that_of_one_process(agreed, tmp_path, far) 
 
 def test_one_entry_is_of_both_sums(agreed: Agreeing) -> None:
     task = agreed("discriminant", options={"sums": 2}, privacy=Privacy(20.0, 1e-5, 0.75))
-    fixed = {"data": "rows", "method": "discriminant", "unit": "record", "epsilon": 20.0}
-    entry = Entry(**task.plan.spends(), **fixed, kind="release", delta=1e-5)
+    fixed: dict[str, Any] = {"kind": "release", "data": "rows", "method": "discriminant"}
+    spends = task.plan.spends()
+    entry = Entry(**spends, **fixed, unit="record", epsilon=20.0, delta=1e-5)
     assert len(task.plan.integers) == 2
     assert entry.cost.at(1e-5) == pytest.approx(20.0, rel=1e-6)
 

@@ -193,19 +193,6 @@ def even_sizes(rows: int, users: int) -> Tensor:
     return rows // users + (torch.arange(users) < rows % users).long()
 
 
-def uneven_sizes(rows: int, users: int, concentration: float, generator: torch.Generator) -> Tensor:
-    """(users,) int64 >= 1 with sum `rows`: one each, the others by Dirichlet(concentration) shares.
-
-    Raises:
-        ValueError: users not in [1, rows], or concentration <= 0.
-    """
-    check.within(f"[1, {rows}]", users=users)
-    check.positive(concentration=concentration)
-    rng = _numpy_generator(generator)
-    shares = rng.dirichlet(np.full(users, concentration))
-    return 1 + torch.from_numpy(_apportion(rows - users, shares))
-
-
 def _one_class(labels: Tensor, users: int, shuffled: Tensor) -> Partition:
     classes, rows_per_class = labels.unique(return_counts=True)
     if users < len(classes):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from train_distributed.partition import Partition, even_sizes, split, uneven_sizes
+from train_distributed.partition import Partition, even_sizes, split
 
 seeds = st.integers(0, 2**31)
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
@@ -71,7 +71,8 @@ def test_even_sizes_differ_by_at_most_one(rows, data):
 @given(rows=st.integers(1, 200), data=st.data(), seed=seeds)
 def test_iid_takes_unequal_sizes(rows, data, seed):
     users = data.draw(st.integers(1, rows))
-    sizes = uneven_sizes(rows, users, 0.2, generator(seed))
+    ends = torch.randperm(rows - 1, generator=generator(seed))[: users - 1].sort().values + 1
+    sizes = torch.cat([torch.tensor([0]), ends, torch.tensor([rows])]).diff()
     partition = split(torch.zeros(rows).long(), users, sizes=sizes, generator=generator(seed))
     assert sizes.min() >= 1
     assert torch.equal(partition.counts, sizes)
@@ -164,8 +165,6 @@ def test_a_partition_that_cannot_be_is_refused(given, message):
     ("call", "message"),
     [
         (lambda: split(torch.zeros(4).long(), 2).buckets(0), "chunk_rows must be >= 1, got 0"),
-        (lambda: uneven_sizes(3, 4, 1.0, generator()), r"users must be in \[1, 3\]"),
-        (lambda: uneven_sizes(4, 2, -1, generator()), "concentration must be finite and > 0"),
         (lambda: Partition(torch.arange(4), torch.tensor([0, 2])), "offsets must run from 0 to 4"),
     ],
 )

@@ -45,7 +45,9 @@ class DurableJournal:
             with self._open() as store:
                 store.claim(name, detail)
         except Claimed as error:
-            raise _already(session, step) from error
+            raise AlreadyOpened(
+                f"{step} must happen once per session, got session {session.hex()} again"
+            ) from error
 
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
@@ -91,24 +93,3 @@ class ResumedJournal:
     def detail(self, session: bytes, step: str) -> bytes | None:
         """See `Journal.detail`."""
         return self._journal.detail(session, step)
-
-
-class VolatileJournal:
-    """Forgets when its process ends: for simulations in one process."""
-
-    def __init__(self) -> None:
-        self._claimed: dict[tuple[bytes, str], bytes] = {}
-
-    def claim(self, session: bytes, step: str, detail: bytes) -> None:
-        """See `Journal.claim`."""
-        if (session, step) in self._claimed:
-            raise _already(session, step)
-        self._claimed[session, step] = detail
-
-    def detail(self, session: bytes, step: str) -> bytes | None:
-        """See `Journal.detail`."""
-        return self._claimed.get((session, step))
-
-
-def _already(session: bytes, step: str) -> AlreadyOpened:
-    return AlreadyOpened(f"{step} must happen once per session, got session {session.hex()} again")

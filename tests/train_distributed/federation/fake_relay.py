@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.ports import free_port
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.attendance import Attendance
 from train_distributed.federation.connections import Operator
 from train_distributed.federation.coordinator import coordinate
@@ -23,7 +24,7 @@ from train_distributed.federation.orders import REFUSED, Request, write_order
 from train_distributed.federation.polling import open_relay
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import SessionLog
-from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.attendance import Attendance, alone, attend
 from train_distributed.federation.documents.certificates import SERVER, serving
 from train_distributed.federation.documents.federation import Federation
@@ -20,7 +21,7 @@ from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.flower_app.party import UNIX, NodeLine
 from train_distributed.federation.operation import Operation, operate
 from train_distributed.federation.record import settle
-from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 
 
 def plain_vector(identity: int, dimension: int) -> np.ndarray:

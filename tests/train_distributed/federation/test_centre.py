@@ -11,6 +11,7 @@ import pytest
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.centre_relay import CentreRelay, D, publish, vector_at
 from tests.train_distributed.federation.fake_relay import Killed
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.centre import FILE, CentreEndpoint, OpenedSums, forget
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.endpoint import UserEndpoint
@@ -18,7 +19,7 @@ from train_distributed.federation.orders import DONE, REFUSED, Request
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import SessionLog
 from train_distributed.secure_sum.errors import TooFewUsers
-from train_distributed.secure_sum.journal import Journal, VolatileJournal
+from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.opening import Opened
 

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import ALL, Wrapped
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.connections import Connections
 from train_distributed.federation.documents.federation import Deadlines, Federation
 from train_distributed.federation.documents.party import Keys
@@ -25,7 +26,7 @@ from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, Request, join, split
 from train_distributed.federation.progress import MOST_SHOWN, Log
 from train_distributed.secure_sum.errors import MalformedMessage, OutOfOrder, TooFewUsers
-from train_distributed.secure_sum.journal import DurableJournal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER, PrivateKeys
 from train_distributed.secure_sum.secagg_server import SecAggServer
 

@@ -20,6 +20,7 @@ import pytest
 import train_distributed.federation.flower_app as flower_app
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import in_thread
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation import attendance
 from train_distributed.federation.attendance import Attendance, Away, Foreign, attend
 from train_distributed.federation.coordinator import coordinate
@@ -28,7 +29,6 @@ from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.flower_app import party
 from train_distributed.federation.flower_app.party import NodeLine
 from train_distributed.federation.orders import NO_QUESTION, Poll, read_poll
-from train_distributed.secure_sum.journal import VolatileJournal
 
 HERE = Path(flower_app.__file__).parent
 APPS = ["client_app", "server_app"]

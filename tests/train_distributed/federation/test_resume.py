@@ -10,12 +10,13 @@ import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import Killed
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.orders import DONE, REFUSED, Request, join, split
 from train_distributed.federation.progress import Log
 from train_distributed.federation.record import CannotResume, SessionLog, settle
 from train_distributed.secure_sum.errors import ProtocolError
-from train_distributed.secure_sum.journal import DurableJournal, Journal, VolatileJournal
+from train_distributed.secure_sum.journal import DurableJournal, Journal
 from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.wire import Kind, kind_of, write

@@ -17,11 +17,12 @@ import pytest
 
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.centre_relay import Killed
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.operation import run_session
 from train_distributed.federation.orders import DONE, Request, split
 from train_distributed.federation.progress import Log
-from train_distributed.secure_sum.journal import Journal, VolatileJournal
+from train_distributed.secure_sum.journal import Journal
 from train_distributed.secure_sum.wire import kind_of
 
 SEEDS, MANY = 20, int(os.environ.get("SEEDS", 2000))

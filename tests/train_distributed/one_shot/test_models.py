@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
-
 from tests.train_distributed.released.conftest import make_release
+
 from train_distributed import Privacy, Release
 from train_distributed.one_shot import metrics as module
 from train_distributed.one_shot.figure import draw_confusion, draw_release

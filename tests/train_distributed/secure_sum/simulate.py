@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from train_distributed.secure_sum.errors import ProtocolError
-from train_distributed.secure_sum.journal import VolatileJournal
+from train_distributed.secure_sum.errors import AlreadyOpened, ProtocolError
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.packets import Link, write_deal
@@ -24,6 +23,21 @@ from train_distributed.secure_sum.wire import Kind, write
 
 ADVERTISE, SHARE_KEYS, MASKED_INPUT, UNMASK = range(4)  # stages at which a user can drop out
 T = TypeVar("T")
+
+
+class VolatileJournal:
+    """A `Journal` that forgets when its process ends."""
+
+    def __init__(self) -> None:
+        self._claimed: dict[tuple[bytes, str], bytes] = {}
+
+    def claim(self, session: bytes, step: str, detail: bytes) -> None:
+        if (session, step) in self._claimed:
+            raise AlreadyOpened(f"{step} must happen once per session")
+        self._claimed[session, step] = detail
+
+    def detail(self, session: bytes, step: str) -> bytes | None:
+        return self._claimed.get((session, step))
 
 
 @dataclass(frozen=True)

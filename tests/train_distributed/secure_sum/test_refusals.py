@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.train_distributed.secure_sum.simulate import make_secagg
+from tests.train_distributed.secure_sum.simulate import VolatileJournal, make_secagg
 from train_distributed.secure_sum import errors
-from train_distributed.secure_sum.journal import VolatileJournal
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.secagg import SERVER
 from train_distributed.secure_sum.secagg_server import SecAggServer

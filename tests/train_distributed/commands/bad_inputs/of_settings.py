@@ -120,7 +120,11 @@ TYPED = {
         ("", r"config .*c\.json.*edges is no option", option(edges=5)),
         ("", r"config .*c\.json.*method must be one of", chosen(method="admm-dual")),
         ("", "config .*components: Expected `int . null`, got `str`", option(components="3")),
-        ("", r"config .*c\.json.*Expected `float`, got `str`", chosen(privacy=PROMISE | {"epsilon": "soon"})),
+        (
+            "",
+            r"config .*c\.json.*Expected `float`, got `str`",
+            chosen(privacy=PROMISE | {"epsilon": "soon"}),
+        ),
         ("", r"config .*c\.json.*unexpected keyword", chosen(users=3)),
         ("", "privacy must be what config was", chosen(privacy=PROMISE | {"unit": "user"})),
         ("", r"config must be .*c\.json", put("c.json", "[]"), put("c.json", '{"method": 3}')),

@@ -10,10 +10,11 @@ import pytest
 
 from tests.changed_bytes import changed
 from train_distributed.proofs import field, linear_proof
-from train_distributed.proofs.circuits import Layout, to_bits
+from train_distributed.proofs.circuits import Layout, Measurement, to_bits
 from train_distributed.proofs.field import MODULUS, InvalidShare
 from train_distributed.proofs.linear_proof import forgery_log2
 from train_distributed.proofs.pine import NONCE_BYTES, RAND_BYTES, SHARES, Pine
+from train_distributed.proofs.transforms import root_of_unity
 
 KEY = bytes(range(32))
 SMALL = Pine.for_bound(dimension=20, norm_bound=1000)
@@ -184,6 +185,34 @@ def test_users_that_lie_about_their_vector_are_refused(kind, vector, circuit) ->
     public, shares = kind.for_bound(dimension=20, norm_bound=1000).shard(vector, bytes(NONCE_BYTES))
     with pytest.raises(InvalidShare, match=f"{circuit} must hold"):
         prepare(SMALL, bytes(NONCE_BYTES), public, shares)
+
+
+@pytest.mark.parametrize(
+    ("circuit", "weights"),  # of the sums of results in the output, for the joint randomness below
+    [(SMALL.circuits[0], [-1]), (SMALL.circuits[-1], [1, 7**2])],
+    ids=["norm", "bound"],
+)
+def test_who_knows_the_query_point_forges_and_another_point_finds_it(circuit, weights):
+    """The verify key is a secret of the aggregators: a proof can be made for one point."""
+    layout, generator = SMALL.layout, np.random.default_rng(0)
+    invalid = generator.integers(0, MODULUS, layout.shared + layout.tests, np.uint64)
+    measurement, joint, point = Measurement(layout, invalid), [3, 5, 7], 123_456_789
+    seeds = generator.integers(0, MODULUS, circuit.arity, np.uint64)
+    proof = linear_proof.prove(circuit, measurement, seeds, joint)
+    answer = linear_proof.query(circuit, measurement, proof, point, joint, 1)
+    assert answer[0] != 0
+    places = linear_proof.degree_bound(circuit)
+    root, of_calls = root_of_unity(places), np.repeat(weights, circuit.groups).tolist()
+    moved = sum(  # the output, by x - t, which is 0 at t
+        weight * (pow(root, call, MODULUS) - point) for call, weight in enumerate(of_calls, 1)
+    )
+    scale = -int(answer[0]) * pow(moved, -1, MODULUS)
+    shift = np.array([-scale * point % MODULUS, scale % MODULUS], np.uint64)
+    begin = circuit.arity
+    proof[begin : begin + 2] = field.add(proof[begin : begin + 2], shift)
+    for at, passes in ((point, True), (point + 1, False)):
+        forged = linear_proof.query(circuit, measurement, proof, at, joint, 1)
+        assert linear_proof.decide(circuit, forged) == passes
 
 
 def test_a_report_prepared_under_another_nonce_is_refused():

@@ -18,12 +18,14 @@ from train_distributed import accounting
 from train_distributed.ledger.entry import (
     Entry,
     Limit,
+    gaussian_fields,
     read_fields,
     row_fields,
     to_words,
 )
 from train_distributed.ledger.state import Total
 from train_distributed.privacy.composition import COST_ROUND_UP, Cost
+from train_distributed.privacy.mechanism import DiscreteGaussian
 from train_distributed.privacy.promise import Privacy
 
 
@@ -76,6 +78,14 @@ def test_discreteness_is_charged_twice_over() -> None:
     plain, charged = gaussian(0.5), gaussian(0.5, zeta=0.01)
     found = Total.of([charged, charged], "record").epsilon(1e-5)
     assert found > Total.of([plain, plain], "record").epsilon(1e-5) + 0.04
+
+
+def test_a_planned_sum_costs_what_it_promised() -> None:
+    planned = DiscreteGaussian.for_promise(1.0, 1e-5, sensitivity=2.0, honest=5, dimension=40)
+    entry = replace(GAUSSIAN, **gaussian_fields(planned))
+    spent = Total.of([entry], "record").epsilon(1e-5)
+    assert spent == pytest.approx(planned.epsilon(1e-5), rel=1e-11)
+    assert spent <= 1 + 1e-9
 
 
 USER = gaussian(0.4, unit="user")

@@ -270,7 +270,8 @@ def test_all_metrics_are_those_of_all_rows_at_once(classes: int, t: float) -> No
     guesses = shares.argmax(1)
     assert found["accuracy"] == pytest.approx((labels == guesses).mean())
     assert found["majority_baseline"] == np.bincount(labels).max() / 83
-    precision, recall, f1, rows = precision_recall_fscore_support(labels, guesses)
+    by_class = precision_recall_fscore_support(labels, guesses)
+    precision, recall, f1, rows = map(np.asarray, by_class)
     areas = [roc_auc_score(labels == k, shares[:, k]) for k in range(classes)]
     for k, name in enumerate(names):
         expected = {"precision": precision[k], "recall": recall[k], "f1": f1[k]}

@@ -57,7 +57,8 @@ def partition(users: int = 6, scheme: str = "iid"):
 
 
 def learned(method: str = "discriminant", privacy: Privacy = BARE, **more: Any) -> Release:
-    return release(DATA, method, privacy, **{"transform": PUBLIC} | more)
+    given: dict[str, Any] = {"transform": PUBLIC} | more
+    return release(DATA, method, privacy, **given)
 
 
 @pytest.mark.parametrize("method", METHODS_OF_CLASSES)
@@ -107,7 +108,8 @@ def test_statistics_do_not_see_the_partition(moments: bool) -> None:
 
 def test_dropouts_divide_by_what_arrived_and_keep_the_promise() -> None:
     """With two of six users gone the average is that of the other four."""
-    promise, given = Privacy(math.inf, 1e-5, honest_fraction=0.9), {"l2_reg": 0.1}
+    promise = Privacy(math.inf, 1e-5, honest_fraction=0.9)
+    given: dict[str, Any] = {"l2_reg": 0.1}
     faults = FaultInjection(dropped=(2, 4))
     dropped = learned("softmax", promise, min_survivors=4, faults=faults, **given)
     kept = DATA.subset(~np.isin(DATA.users, [2, 4]))  # pyright: ignore[reportArgumentType]

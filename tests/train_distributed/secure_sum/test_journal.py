@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import (
     DurableJournal,
     Journal,
     ResumedJournal,
-    VolatileJournal,
 )
 
 SESSION = b"s" * 32

@@ -2,16 +2,15 @@
 
 import contextlib
 import importlib.util
+import itertools
 import re
 import socket
 import stat
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,17 @@ import train_distributed.federation.flower_app as flower_app
 from tests.train_distributed.federation import fake_relay as fake
 from tests.train_distributed.federation.fake_relay import in_thread
 from tests.train_distributed.secure_sum.simulate import VolatileJournal
-from train_distributed.federation import attendance
 from train_distributed.federation.attendance import Attendance, Away, Foreign, attend
-from train_distributed.federation.coordinator import coordinate
 from train_distributed.federation.documents.federation import Deadlines
 from train_distributed.federation.endpoint import UserEndpoint
 from train_distributed.federation.flower_app import party
 from train_distributed.federation.flower_app.party import NodeLine
 from train_distributed.federation.orders import NO_QUESTION, Poll, read_poll
+from train_distributed.federation.progress import Log
 
 HERE = Path(flower_app.__file__).parent
 APPS = ["client_app", "server_app"]
-DEADLINES = Deadlines(come=60.0, answer=4.0, goodbye=2.0, again=0.0)
+DEADLINES = Deadlines(come=6.0, answer=4.0, goodbye=2.0, again=0.0)
 FIRST_NODE = 2**63 + 7  # Flower's are 64 bits without a sign
 EMPTY = Poll(0, NO_QUESTION, b"")
 
@@ -128,44 +126,39 @@ class Field(fake.Site):
         self.client, self.server = apps
         self.grid = Grid(self.client, folder)
         self.codes: dict[int, int] = {}
+        self.log = Log()
 
-    def at(self, user: int, patience: float = 60) -> Attendance:
+    def attendance(self, user: int, patience: float = 60) -> Attendance:
         vector, journal = lambda: fake.VECTORS[user], VolatileJournal()
         endpoint = UserEndpoint(self.federation, user, fake.KEYS[user], vector, journal)
         address = f"unix:{self.folder}/{user}.sock"
         return self.party(endpoint, user, address=address, certificates=None, patience=patience)
 
     def take_part(self, user: int) -> None:
-        at = self.at(user)
+        at = self.attendance(user)
         self.codes[user] = attend(at, NodeLine(at))
 
     def run(self) -> None:
         ca = str(self.folder / "server.pem")
-        config = {"operator": f"https://127.0.0.1:{self.port}", "ca": ca, "patience": 1.0}
+        config = {"operator": f"https://127.0.0.1:{self.port}", "ca": ca, "patience": 3.0}
         self.server.main(self.grid, types.SimpleNamespace(run_config=config))
 
-    def sum(
-        self, users: frozenset[int], *bystanders: int, until: Callable[[], bool] = lambda: True
-    ) -> None:
-        """A session of these users: their sum is exact, and nobody else's polls arrive."""
-        made = {u: in_thread(self.take_part, u) for u in users.union(bystanders)}
-        session = partial(coordinate, exclude=fake.ALL - users)
+    def sum(self, users: set[int], bystanders: frozenset[int] = frozenset()) -> set[int]:
+        """Users whose sum is opened, which must be exact, where these take part."""
+        made = {u: in_thread(self.take_part, u) for u in users | bystanders}
         with self.relay() as relay:
             carrier = in_thread(self.run)
-            while not until():
-                time.sleep(0.01)
             relay.federation = self.federation
-            assert fake.operate(relay, run=session) == users
-            assert set(relay.nodes()) == users
+            opened = fake.operate(relay, self.log)
         for thread in [*(made[user] for user in users), carrier]:
             thread.join(60)
             assert not thread.is_alive()
         assert {user: self.codes[user] for user in users} == dict.fromkeys(users, 0)
+        return opened
 
 
 @pytest.fixture
-def field(tmp_path: Path, apps: list[Any], monkeypatch) -> Field:
-    monkeypatch.setattr(attendance, "RETRY_SECONDS", 0.1)
+def field(tmp_path: Path, apps: list[Any]) -> Field:
     return Field(tmp_path, apps)
 
 
@@ -175,7 +168,7 @@ def test_the_sum_of_all_whatever_flower_loses(turns: list[str], field: Field, mo
     if "error" in turns:
         monkeypatch.setattr(field.server, "RETRY_SECONDS", 6.0)
     field.grid.turn = lambda count: turns[count % len(turns)]
-    field.sum(fake.ALL)
+    assert field.sum(set(fake.ALL)) == fake.ALL
 
 
 FORGERIES: list[Callable[[bytes], Any]] = [
@@ -191,17 +184,19 @@ def test_a_node_that_forges_or_whose_party_has_ended_is_one_party_less(
     field: Field, capsys
 ) -> None:
     """Its party's polls do not arrive, and no other party's are touched."""
-    forged = list[Any]()
+    count, others = itertools.count(), {2, 3, 4}
 
     def garble(node: int, reply: Message) -> Message:
         relay = reply.content.config_records["relay"]
         if node == 0 and "poll" in relay:
-            forged.append(FORGERIES[len(forged) % len(FORGERIES)](relay["poll"]))
-            reply.content.config_records["relay"] = forged[-1]
+            forged = FORGERIES[next(count) % len(FORGERIES)](relay["poll"])
+            reply.content.config_records["relay"] = forged
         return reply
 
     field.grid.garble = garble
-    field.sum(fake.ALL - {0, 1}, 0, until=lambda: len(forged) > len(FORGERIES))
+    assert field.sum(others, bystanders=frozenset({0})) == others
+    assert field.log.missing == {0: "be present", 1: "be present"}
+    assert next(count) > len(FORGERIES)
     shown, path = capsys.readouterr().out, field.folder / "1.sock"
     assert "\x1b" not in shown
     assert f"node {FIRST_NODE + 1}: no party answers at {path}: No such file" in shown
@@ -217,7 +212,7 @@ def test_a_carrier_without_an_operator_says_so(field: Field) -> None:
 
 @contextlib.contextmanager
 def line(field: Field, patience: float = 30.0) -> Iterator[NodeLine]:
-    with NodeLine(field.at(0, patience)) as opened:
+    with NodeLine(field.attendance(0, patience)) as opened:
         yield opened
 
 

@@ -169,7 +169,7 @@ def test_where_weights_come_from_without_the_place() -> None:
 def test_what_cannot_be_built_is_named(tmp_path, name, options, rule) -> None:
     save_encoder(small(), path := tmp_path / "e.safetensors")
     if options.get("weights") == "{}":
-        options = {"weights": str(path)}
+        options = options | {"weights": str(path)}
     with pytest.raises(ValueError, match=rule):
         build_encoder(name.format(path), **options)
 

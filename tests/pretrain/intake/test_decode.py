@@ -136,8 +136,8 @@ def test_the_first_of_several_frames(kind: str) -> None:
 
 def test_pictures_that_are_refused() -> None:
     for data, options, rule in (
-        (encoded(np.float32(GREY), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
-        (encoded(np.int32(GREY), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
+        (encoded(GREY.astype(np.float32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
+        (encoded(GREY.astype(np.int32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
         (LARGE, {}, f"at most max_pixels = {MAX_PIXELS} pixels, got 196000000 in all"),
         (encoded(GREY), {"max_pixels": 53}, "at most max_pixels = 53 pixels, got 9 x 6"),
         (b"", {}, "must be a readable image, got an empty file"),

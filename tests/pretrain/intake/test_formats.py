@@ -203,4 +203,4 @@ def test_what_cannot_be_shown_is_named() -> None:
         (wide, {"bits": 12}, r"values of 12 bits, 0 to 4095, got \d+ to \d+"),
     ):
         with pytest.raises(UnreadableImage, match=rule):
-            decode(data, "it", **options)
+            decode(data, "it", **options)  # pyright: ignore[reportArgumentType]

@@ -33,7 +33,7 @@ FORMATS = ("user folders", "csv", "parquet", "wds", "hf")
 ROOT = Path(__file__).parents[2]
 
 
-def write(rows: int, place: Path) -> dict[str, Options]:
+def write_formats(rows: int, place: Path) -> dict[str, Options]:
     """Every format and an encoder below `place`; the options with which each format is read."""
     import torch
     from PIL import Image
@@ -74,7 +74,7 @@ def main(rows: int = 100_000, folder: Path | None = None, write: Path | None = N
         place = Path(directory)
         # In a process of its own: a child's peak is never below that of its parent.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            formats = pool.apply(write, (rows, place))
+            formats = pool.apply(write_formats, (rows, place))
             pool.close()
             pool.join()
         results = dict[str, dict[str, float]]()

@@ -11,7 +11,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import precision_recall_fscore_support, roc_auc_score
-from tests.train_distributed.released.conftest import make_release
 
 from train_distributed import Privacy, Release
 from train_distributed.one_shot import metrics as module
@@ -19,11 +18,6 @@ from train_distributed.one_shot.figure import draw_confusion, draw_release
 from train_distributed.one_shot.metrics import BINS, ClassifierMetrics, brief, few_classes, shifted
 from train_distributed.one_shot.model import log_odds, probabilities
 from train_distributed.one_shot.report_file import Report
-
-
-@pytest.fixture
-def released() -> Release:
-    return make_release()
 
 
 @pytest.fixture

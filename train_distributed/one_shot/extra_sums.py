@@ -100,7 +100,7 @@ class FeatureSum(Statistic):
         """(u, D + 1) float64; rows beyond a user's count add nothing."""
         features = chunk.x[..., 1:]
         total = class_sums(features, chunk.one_class, 1, counts=chunk.counts)[..., 0]
-        squares = features.double().square().sum(2) * chunk.own
+        squares = features.double().square().sum(2).where(chunk.own, 0.0)
         return torch.cat([total, squares.sum(1, keepdim=True)], 1)
 
     def found(self, noised: NoisedSum) -> Tensor:

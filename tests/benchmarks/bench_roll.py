@@ -99,7 +99,7 @@ def embeddings(seed: int, rows: int) -> EmbeddingSet:
 
 def init(home: Path, users: int, own: dict[str, Any]) -> dict[str, float]:
     """Makes the federation; all users but one are made on the way."""
-    words = "--transform public.safetensors --hosts 127.0.0.1 --protocol shares --places 0"
+    words = "--transform public.safetensors --hosts 127.0.0.1 --protocol shares"
     words += f" --epsilon 1 --delta {0.1 / (users * max(ROWS))}"
     words += f" --class-names {' '.join(f'class-{k}' for k in range(CLASSES))}"
     given = ("--folder", "fed", "--parties", "server/server.party.json", "-", *words.split())
@@ -172,7 +172,7 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     fed = home / "fed"
     federation = with_roll(Federation.load(fed / "federation.json"), fed)
     assert isinstance(federation.known, Roll)
-    (fed / "invitation" / "places").mkdir()
+    (fed / "invitation" / "places").mkdir(exist_ok=True)
     place = place_path(fed / "invitation" / "places", keys.public.verifying)
     Place.of(number, federation.known.placed(number)).save(place)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]

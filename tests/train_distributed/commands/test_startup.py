@@ -89,6 +89,10 @@ def test_a_federation_s_commands_load_torch_for_rows_and_sums_alone(tmp_path: Pa
     ran = loaded([f"{status} {fed}", f"{status} {tmp_path}/a"])
     assert heavy(ran[-1]) == {"scipy"}
     assert all(heavy(names) <= {"scipy"} for names in (*joined, *ran))
+    words = f"train_distributed federation init --folder {tmp_path}/again --hosts localhost"
+    words += f" --parties {' '.join(map(str, files))} --transform {transform} --num-classes 2"
+    (init, _) = loaded([f"{words} --protocol shares"])
+    assert heavy(init) <= {"torch", "safetensors", "scipy"}
 
 
 # Hides the named distributions and modules, then starts the program.

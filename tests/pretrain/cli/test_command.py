@@ -159,10 +159,14 @@ raise SystemExit(run_command(Command))
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_stay(ignored: bool) -> None:
-    action = (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) if ignored else None
-    command = [sys.executable, "-c", CLOSED]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, preexec_fn=action)
+    action = signal.SIG_IGN if ignored else signal.SIG_DFL
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
+    )
     said = (0, "stayed\n", "") if ignored else (130, "", "interrupted; nothing was written\n")
     assert (done.returncode, done.stdout, done.stderr) == said
 

@@ -33,7 +33,11 @@ from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import invited
 from train_distributed.federation import links
 from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.certificates import write_certificate
+from train_distributed.federation.documents.certificates import (
+    SERVER,
+    serving,
+    write_certificate,
+)
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.private_keys import read_private
 from train_distributed.federation.documents.sessions import remember
@@ -301,6 +305,14 @@ def at(home: Home, host: str, port: int) -> Path:
     made = WindowFile.of(home.file.window, dict.fromkeys(home.file.addresses, (host, port)))
     made.save(home.home / "elsewhere.json")
     return home.home / "elsewhere.json"
+
+
+def test_a_service_has_no_certificate_but_an_agreed_one(tmp_path: Path) -> None:
+    for name in ("agreed", "other"):
+        write_certificate(tmp_path / name, ["127.0.0.1"])
+    serving(tmp_path / "agreed", tmp_path / "agreed" / SERVER)
+    with pytest.raises(ValueError, match=r"server\.pem must be agreed on in .*, is not"):
+        serving(tmp_path / "other", tmp_path / "agreed" / SERVER)
 
 
 def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: Home, capsys) -> None:

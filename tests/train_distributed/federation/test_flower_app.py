@@ -134,8 +134,8 @@ class Field(fake.Site):
         address = f"unix:{self.folder}/{user}.sock"
         return self.party(endpoint, user, address=address, certificates=None, patience=patience)
 
-    def take_part(self, user: int) -> None:
-        at = self.attendance(user)
+    def take_part(self, user: int, patience: float = 60) -> None:
+        at = self.attendance(user, patience)
         self.codes[user] = attend(at, NodeLine(at))
 
     def run(self) -> None:
@@ -145,12 +145,13 @@ class Field(fake.Site):
 
     def sum(self, users: set[int], bystanders: frozenset[int] = frozenset()) -> set[int]:
         """Users whose sum is opened, which must be exact, where these take part."""
-        made = {u: in_thread(self.take_part, u) for u in users | bystanders}
+        threads = [in_thread(self.take_part, user) for user in users]
+        threads += [in_thread(self.take_part, user, 6) for user in bystanders]
         with self.relay() as relay:
             carrier = in_thread(self.run)
             relay.federation = self.federation
             opened = fake.operate(relay, self.log)
-        for thread in [*(made[user] for user in users), carrier]:
+        for thread in [*threads, carrier]:
             thread.join(60)
             assert not thread.is_alive()
         assert {user: self.codes[user] for user in users} == dict.fromkeys(users, 0)

@@ -56,7 +56,8 @@ def heads(found: Any) -> Iterator[Line]:
 
 def embed(found: Any) -> Iterator[Line]:
     for encoder in dict.fromkeys(line["encoder"] for line in found["table"]):
-        lines = [line for line in found["table"] if line["encoder"] == encoder]
+        engines = [line for line in found["table"] if line["engine"] != "plain"]
+        lines = [line for line in engines if line["encoder"] == encoder]
         best = max(lines, key=lambda line: line["ratio"])
         work = f"{encoder}, {best['pixels']} px: {best['engine']}, {best['compute']}"
         yield Line(work, f"{1000 / best['images_per_second']:.2f} ms/image", best["ratio"])

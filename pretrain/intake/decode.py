@@ -65,13 +65,16 @@ def narrowed(image: Image.Image, data: bytes, bits: int | None, seen: Seen) -> I
         seen: receives whether the picture uses so little of its range that it is nearly black.
 
     Raises:
-        ValueError: a value that does not fit in the declared bits, or whose lower bits are needed
-            and cannot be read.
+        ValueError: a negative value, one that does not fit in the declared bits, or one whose
+            lower bits are needed and cannot be read.
     """
     grey, stated = image.mode.startswith("I"), _stated_bits(image, data)
     used = stated or bits or 16
     whole = image if grey or used == 16 else _lower_bytes(image, data)
-    values = np.asarray(image).astype(np.uint16)
+    values = np.asarray(image)
+    if values.min() < 0:  # a TIFF's signed numbers
+        raise ValueError(f"must have values >= 0, got {values.min()}")
+    values = values.astype(np.uint16)
     values = values if grey else (values << 8) + (np.asarray(whole) if whole is not image else 0)
     shown = values[..., :3] if values.ndim == 3 else values  # not its transparency
     least, most = int(shown.min()), int(shown.max())

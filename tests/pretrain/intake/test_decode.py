@@ -169,7 +169,14 @@ def test_the_centre_square_is_kept() -> None:
         assert (seen(data, size=7) == squared(seen(data), 7)).all()
 
 
-def tiff(values: np.ndarray, bits: int, *, photometric: int = 1, most: int | None = None) -> bytes:
+def tiff(
+    values: np.ndarray,
+    bits: int,
+    *,
+    photometric: int = 1,
+    most: int | None = None,
+    kind: int | None = None,
+) -> bytes:
     """An uncompressed TIFF of grey values, `bits` each."""
     height, width = values.shape
     if bits == 16:
@@ -180,6 +187,7 @@ def tiff(values: np.ndarray, bits: int, *, photometric: int = 1, most: int | Non
         body = b"".join(int(line, 2).to_bytes(len(line) // 8, "big") for line in lines)
     tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 0, 277: 1}
     tags |= {278: height, 279: len(body)} | ({} if most is None else {281: most})
+    tags |= {} if kind is None else {339: kind}
     tags[273] = 8 + 2 + 12 * len(tags) + 4
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, tags[tag]) for tag in sorted(tags))
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
@@ -206,6 +214,13 @@ def test_bits_that_a_file_states(bits: int) -> None:
         tiff(EIGHT << 4, 16, photometric=0, most=4095),
     ):
         assert (shown(data) == 255 - EIGHT).all()  # white is zero
+
+
+def test_signed_words_hold_no_negative_number() -> None:
+    values = EIGHT.astype(np.int16) << 7
+    assert (shown(tiff(values, 16, kind=2)) == EIGHT // 2).all()
+    with pytest.raises(UnreadableImage, match=r"it .*must have values >= 0, got -1000"):
+        shown(tiff(np.where(EIGHT > 128, -1000, values), 16, kind=2))
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14])

@@ -260,6 +260,7 @@ def _opened(path: Path, **options: Any) -> Iterator[Any]:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 

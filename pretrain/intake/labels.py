@@ -419,7 +419,8 @@ def _classes(
         one, two = twins
         rule = "must write a number in one way"
         raise ValueError(f"{what} {rule}, got {one!r} in {first[one]} and {two!r} in {first[two]}")
-    if not all(map(INTEGER.fullmatch, found)):
+    elsewhere = any(INTEGER.fullmatch(name) and name != str(k) for k, name in enumerate(known))
+    if elsewhere or not all(map(INTEGER.fullmatch, found)):  # a number would be name and place
         if known:
             word = next(word for word in found if word not in known)
             raise ValueError(f"{what} must be one of {known}, got {word!r} in {first[word]}")

@@ -137,6 +137,10 @@ def test_numbers_as_labels(tmp_path: Path) -> None:
     assert words.labels.tolist() == [1, 2, 0]  # a class of that name, not of that number
     with pytest.raises(ValueError, match=r"label must be >= 0 and < 3, got 10 in row 2"):
         open_images(source, classes=("a", "b", "c"))
+    mixed = table(tmp_path, "path,label\n7.png,7\n2.png,0\n")  # 0 would be the place of 10
+    with pytest.raises(ValueError, match=r"must be one of \('10', '7', '2'\), got '0' in row 1"):
+        open_images(mixed, classes=("10", "7", "2"))
+    assert open_images(mixed, classes=("0", *"abcdef", "g")).labels.tolist() == [7, 0]
 
 
 def test_paths_may_be_absolute_and_names_hold_signs(tmp_path: Path, pictures) -> None:

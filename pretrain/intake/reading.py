@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pretrain import check
 
-INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff"  # come along in copies
+# Zero width and direction marks, which come along in copies
+INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 SPLIT_NAMES = ("train", "test", "evaluation", "val")  # what each is for: `pretrain.datasets.SPLITS`
 SPLIT_WORDS = {  # in any case
     **dict.fromkeys(("train", "training"), "train"),

@@ -65,6 +65,8 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         check.no_nan(**{f"classes of {self.name}": self.class_names})
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError(f"classes of {self.name} must be distinct, got {self.class_names}")
 
     def __len__(self) -> int:
         return len(self.labels)

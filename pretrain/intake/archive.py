@@ -302,7 +302,11 @@ def _users(
     if len({users.dtype.kind in "SU" for users in arrays.values()}) > 1:
         raise ValueError(f"{archive.path}: users must be names in every split, or numbers")
     if all(users.dtype.kind in "iu" for users in arrays.values()):
-        return np.concatenate(list(arrays.values())).astype(np.int64), ()
+        for name, users in arrays.items():
+            if not 0 <= users.min() <= users.max() < 1 << 63:
+                got = f"{users.min()} to {users.max()}"
+                raise ValueError(f"{archive.path}: {name} must be in [0, 2^63), got {got}")
+        return np.concatenate([users.astype(np.int64) for users in arrays.values()]), ()
     cells = Cells.joined([_cells(users, name) for name, users in arrays.items()])
     return user_numbers(cells, str(archive.path), say)
 

@@ -26,6 +26,7 @@ PLAIN = {"x_train": np.zeros((3, 4, 4), np.uint8), "x_test": np.zeros((3, 4, 4),
 PLAIN |= {"y_train": np.arange(3), "y_test": np.arange(3)}
 NAMES, NUMBERS = np.array(["a", "b", "c"]), np.arange(3)
 LACKING = np.array(["a", "", "c"])
+LARGE = NUMBERS.astype(np.uint64) + 2**63
 
 
 def jpeg_arrays(count: int, side: int = 8, split: str = "train") -> dict[str, np.ndarray]:
@@ -161,6 +162,9 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
         (PLAIN, {"writer_train": NAMES, "writer_test": NUMBERS}, "names in every split, or number"),
         (PLAIN, {"writer_train": NUMBERS / 2}, "must be integers or names, got float64"),
         (PLAIN, {"writer_train": LACKING, "writer_test": LACKING}, "none in row 1 of writer_train"),
+        (PLAIN, {"writer_train": NUMBERS - 1, "writer_test": NUMBERS}, r"2\^63\), got -1 to 1"),
+        (PLAIN, {"writer_train": LARGE, "writer_test": NUMBERS}, r"2\^63\), got 922\d+ to 922"),
+        (PLAIN, {"names": np.array(["cat", "dog", "cat "])}, "must be distinct, got .*'cat'"),
     ],
 )
 def test_mislabelled_archives(tmp_path: Path, arrays: Any, changes: Any, rule: str) -> None:

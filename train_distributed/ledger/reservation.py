@@ -101,7 +101,7 @@ class LedgerReservation:
             facts: all that the release is made of besides the rows, JSON-ready.
 
         Raises:
-            ValueError: a file that holds no centre.
+            ValueError: a file that holds no centre, or one whose sum the ledger does not count.
         """
         import torch
 
@@ -113,7 +113,7 @@ class LedgerReservation:
         if (kept := self._kept()) is None:
             return None
         try:
-            self._earlier = str(kept["entry"])
+            self._earlier = self._ledger.state().record(str(kept["entry"])).id
             return torch.tensor(kept["centre"], dtype=torch.float64)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self._centre} must hold an entry and a centre: {error}") from error

@@ -200,6 +200,11 @@ def test_the_next_try_of_a_failed_second_sum_is_about_the_same_centre(
     assert other.entry.epsilon == 2.0
     assert run("--out third")[0] == 0  # nothing is left of it
     assert noised == [first, second]
+    kept.write_text(json.dumps(centre))
+    ledger.path.unlink()
+    code, _, error = run("--out made --overwrite")
+    assert (code, noised, ledger.path.exists()) == (2, [], False)
+    assert "id must be of an entry in the ledger, got" in error
 
 
 def test_show_tells_entries_totals_limit_and_head(run, call, ledger) -> None:

@@ -320,7 +320,7 @@ class Merge(Place):
         from train_distributed.ledger.ledger import Ledger
 
         ledger = self.open()
-        added = ledger.merge(Ledger.open(self.other))
+        added = ledger.merge(Ledger(self.other))
         print(f"{added} entries of {self.other} are counted in {ledger.path} from now on")
 
 

@@ -85,8 +85,8 @@ class Counting:
     allow_delta: bool = False
     """Accept a delta >= 1/rows, which protects no row."""
     ledger: Path | None = None
-    """File that counts the epsilon spent on these rows, or
-    `none` (default: NAME.ledger next to the set)."""
+    """File NAME.ledger that counts the epsilon spent on these
+    rows, or `none` (default: one next to the set)."""
 
 
 @dataclass(frozen=True, kw_only=True)

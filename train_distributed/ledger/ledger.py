@@ -94,12 +94,14 @@ class Ledger:
         """The ledger in this file; no other one in its directory, or those `near`, has its rows.
 
         Raises:
-            ValueError: its chain is broken, or it is no ledger.
+            ValueError: its chain is broken, it is no ledger, or it has another suffix.
         """
         ledger = cls(Path(path), *near)
         if not ledger.path.resolve().parent.is_dir():
             raise ValueError(f"ledger must be in a folder that exists, got {path}")
         ledger.state()
+        if not ledger.path.name.endswith(SUFFIX):  # by which others beside it find it
+            raise ValueError(f"ledger must be called NAME{SUFFIX}, got {path}")
         return ledger
 
     @classmethod

@@ -236,6 +236,8 @@ def test_rows_that_another_ledger_counts_are_refused(tmp_path, change) -> None:
     assert far is not None
     with pytest.raises(ValueError, match=r"which counts these rows already"):
         far.reserve(replace(entry, **change))
+    with pytest.raises(ValueError, match=r"ledger must be called NAME\.ledger, got .*a\.db"):
+        Ledger.open(tmp_path / "a.db")  # which the ledgers beside it would not find
     Ledger.open(tmp_path / "other.ledger").reserve(replace(entry, data="o", images=""))
     (tmp_path / "accounts.ledger").write_text("2026-01-01 * Opening balance\n")
     Ledger.open(tmp_path / "third.ledger").reserve(replace(entry, data="t", images=""))

@@ -93,7 +93,7 @@ def left_by_systems(name: str) -> bool:
 
 
 def case_twins(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Groups of names that differ only in case, in width or in kinds of blanks.
+    """Groups of names that differ only in case, in width, in kinds of blanks or invisibly.
 
     Examples:
         >>> case_twins(["Normal", "other", "normal"])
@@ -101,7 +101,8 @@ def case_twins(names: Iterable[str]) -> list[tuple[str, ...]]:
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(set(names)):
-        folded = unicodedata.normalize("NFKC", name).casefold()
+        seen = "".join(sign for sign in name if sign not in INVISIBLE)
+        folded = unicodedata.normalize("NFKC", seen).casefold()
         groups.setdefault(" ".join(folded.split()), []).append(name)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 

@@ -78,6 +78,7 @@ def test_users_that_differ_only_in_case_are_named(capsys: pytest.CaptureFixture[
     assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
     assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
     assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
+    assert case_twins(["ab", "a\u200bb", "ba"]) == [("ab", "a\u200bb")]
     warn_of_case_twins("it", ("u1", "u2"))
     assert not capsys.readouterr().err
     warn_of_case_twins("it", ("u1", "U1", "v", "V"))

@@ -100,7 +100,7 @@ def picture_rows(
     )
     return Rows(
         count=len(images),
-        blocks=_whole(rows),
+        blocks=_whole(rows, images),
         name=images.image_name,
         labels=labels,
         split=images.split,
@@ -132,8 +132,11 @@ def held_out_pictures(released: Release, images: ImageSet, rows: Rows) -> Embedd
     )
 
 
-def _whole(batches: Iterator[tuple[Span, np.ndarray]]) -> Iterator[np.ndarray]:
-    """Batches put together to blocks of ROWS rows, as a set's rows are scored."""
+def _whole(batches: Iterator[tuple[Span, np.ndarray]], images: ImageSet) -> Iterator[np.ndarray]:
+    """Batches put together to blocks of ROWS rows, as a set's rows are scored.
+
+    Raises ValueError at its end for images of 16 bits that are all nearly black.
+    """
     held: list[np.ndarray] = []
     for (_, stop), rows in batches:
         held.append(rows)
@@ -142,6 +145,7 @@ def _whole(batches: Iterator[tuple[Span, np.ndarray]]) -> Iterator[np.ndarray]:
             held = []
     if held:
         yield np.concatenate(held)
+    refuse_dark(images)
 
 
 def encoding_of(released: Release) -> Encoding:

@@ -168,6 +168,16 @@ def test_unreadable_pictures_have_a_line_of_their_own(say) -> None:
     assert np.sum(metrics("some")["confusion"]) == 9
 
 
+def test_dark_pictures_of_16_bits_after_others_are_refused(say) -> None:
+    pixels = np.stack(draw(Path("mixed"), 3))[..., 0].astype(np.uint16)
+    for number, values in enumerate(pixels << 4):  # 12 bits in use
+        Image.fromarray(values).save(f"mixed/wide{number}.png")
+    given = "--data mixed --layout flat"
+    say.refused(f"{PREDICT} out {given}", "must use 1/16 of their range")
+    assert not Path("out").exists()
+    assert say.done(f"{PREDICT} out {given} --bits 12")
+
+
 def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(say) -> None:
     shutil.copytree("model", "unknown")
     with safe_open("unknown/model.safetensors", "pt") as file:

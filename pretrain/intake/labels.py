@@ -164,7 +164,8 @@ class Cells:
                 got = f"none in {self.first(cell)}: fill it or leave the row out"
                 raise ValueError(f"{what} {rule}, got {got}")
             if isinstance(cell, str) and cell.casefold() in MISSING and cell not in known:
-                remedy = " (or be declared with --class-names)" * what.endswith("label")
+                declarable = what.endswith("label") and cell.casefold() != "nan"
+                remedy = " (or be declared with --class-names)" * declarable
                 rule = f"must be a name{remedy}, or empty in every row"
                 raise ValueError(f"{what} {rule}, got {cell!r} in {self.first(cell)}")
 

@@ -143,9 +143,15 @@ def test_what_is_one_label_after_all(tmp_path: Path) -> None:
         (csv, ["2.50", "2.5", "7"], {}, f"{NUMBER} '2.5' in row 1 .* and '2.50'"),
         (csv, ["0", "1", "-1"], {}, r"where -1 is none, got -1 in row 2 \(2\.png\): leave"),
         *(
-            (write, ["a", word], {}, rf"must be a name .* got '{word}' in row 1")
+            (write, ["a", word], {}, rf"must be a name \(or be declared .* got '{word}' in row 1")
             for word in ("NA", "n/a", "NULL", "<NA>", "#N/A", "#REF!")
             for write in (csv, shard)
+        ),
+        (
+            csv,
+            ["a", "NaN"],
+            {"ignore_case": True},
+            "must be a name, or empty in every row, got 'NaN' in row 1",
         ),
         (csv, ["", ""], {"findings": True}, "must be given, got none in 2 rows"),
     ],

@@ -329,7 +329,7 @@ class Participant:
         """Lines that say what a user gives away to whom; every ε and δ is rounded up."""
         from train_distributed.federation.documents.terms import file_hash
         from train_distributed.federation.model_task import ModelTask
-        from train_distributed.federation.sum_task import SUMS
+        from train_distributed.federation.sum_task import SUMS, sizes_of
         from train_distributed.one_shot.class_prior import class_names
         from train_distributed.released.numbers import rounded_up
 
@@ -370,6 +370,8 @@ class Participant:
             f"{rounded_up(task.epsilon_of_all_sessions)} of all agreed ones: "
             f"{privacy.report()['neighbouring']}"
         )
+        rows = int(sizes_of(federation, task.terms.sizes).sum())
+        yield from (f"  {words}" for words in privacy.large_delta(rows).values())
         yield f"  {honest}"
         yield f"  {task.if_all_others_collude}"
         yield (

@@ -153,6 +153,17 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monk
     ):
         assert words in said
     assert KNOWN not in said
+    assert "who publishes one of the" not in said
+
+
+def test_a_user_is_told_of_a_delta_that_protects_no_row(federated, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("train_distributed.federation.aggregator_client.SECONDS", 1.0)
+    home = federated(Report, privacy=Privacy(2.0, 0.5), allow_delta=True)
+    limits = Limits(most_delta=0.5)
+    capsys.readouterr()
+    with pytest.raises(OSError, match="must answer"):
+        _options(Report, home, accept=digest_of(home), patience=0.0, limits=limits).run()
+    assert re.search(r"  delta is 1/\d+ or more: who publishes one of the", capsys.readouterr().out)
 
 
 def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine, capsys) -> None:

@@ -153,6 +153,16 @@ class EmbeddingSet:
         counted = silent and names == tuple(map(str, range(len(names))))
         return () if counted or self.meta.get("classes") == INFERRED else names
 
+    def check_classes(self, names: tuple[str, ...], why: str) -> None:
+        """Raises ValueError unless its labels stand for these names; the error says `why`.
+
+        Names that were only counted mean the same; where either are numbers from 0, labels do.
+        """
+        own = tuple(map(str, self.meta.get("class_names", ())))
+        numbered = any(each == tuple(map(str, range(len(each)))) for each in (own, names))
+        if own != names and (self.declared_classes or not numbered):
+            raise ValueError(f"class_names must be {names} {why}, got {own}")
+
     @property
     def meta_of_rows(self) -> dict[str, Any]:
         """`meta` without the hash of the values, for a set of other rows."""

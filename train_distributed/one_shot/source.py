@@ -258,11 +258,9 @@ def validate(
             whose public rows were chosen by looking at private ones.
     """
     refuse_other(transform.encoding, embeddings.encoding, ("transform", "embeddings"))
-    declared = named = embeddings.declared_classes
-    if embeddings.findings is not None:  # whose columns mean what they are called, declared or not
-        named = tuple(embeddings.meta.get("class_names", ()))
-    if class_names and named not in ((), tuple(class_names)):
-        raise ValueError(f"class_names must be {tuple(class_names)} as agreed, got {named}")
+    declared = embeddings.declared_classes
+    if class_names:
+        embeddings.check_classes(tuple(class_names), "as agreed")
     classes = known_classes(embeddings, num_classes)
     if transform.known is not None:
         transform.known.check_classes(declared or class_names, classes)

@@ -303,9 +303,7 @@ def _check(embeddings: EmbeddingSet, rows: np.ndarray, release: Release) -> None
     width, classes = len(release.transform.mean), release.weights.shape[1]
     if embeddings.dim != width:
         raise ValueError(f"embeddings must have the model's {width} columns, got {embeddings.dim}")
-    declared = embeddings.declared_classes
-    if declared not in ((), release.class_names):
-        raise ValueError(f"class_names must be the model's {release.class_names}, got {declared}")
+    embeddings.check_classes(release.class_names, "as the model's")
     if release.findings != (embeddings.findings is not None):
         kinds = ("findings", "one class a row")
         wanted, got = kinds if release.findings else kinds[::-1]

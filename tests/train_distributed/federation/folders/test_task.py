@@ -234,6 +234,7 @@ def test_a_user_s_own_rows_are_looked_at_before_its_noise(agreed: Agreeing, tmp_
     broken[4, 2] = np.nan
     two = replace(good, labels=good.labels % 2, meta={"class_names": ["a", "c"]})
     swapped = replace(task, terms=structs.replace(task.terms, class_names=("a", "c", "b")))
+    counted = good.meta | {"classes": "inferred"}
     for of, user, rows, words in (
         (task, 0, good.subset(slice(8)), "training rows must be 12 as agreed, got 8"),
         (task, 9, good, r"identity must be one of \[0, 1, 2, 3\], got 9"),
@@ -241,6 +242,7 @@ def test_a_user_s_own_rows_are_looked_at_before_its_noise(agreed: Agreeing, tmp_
         (task, 0, two, r"class_names must be \('a', 'b', 'c'\) as agreed"),
         (task, 0, replace(good, labels=good.labels + 6, meta={}), r"must lie in \[0, 3\), got 8"),
         (swapped, 0, good, r"class_names must be \('a', 'c', 'b'\) as agreed"),
+        (swapped, 0, replace(good, meta=counted), r"must be \('a', 'c', 'b'\) as agreed, got"),
     ):
         with pytest.raises(ValueError, match=words):
             of.encoded(user, rows)

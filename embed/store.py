@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -159,8 +159,7 @@ class EmbeddingSet:
         Names that were only counted mean the same; where either are numbers from 0, labels do.
         """
         own = tuple(map(str, self.meta.get("class_names", ())))
-        numbered = any(each == tuple(map(str, range(len(each)))) for each in (own, names))
-        if own != names and (self.declared_classes or not numbered):
+        if own != names and (self.declared_classes or not numbered(own, names)):
             raise ValueError(f"class_names must be {names} {why}, got {own}")
 
     @property
@@ -260,6 +259,11 @@ class EmbeddingSet:
             write_rows(partial / "embeddings.npy", self.blocks(), self.embeddings.shape)
             meta = self.meta | {"content_hash": self.content_hash()}
             write_companions(partial, **columns(self), meta=meta)
+
+
+def numbered(*names: Sequence[str]) -> bool:
+    """Whether one of several lists of class names is the numbers from 0, as labels are."""
+    return any(tuple(each) == tuple(map(str, range(len(each)))) for each in names)
 
 
 def columns(rows: EmbeddingSet | ImageSet, kept: Any = slice(None)) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class ModelPictures(PictureOptions, ModelSource):
 
     def rows_of_data(self, released: "Release", *, labelled: bool) -> "tuple[ImageSet, Rows]":
         """Pictures, and their rows as they are computed, with the model's labels if asked for."""
+        from embed.store import numbered
         from pretrain.cli.provenance import usual_device
         from train_distributed.released.pictures import (
             Computing,
@@ -88,7 +89,8 @@ class ModelPictures(PictureOptions, ModelSource):
         images = open_pictures(released, self.data, options)
         labels: np.ndarray | None = None
         if labelled:
-            names = () if images.inferred else images.class_names
+            by_number = images.inferred and numbered(images.class_names, released.class_names)
+            names = () if by_number else images.class_names
             labels = own_targets(released, names, images.labels, images.findings)
         computing = Computing(
             device=usual_device(self.device), compute=self.compute, batch_size=self.batch_size
@@ -174,8 +176,8 @@ class Predict(ModelPictures):
     def _rows_of_set(self, released: "Release") -> "Rows":
         import numpy as np
 
-        from embed import EmbeddingSet
         from embed.encoding import refuse_other
+        from embed.store import EmbeddingSet, numbered
         from train_distributed.released.predictions import Rows, own_targets
 
         assert self.embeddings is not None
@@ -188,9 +190,9 @@ class Predict(ModelPictures):
         labels = None
         if self.evaluate:
             findings = None if found.findings is None else found.findings[chosen]
-            names = found.declared_classes
-            if findings is not None:
-                names = found.meta.get("class_names", ())
+            names = tuple(map(str, found.meta.get("class_names", ())))
+            by_number = not found.declared_classes and numbered(names, released.class_names)
+            names = () if by_number and findings is None else names
             labels = own_targets(released, names, found.labels[chosen], findings)
         return Rows.of(found, chosen, labels)
 

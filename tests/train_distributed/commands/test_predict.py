@@ -103,9 +103,16 @@ def test_labels_that_are_there_are_compared_by_name(say) -> None:
     rows = EmbeddingSet.open("set")
     turned = rows.meta | {"class_names": ["red", "blue", "green"], "classes": "declared"}
     replace(rows, labels=np.array([1, 2, 0])[rows.labels], meta=turned).save(Path("turned"))
-    for source in ("set", "turned"):
+    counted = replace(EmbeddingSet.open("turned"), meta=turned | {"classes": "inferred"})
+    counted.save(Path("counted"))
+    for source in ("set", "turned", "counted"):
         say.done(f"{PREDICT} of_{source} --evaluate --embeddings {source}")
         assert metrics(f"of_{source}") == found
+    some = sorted(Path("new").glob("[!b]*/*.png"))  # none of the first class
+    lines = [f"{path},{path.parent.name}" for path in some]
+    Path("some.csv").write_text("\n".join(["path,label", *lines]) + "\n")
+    say.done(f"{PREDICT} of_some --evaluate --data csv:some.csv")
+    assert metrics("of_some")["accuracy"] > 0.9
 
 
 def test_every_layout_of_embed_is_read(say) -> None:

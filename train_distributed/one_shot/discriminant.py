@@ -328,7 +328,7 @@ class Discriminant(Estimator):
 
 
 def guesses_of(transform: PublicTransform) -> list[Guess]:
-    """Guesses of where class means lie, before any sum: at all, as public classes, as named ones."""
+    """Guesses of where class means lie, before any sum: anywhere, as public classes, as named."""
     seen = transform.public
     covariance, means = seen.covariance, seen.mean[:, None]
     guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]

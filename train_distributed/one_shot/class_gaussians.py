@@ -222,7 +222,12 @@ class NoisyScatter:
         return self.ratio_along(squares / said, self.noised + self.unsure + between)
 
     def ratio_along(self, squares: Tensor, seen: Tensor) -> float:
-        """As `ratio`: `squares` (q, q), of Σ one together, are of directions; `seen` is noised."""
+        """Variance of the private rows over Σ in directions of squares (q, q), whose Σ sums to one.
+
+        Args:
+            squares: weights of the directions' products.
+            seen: (q, q) second moments of the private rows about their means, noised.
+        """
         expected = 1 - self.ridge * float(squares.trace())
         measured = float((squares * seen).sum())
         variance = 2 * self.noise**2 * float(squares.square().sum())

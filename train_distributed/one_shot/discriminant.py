@@ -328,7 +328,7 @@ class Discriminant(Estimator):
 
 
 def guesses_of(transform: PublicTransform) -> list[Guess]:
-    """What is believed of the class means before any sum; see `Discriminant.posterior`."""
+    """Guesses of where class means lie, before any sum: anywhere, as public classes, as named."""
     seen = transform.public
     covariance, means = seen.covariance, seen.mean[:, None]
     guesses = [Guess("nothing", means, covariance, scales_at_all(), shifts=SHIFTS[-1:])]

@@ -166,12 +166,12 @@ class ClippedGradient(Statistic):
 
     def submit(self, chunk: Chunk) -> Tensor:
         """(u, d K) float64; rows beyond a user's count add nothing."""
-        x = chunk.x.double()
+        x = chunk.x.double().where(chunk.own[..., None], 0)
         scores = product(x.flatten(0, 1), self.weights.double()).unflatten(0, x.shape[:2])
         residual = torch.softmax(scores, 2)
         residual.scatter_add_(2, chunk.y[..., None], -torch.ones_like(residual[..., :1]))
         norms = torch.linalg.vector_norm(x, dim=2) * torch.linalg.vector_norm(residual, dim=2)
-        factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0) * chunk.own
+        factor = torch.where(norms > self.clip_norm, self.clip_norm / norms, 1.0)
         return (x.mT @ (residual * factor[..., None])).flatten(1)
 
 

@@ -177,7 +177,7 @@ class FindingMoments(ClassMoments):
 
     @property
     def expected_row(self) -> Tensor | None:
-        """As of `ClassMoments`: a public row with m/2 findings, each as likely, of `EXPECTED`."""
+        """Mean submission of a public row with m/2 findings, all as likely, weighing `EXPECTED`."""
         if self.moments:
             return None
         rate = min(1.0, self.most / self.num_classes) / 2
@@ -220,7 +220,7 @@ class FindingMoments(ClassMoments):
         return self._counted(row, noised, self.gain * self.transform.constant)
 
     def _weighted_row(self, noised: NoisedSum) -> Tensor:
-        """(K,) a times the counts by w(y), noised."""
+        """(K,) sums over rows of the constant a times each finding's level w(y), noised."""
         return self.sums(noised)[0, 1 : 1 + self.num_classes]
 
     def known_counts(self, noised: NoisedSum) -> Tensor:
@@ -369,7 +369,17 @@ def build(
     most_findings: float = MOST_FINDINGS,
     unknown: Literal["ask"] | None = None,
 ) -> Method:
-    """Method `findings`, of sums alone without `moments`; `unknown` ones told apart on "ask"."""
+    """Method `findings`: several yes-or-no findings a picture.
+
+    Args:
+        transform: with the public mean and covariance.
+        num_classes: K findings.
+        moments: sum second moments of the rows, too.
+        alpha: weight of these beside the sums; None lets the public rule choose.
+        prior: rates of the findings that probabilities assume.
+        most_findings: weight that one row's findings are clipped to.
+        unknown: "ask" counts for each finding the rows that know it.
+    """
     if transform.known is not None:
         transform.known.check_classes((), num_classes)
     check.one_of((None, "ask"), unknown=unknown)

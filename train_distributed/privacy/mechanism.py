@@ -406,7 +406,7 @@ class DiscreteGaussian(Mechanism):
         return Cost(squared_mu=(COST_ROUND_UP / self.noise_multiplier) ** 2, zeta=self.zeta)
 
     def cost_alone(self) -> Cost:
-        """As for every mechanism; infinite where one share is too few steps for the theorem."""
+        """Cost of one user's share of noise; infinite where it is too few steps for the theorem."""
         return super().cost_alone() if self._certain(1) else Cost(squared_mu=math.inf)
 
     def _certain(self, shares: int) -> bool:

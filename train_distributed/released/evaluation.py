@@ -187,7 +187,7 @@ class Evaluation(Submission):
         return sent.unflatten(0, (count, self._piece))
 
     def apart(self, total: Tensor) -> list[tuple["Evaluation", Tensor]]:
-        """Of every prediction the statistic, and its piece of a (D,) sum."""
+        """For each prediction, its own statistic and its part of the (D,) sum of all."""
         return [(replace(self, predictions=1), piece) for piece in total.split(self._piece)]
 
     def parts(self, total: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -50,10 +50,13 @@ class Summary:
         return self.to(1)
 
     def to(self, digits: int) -> str:
-        """Per cent with so many decimals, balanced accuracy in brackets where it is known."""
-        values = (f"{100 * value:.{digits}f}" for value in (self.mean, self.std))
+        """Per cent with so many decimals, balanced accuracy in brackets where it is known.
+
+        One seed has no deviation.
+        """
+        spread = f" ± {100 * self.std:.{digits}f}" if self.seeds > 1 else ""
         balanced = "" if self.balanced is None else f" ({100 * self.balanced:.{digits}f})"
-        return " ± ".join(values) + balanced
+        return f"{100 * self.mean:.{digits}f}{spread}{balanced}"
 
 
 def mean_of(rows: Iterable[Result], field: str) -> float | None:

@@ -142,10 +142,11 @@ def tell(result: Mapping[str, Any]) -> str:
     shown = []
     for group in _settings(rows):
         first, (mean, std) = group[0], _accuracy(group)
+        spread = f"{mean:.2f} ± {std:.2f}" if len(group) > 1 else f"{mean:.2f}"
         epsilon = math.inf if first["epsilon"] is None else first["epsilon"]
         shown.append(
             {"learner": first["learner"], "features": str(first["features"])}
-            | {"users": str(first["users"]), "accuracy / %": f"{mean:.2f} ± {std:.2f}"}
+            | {"users": str(first["users"]), "accuracy / %": spread}
             | {words: _mean(group, name) for name, words in BESIDE.items()}
             | {"epsilon": f"{epsilon:.3g}", "rounds": str(first["rounds"])}
             | {"bits per user": f"{first['bits_per_user']:,.0f}"}

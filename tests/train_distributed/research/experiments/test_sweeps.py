@@ -191,12 +191,13 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(tmp_path, name: Any) ->
     text, priors = (out / "table.txt").read_text().split("with prior equal: ")
     assert text.endswith("always the largest class: 90.0, balanced accuracy: in brackets\n")
     assert priors.count("(") == 2  # of each prior
-    assert text.count(" ± ") == text.count("(") > 3
+    assert text.count("(") > 3
+    assert " ± " not in text  # of one seed
 
 
 def test_what_is_not_known_of_every_row_is_not_averaged() -> None:
     older = replace(ROW, seed=1, balanced=None, majority=None)
-    assert str(Summary.of([ROW])) == "89.9 ± 0.0 (50.0)"
+    assert str(Summary.of([ROW])) == "89.9 (50.0)"
     assert str(Summary.of([ROW, older])) == "89.9 ± 0.0"
     assert "unknown" in figures.explained([ROW, older])
     another = replace(ROW, options={"a": 1}, accuracy=0.8)

@@ -1,7 +1,4 @@
-"""The certified solver: its certificate recomputed, and an independent solver beside it.
-
-For users of many rows samples hasten it, and nothing rests on what they say.
-"""
+"""The certified solver: its certificate recomputed, and an independent solver beside it."""
 
 import numpy as np
 import pytest

@@ -1,11 +1,7 @@
-"""Both solvers and the projection at any scale: movement as stated, or a named refusal.
-
-pytest -n 0 tests/heads/test_extreme_scales.py -m slow
-"""
+"""Both solvers and the projection at any scale: movement as stated, or a named refusal."""
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,8 +22,6 @@ from heads import (
 from heads.spaces import Gram
 
 KINDS = (SoftmaxHead, HuberSVMHead, LogisticHead)
-LIMIT = 12  # scales from 1e-12 to 1e12
-
 NAMED = re.compile(
     r"^(l2_reg|clip_norm|radius|relaxation|epochs|tolerance|lipschitz / l2_reg"
     r"|l2_reg \+ curvature) must "
@@ -38,27 +32,10 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@dataclass(frozen=True)
-class Extreme:
-    """One head, and many pairs of data sets that differ in one record."""
-
-    head: Head
-    x: Tensor  # (2, pairs, n, d), norms up to the clip norm
-    y: Tensor  # (2, pairs, n)
-
-    @property
-    def pairs(self) -> int:
-        return self.x.shape[1]
-
-    def moved(self, weights: Tensor) -> float:
-        """The largest movement of a composition; weights (2 · pairs, d, K)."""
-        first, second = weights.double().unflatten(0, (2, self.pairs))
-        return float(torch.linalg.vector_norm(first - second, dim=self.head.norm_dims).max())
-
-    def largest(self, weights: Tensor) -> float:
-        """The largest norm of a composition, in more digits than float64 has."""
-        wide = np.square(weights.numpy().astype(np.longdouble))
-        return float(np.sqrt(wide.sum(self.head.norm_dims)).max())
+def moved(head: Head, weights: Tensor) -> float:
+    """The largest movement of a composition between users of the first half and of the second."""
+    first, second = weights.double().chunk(2)
+    return float(torch.linalg.vector_norm(first - second, dim=head.norm_dims).max())
 
 
 class Dice:
@@ -67,7 +44,7 @@ class Dice:
     def __init__(self, seed: int) -> None:
         self.draw = np.random.default_rng(seed)
 
-    def scale(self, low: float = -LIMIT, high: float = LIMIT) -> float:
+    def scale(self, low: float = -12, high: float = 12) -> float:
         return 10.0 ** self.draw.uniform(low, high)
 
     def often(self, share: float) -> bool:
@@ -75,10 +52,6 @@ class Dice:
 
     def whole(self, low: int, high: int) -> int:
         return int(self.draw.integers(low, high + 1))
-
-    def steps(self) -> dict[str, Any]:
-        """Epochs and batch size."""
-        return {"epochs": int(self.scale(0, 1.6)), "batch_size": self.whole(1, 10)}
 
     def head(self, condition: tuple[float, float] | None = None, **fixed: Any) -> Head:
         """Any head; with `condition`, curvature / Λ between these powers of ten."""
@@ -97,8 +70,8 @@ class Dice:
         radius = self.scale() if self.often(0.3) else reach * self.scale(-6, 0.3)
         return kind(**{**options, "radius": None if self.often(0.2) else radius, **fixed})
 
-    def rows(self, head: Head, dtype: torch.dtype) -> Extreme:
-        """Pairs for users of one size; the record that differs is anywhere."""
+    def rows(self, head: Head, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Rows (2 · pairs, n, d) and labels of neighbours; the record that differs is anywhere."""
         n, d = self.whole(1, 12), self.whole(2, 16)
         if self.often(0.5):
             d += 16  # the Gram matrix is smaller
@@ -109,7 +82,7 @@ class Dice:
             self._replace(x[:, pair], y[:, pair], head.num_classes)
         short = 1e-6 if dtype == torch.float32 else 2.0**-40
         rows = torch.from_numpy(x * (head.clip_norm * (1 - short))).to(dtype)
-        return Extreme(head, rows, torch.from_numpy(y))
+        return rows.flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
 
     def _others(self, n: int, d: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows of length 1 or less, and labels."""
@@ -137,15 +110,15 @@ class Dice:
 
 
 def sgd_holds(dice: Dice, dtype: torch.dtype) -> int:
-    """Trains one draw; the number of pairs that were looked at, 0 where it was refused by name."""
+    """Trains one draw; the number of users, 0 where it was refused by name."""
     try:
         head = dice.head()
-        case, steps = dice.rows(head, dtype), dice.steps()
-        n, d = case.x.shape[2:]
+        x, y = dice.rows(head, dtype)
+        steps: dict[str, Any] = {"epochs": int(dice.scale(0, 1.6)), "batch_size": dice.whole(1, 10)}
+        n, d = x.shape[1:]
         method = ("auto", "gram", "primal")[dice.whole(0, 2)]
         stated = sgd_sensitivity(head, n, d, **steps, dtype=dtype, method=method)
         smoothness = head.smoothness * dice.scale(0, 12) if dice.often(0.2) else None
-        x, y = case.x.flatten(0, 1), case.y.flatten(0, 1)
         weights = fit_sgd(head, x, y, **steps, method=method, smoothness=smoothness)
     except ValueError as refusal:
         if not NAMED.match(str(refusal)):
@@ -153,10 +126,11 @@ def sgd_holds(dice: Dice, dtype: torch.dtype) -> int:
         return 0
     assert weights.isfinite().all()
     about = f"{head}, n {n}, d {d}, {steps}, {method}, smoothness {smoothness}"
-    assert case.moved(weights) <= stated * DOUBLE, about
-    if head.radius is not None:
-        assert case.largest(weights) <= head.radius, about
-    return case.pairs
+    assert moved(head, weights) <= stated * DOUBLE, about
+    if head.radius is not None:  # in more digits than float64 has
+        squares = np.square(weights.numpy().astype(np.longdouble)).sum(head.norm_dims)
+        assert np.sqrt(squares).max() <= head.radius, about
+    return len(x)
 
 
 @each_dtype
@@ -229,11 +203,10 @@ def exact_gradient(head: Head, weights: Tensor, x: Tensor, y: Tensor) -> np.ndar
 
 
 def exact_holds(dice: Dice, dtype: torch.dtype, condition: tuple[float, float]) -> int:
-    """Solves one draw; the number of pairs, 0 where it was refused by name."""
+    """Solves one draw; the number of users, 0 where it was refused by name."""
     try:
         head = dice.head(condition, radius=None)
-        case = dice.rows(head, dtype)
-        x, y = case.x.flatten(0, 1), case.y.flatten(0, 1)
+        x, y = dice.rows(head, dtype)
         tolerance = head.lipschitz * dice.scale(-8, 1) if dice.often(0.3) else None
         solution = fit_exact(head, x, y, tolerance=tolerance)
     except ValueError as refusal:
@@ -244,12 +217,12 @@ def exact_holds(dice: Dice, dtype: torch.dtype, condition: tuple[float, float]) 
     about = f"{head}, {tuple(x.shape)}, tolerance {tolerance}"
     assert solution.weights.isfinite().all()
     assert (solution.gradient_norm <= solution.tolerance).all()
-    assert case.moved(solution.weights) <= solution.sensitivity(n) * DOUBLE, about
+    assert moved(head, solution.weights) <= solution.sensitivity(n) * DOUBLE, about
     unit = n * 2.0**-51 + torch.finfo(dtype).eps
     cast = head.smoothness * unit * head.lipschitz / head.l2_reg
     found = exact_gradient(head, solution.weights, x, y)
     assert (found <= solution.gradient_norm.numpy() + cast).all(), about
-    return case.pairs
+    return len(x)
 
 
 @each_dtype

@@ -1,7 +1,4 @@
-"""Constants, loss and gradient of each head against autograd and naive pseudocode.
-
-Then projected SGD: golden values, both paths, padding, and a plain autograd loop.
-"""
+"""Heads against autograd and pseudocode; projected SGD against golden values and a plain loop."""
 
 import math
 from dataclasses import replace
@@ -123,15 +120,11 @@ def test_sensitivities_by_their_formulas(head: Head) -> None:
 
 
 TRAINED: list[Head] = [
-    SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),
-    SoftmaxHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.5),
-    HuberSVMHead(num_classes=3, l2_reg=0.1, clip_norm=2.0),
-    HuberSVMHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.2),
-    LogisticHead(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=0.5),
+    make(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=radius)
+    for make in (SoftmaxHead, HuberSVMHead, LogisticHead)
+    for radius in (None, 0.2)
 ]
-each_trained = pytest.mark.parametrize(
-    "head", TRAINED, ids=lambda h: f"{type(h).__name__}-{h.radius}"
-)
+each_trained = pytest.mark.parametrize("head", TRAINED, ids=str)
 each_method = pytest.mark.parametrize("method", ["gram", "primal"])
 
 
@@ -147,17 +140,12 @@ def rows(users: int, n: int, dim: int = 9) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("case", ["plain", "projected", "wide", "late"])
 def test_golden_values_of_the_reference_implementation(reference_data, case, method) -> None:
     with np.load(reference_data / "golden" / "softmax_psgd.npz") as file:
-        golden = {
-            key.removeprefix(f"{case}_"): file[key] for key in file.files if key.startswith(case)
-        }
+        names = [name for name in file.files if name.startswith(case)]
+        golden = {name.removeprefix(f"{case}_"): file[name] for name in names}
     x = torch.from_numpy(golden["x"])
     x = torch.cat([torch.ones(len(x), 1), x], 1)
-    head = SoftmaxHead(
-        num_classes=int(golden["num_classes"]),
-        l2_reg=float(golden["l2_reg"]),
-        clip_norm=60.0,
-        radius=float(golden["radius"]),
-    )
+    bounds = {name: float(golden[name]) for name in ("l2_reg", "radius")}
+    head = SoftmaxHead(num_classes=int(golden["num_classes"]), clip_norm=60.0, **bounds)
     steps: dict[str, Any] = {name: int(golden[name]) for name in ("epochs", "batch_size")}
     smoothness, y = float(golden["smoothness"]), torch.from_numpy(golden["y"])
     weights = fit_sgd(head, x, y, smoothness=smoothness, method=method, **steps)

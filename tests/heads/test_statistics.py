@@ -1,6 +1,4 @@
-"""Class sums and least squares: one total under every partition; ascent over both records of a
-replacement reaches the stated sensitivities and does not exceed them.
-"""
+"""Class sums and least squares: one total under every partition; sensitivities, by ascent."""
 
 import math
 from collections.abc import Callable
@@ -82,7 +80,6 @@ def test_padding_does_not_matter(value: float) -> None:
 
 
 ROUNDING = 1 + 1e-9
-RESTARTS = 16
 OTHER = torch.tensor([0, 1]).repeat_interleave(8)  # of each restart, the second record's label
 LABELS = torch.stack([torch.zeros_like(OTHER), OTHER], 1).flatten()[:, None]
 
@@ -93,12 +90,12 @@ def farthest(statistic: Callable[[Tensor], Tensor], length: float) -> float:
     `statistic` maps rows (32, 1, 3) of users with one record each to (32, D).
     """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(RESTARTS, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    rows = torch.randn(16, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
     optimiser, best = torch.optim.Adam([rows], lr=0.05), 0.0
     for _ in range(150):
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         sums = statistic((length * rows / norms.clamp(min=1)).flatten(0, 1)[:, None])
-        first, second = sums.unflatten(0, (RESTARTS, 2)).unbind(1)
+        first, second = sums.unflatten(0, (16, 2)).unbind(1)
         moved = torch.linalg.vector_norm(first - second, dim=-1)
         best = max(best, float(moved.detach().max()))
         optimiser.zero_grad()

@@ -75,7 +75,7 @@ def product(rows: Tensor, matrix: Tensor) -> Tensor:
     chooses the matrix can make rounding decide (two equal columns times 10^88). So both factors are
     contiguous here, columns are filled up to a multiple of `COLUMNS`, and rows are multiplied in
     blocks of `ROWS`, copied to one place in memory. No other product in this package, or in any
-    after it, may have private rows as a factor; `tests/embed/test_products.py` reads the code.
+    after it, may have private rows as a factor; `tests/embed/test_neighbours.py` reads the code.
 
     Args:
         rows: (n, p) float32 or float64.

@@ -1,7 +1,5 @@
 """Small image sets and encoders shared by the tests of this room."""
 
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +74,6 @@ class RowNumbers(nn.Module):
         """(n, 3, 8, 8) -> (n, 2)."""
         self.seen += rows_in(images)
         return (images[:, 0, 0, :1] * 255).round() * self.weight
-
-
-class Slow(RowNumbers):
-    """Takes its time, and appends the rows that it embeds to a file."""
-
-    def __init__(self, log: Path | str = os.devnull, seconds: float = 0.04) -> None:
-        super().__init__()
-        self.log, self.seconds = log, seconds
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(n, 3, 8, 8) -> (n, 2)."""
-        with open(self.log, "a") as file:
-            file.write("".join(f"{row}\n" for row in rows_in(images)))
-        time.sleep(self.seconds)
-        return super().forward(images)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Guesses of class means from public sources, against their formulas; what they may not see."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -18,7 +17,6 @@ from embed.guesses import (
     added_to,
     covariance_with,
     from_examples,
-    from_names,
     knowing,
     means_by_name,
     of_classifier,
@@ -115,11 +113,11 @@ def test_examples_show_how_rows_scatter_within_classes(transform: PublicTransfor
         found = scatter_within(ClassMeans(rows.mean(1), torch.full((3,), 20.0), own), scatter)
         logs = {}
         for weight in torch.logspace(0, 6, 61, dtype=torch.float64).tolist():
-            degrees = weight + 5
             # p(S) = p(S | W) p(W) / p(W | S) at W = I, up to what ν does not change
-            prior = torch.distributions.Wishart(degrees, torch.linalg.inv(weight * scatter.within))
-            after = torch.distributions.Wishart(
-                degrees + 57, torch.linalg.inv(weight * scatter.within + own)
+            scale = weight * scatter.within
+            prior, after = (
+                torch.distributions.Wishart(weight + 5 + more, torch.linalg.inv(of))
+                for more, of in ((0, scale), (57, scale + own))
             )
             one = torch.eye(4, dtype=torch.float64)
             logs[weight] = float(prior.log_prob(one) - after.log_prob(one))
@@ -168,15 +166,6 @@ def test_the_leave_one_out_error_is_that_of_rules_without_the_class() -> None:
     assert rule.explained == pytest.approx(1 - error / scatter, abs=1e-6)
 
 
-def test_names_that_say_nothing_are_left_out(transform: PublicTransform) -> None:
-    rule = NameRule.learned(unit(30, 200, seed=4), unit(30, 4, seed=5), 30)
-    assert rule.explained <= 0
-    scatter = open_scatter(transform.public)
-    groups = [unit(1, 200, seed=6)]
-    assert from_names(rule, groups, scatter) is None
-    assert knowing(transform, ["cat"], rule, groups, None).known is None
-
-
 def test_a_classifier_shows_the_means_of_its_classes() -> None:
     """Classes alike about their means: Σ_x w_c leads to them, up to one factor."""
     rng, classes = np.random.default_rng(7), 20
@@ -195,22 +184,16 @@ def test_a_classifier_shows_the_means_of_its_classes() -> None:
     assert (guessed[12:] - unseen).square().sum() < 0.3 * (unseen - unseen.mean(0)).square().sum()
 
 
-def classifier_of_all(public: EmbeddingSet) -> tuple[Tensor, Tensor]:
-    """Weights of 60 classes, of which the first 30 are public, and vectors of their names.
-
-    A class mean is a linear function of the name, hard to learn from 28 names alone.
-    """
-    vectors = unit(60, 40, seed=8)
-    names = vectors[:30], torch.from_numpy(np.stack([mean_of(f"thing {k}") for k in range(30)]))
-    matrix = torch.linalg.lstsq(*names).solution
-    return vectors @ matrix, vectors
-
-
 def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
-    public: EmbeddingSet, transform: PublicTransform
+    public, transform
 ) -> None:
-    means = ClassMeans.of(public, transform, 30)
-    weights, vectors = classifier_of_all(public)
+    """Of its 60 classes the first 30 are public; a mean is a linear function of the name.
+
+    It is hard to learn from 28 names alone.
+    """
+    means, vectors = ClassMeans.of(public, transform, 30), unit(60, 40, seed=8)
+    named = torch.from_numpy(np.stack([mean_of(f"thing {k}") for k in range(30)]))
+    weights = vectors @ torch.linalg.lstsq(vectors[:30], named).solution
     directions = covariance_with(public, weights)
     matched = tuple((c, c) for c in range(30))
     bare = Sources(30, "package", vectors[:30])
@@ -279,9 +262,7 @@ def test_a_private_picture_among_the_examples_is_refused(tmp_path, public, trans
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0])
-def test_examples_serve_ten_users_and_the_report_names_them(
-    tmp_path: Path, public: EmbeddingSet, transform: PublicTransform, epsilon: float
-) -> None:
+def test_examples_serve_ten_users_and_the_report_names_them(tmp_path, public, transform, epsilon):
     rows_of(NAMES, 5, 20).save(tmp_path / "shown")
     knowing = added_to(Knowledge(examples=tmp_path / "shown"), transform, public, NAMES)
     split = (np.arange(300) % 3 == 0).astype(np.uint8)

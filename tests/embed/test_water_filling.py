@@ -1,9 +1,7 @@
-"""Public scatter beside NumPy's; water-filling beside a numerical optimiser; a noised mean.
-
-The place of a noised mean is beside dense Gaussian posteriors, and within bounds.
-"""
+"""Public scatter beside NumPy's; water-filling beside a numerical optimiser; a noised mean."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from scipy.optimize import minimize
 from embed.public_scatter import PublicScatter
 from embed.water_filling import (
     LEAST_SQUARE,
-    MOST,
     SCALES,
     Centre,
     Channel,
@@ -25,14 +22,11 @@ from embed.water_filling import (
 )
 
 
-def scatter_of(d: int, seed: int = 0, *, labels: bool = True) -> PublicScatter:
-    draw = np.random.default_rng(seed)
-    a, b = draw.standard_normal((2, d, 2 * d))
+def scatter_of(d: int) -> PublicScatter:
+    a, b = np.random.default_rng(0).standard_normal((2, d, 2 * d))
     spread = np.diag(np.linspace(1, 0.05, d))
-    within, between = spread @ a @ a.T @ spread / d, spread @ b @ b.T @ spread / d
-    made = (torch.from_numpy(each) for each in (within, between))
-    mean, (within, between) = torch.zeros(d).double(), made
-    return PublicScatter(mean, within, between if labels else None)
+    within, between = (torch.from_numpy(spread @ x @ x.T @ spread / d) for x in (a, b))
+    return PublicScatter(torch.zeros(d).double(), within, between)
 
 
 def information(lengths: np.ndarray, beta: np.ndarray, noise: float) -> float:
@@ -96,7 +90,7 @@ def test_directions_diagonalise_both_scatters(d: int, share: float) -> None:
 
 
 def test_without_labels_directions_are_principal() -> None:
-    scatter = scatter_of(70, labels=False)
+    scatter = replace(scatter_of(70), between=None)
     channel = Channel.of(scatter, 0.05)
     _, vectors = torch.linalg.eigh(scatter.within)
     cosines = torch.nn.functional.normalize(channel.directions, dim=0)
@@ -128,17 +122,8 @@ def test_the_count_is_the_fewest_that_hold_the_information(noise: float) -> None
     assert channel.count(noise, 1.0, most=3) == min(3, int((lengths > 0).sum()))
 
 
-def test_more_noise_is_heard_in_fewer_directions() -> None:
-    channel = Channel.of(scatter_of(300), 0.25)
-    counts = [channel.count(noise) for noise in (0.0, 0.01, 0.1, 1.0, 10.0)]
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] <= MOST
-    assert counts[-1] >= 1
-    assert math.isfinite(float(channel.lengths(1e300).sum()))
-
-
-def scatter_about(d: int, seed: int = 0) -> PublicScatter:
-    draw = np.random.default_rng(seed)
+def scatter_about(d: int) -> PublicScatter:
+    draw = np.random.default_rng(0)
     a = draw.standard_normal((d, 2 * d)) * np.linspace(0.2, 0.01, d)[:, None]
     mean = torch.from_numpy(draw.standard_normal(d) * 0.02)
     covariance = torch.from_numpy(a @ a.T / (2 * d))
@@ -165,15 +150,14 @@ def test_the_place_is_the_posterior_mean_over_all_scales() -> None:
 
 def test_without_noise_the_mean_stays_and_the_public_centre_is_that_of_public_rows() -> None:
     scatter = scatter_about(6)
-    seen = scatter.mean + 0.3 * torch.ones(6, dtype=torch.float64) / math.sqrt(6)
+    seen = scatter.mean + 0.3 / math.sqrt(6)
     found = noised_place(seen, 0.5, 0.0, scatter)
     assert torch.allclose(found[:-1], seen, atol=1e-6)
     centre = Centre.of(found[:-1], 0.5, scatter)
     assert centre.common == pytest.approx(0.09 / 0.5, rel=1e-4)
     apart = 0.5 - float(seen.square().sum())
-    assert centre.spread == pytest.approx(
-        math.sqrt(apart / float(scatter.covariance.trace())), rel=1e-4
-    )
+    spread = math.sqrt(apart / float(scatter.covariance.trace()))
+    assert centre.spread == pytest.approx(spread, rel=1e-4)
     assert centre.share == max(0.03, centre.common**2 / 2)
     public = Centre.public(scatter)
     assert torch.equal(public.place, scatter.mean)
@@ -207,26 +191,22 @@ def test_noised_numbers_out_of_bounds_make_a_centre_all_the_same(square, size) -
     assert centre.spread > 0
 
 
-@pytest.mark.parametrize(
-    ("place", "square", "rule"),
-    [
-        (torch.full((5,), 0.5), 0.5, r"centre_norm must be in \[0, 1\]"),
-        (torch.full((5,), math.nan), 0.5, "centre_norm must be in"),
-        (torch.zeros(5), 0.01, r"centre_squared_length must be in \[0.05, 1\], got 0.01"),
-        (torch.zeros(5), 1.5, "centre_squared_length must be in"),
-        (torch.zeros(5), math.nan, "centre_squared_length must be in"),
-    ],
-)
-def test_a_centre_that_no_rows_have_is_refused(place, square, rule) -> None:
-    with pytest.raises(ValueError, match=rule):
-        Centre.of(place.double(), square, scatter_about(5))
+@pytest.mark.parametrize("value", [0.01, 0.5, 1.5, math.nan])
+def test_a_centre_that_no_rows_have_is_refused(value: float) -> None:
+    scatter, place = scatter_about(5), torch.zeros(5).double()
+    if value != 0.01:
+        with pytest.raises(ValueError, match=r"centre_norm must be in \[0, 1\]"):
+            Centre.of(place + value, 0.5, scatter)
+    if value != 0.5:
+        with pytest.raises(ValueError, match=r"centre_squared_length must be in \[0.05, 1\], got"):
+            Centre.of(place, value, scatter)
 
 
 SIZES = (5, 9, 40, 2)
 
 
-def rows_of(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
+def rows_of() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4) * 3, SIZES)  # numbers with gaps
     means = rng.standard_normal((10, 6))
     rows = means[labels] + rng.standard_normal((len(labels), 6)) * np.linspace(0.1, 1, 6)
@@ -251,17 +231,6 @@ def test_blocks_give_what_whole_arrays_do(block: int) -> None:
     assert values.min() < 0  # four means in six dimensions
     assert np.allclose(found.within, within, atol=1e-12)
     assert np.allclose(found.between, vectors * values.clip(0) @ vectors.T, atol=1e-12)
-
-
-def test_between_is_the_scatter_of_true_means() -> None:
-    """Many small classes: the part of the means' covariance that rows add is taken off."""
-    rng = np.random.default_rng(1)
-    labels = np.repeat(np.arange(4000), 3)
-    rows = 0.5 * rng.standard_normal((4000, 2))[labels] + rng.standard_normal((12_000, 2))
-    found = PublicScatter.of([torch.from_numpy(rows)], torch.from_numpy(labels))
-    assert found.between is not None
-    assert np.allclose(found.within, np.eye(2), atol=0.05)
-    assert np.allclose(found.between, 0.25 * np.eye(2), atol=0.05)
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2]])

@@ -75,10 +75,11 @@ def request(
     )
 
 
-def measured(asked: ReleaseRequest, held: Rows, tested: Rows, seed: int) -> tuple[float, ...]:
-    """`MEASURES` of one release, whose users hold some of these rows."""
-    (x, y), sizes = held, asked.embeddings.sizes
-    draw = torch.Generator().manual_seed(seed)
+def measured(
+    asked: ReleaseRequest, sizes: Tensor, held: Rows, tested: Rows, seed: int
+) -> tuple[float, ...]:
+    """`MEASURES` of one release, whose users hold so many of these rows."""
+    (x, y), draw = held, torch.Generator().manual_seed(seed)
     picked = torch.randperm(len(x), generator=draw)[: int(sizes.sum())]
     parts = split(y[picked], len(sizes), "iid", generator=draw)
     memory = RowsInMemory(x[picked], y[picked], parts)
@@ -138,7 +139,8 @@ def kinds(
                 continue
             sizes, privacy = torch.full((users,), count), Privacy(epsilon, DELTA)
             asked = request(transform, sizes, int(rows.labels.max()) + 1, privacy, given)
-            found = 100 * np.array([measured(asked, held, tested, seed) for seed in range(seeds)])
+            each = [measured(asked, sizes, held, tested, seed) for seed in range(seeds)]
+            found = 100 * np.array(each)
             place = {"users": users, "rows": count, "epsilon": epsilon}
             means = dict(zip(MEASURES, found.mean(0).round(2).tolist(), strict=True))
             more = {"each": found[:, 1].round(2).tolist(), "settings": asked.settings.options}

@@ -44,20 +44,24 @@ class Process:
     def kill(self) -> None:
         """SIGKILL, wherever it is; notes what this life cost."""
         assert self.running is not None
-        self.peak_kb = max(self.peak_kb, self.resident_kb("VmHWM"))
+        self.peak_kb = max(self.peak_kb, memory_kb(self.running.pid, "VmHWM"))
         self.running.kill()
         _, _, usage = os.wait4(self.running.pid, 0)
         self.running.returncode = -9
         self.cpu += usage.ru_utime + usage.ru_stime
         self.kills += 1
 
-    def resident_kb(self, what: str = "VmRSS") -> int:
+    @property
+    def resident_kb(self) -> int:
         assert self.running is not None
-        lines = Path(f"/proc/{self.running.pid}/status").read_text().splitlines()
-        found = [int(line.split()[1]) for line in lines if what in line]
-        if not found:
-            raise RuntimeError(f"an aggregator must run, ended: {self.log.read_text()[-500:]}")
-        return found[0]
+        return memory_kb(self.running.pid, "VmRSS")
+
+
+def memory_kb(pid: int, what: str) -> int:
+    """A line of the kernel's status of a process; an error when it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = (int(line.split()[1]) for line in lines if line.startswith(what))
+    return found
 
 
 TLS = "tls"

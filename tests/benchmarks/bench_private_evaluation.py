@@ -20,16 +20,17 @@ import torch
 import tyro
 
 from embed import EmbeddingSet
-from pretrain.cli.output import new_directory, refuse_existing, write_json
+from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
 from pretrain.datasets import EVALUATION
+from tests.benchmarks.common import DELTA, Table, save_folder
 from train_distributed import Privacy, Release
 from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluate import evaluate
 from train_distributed.released.evaluation import Evaluation
 from train_distributed.released.evaluation_estimates import Estimates, Interval
 
-DELTA = 1e-5
+SHOWN = ("truth", "coverage", "half_width_mean", "half_width_largest")  # in per cent
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,6 @@ def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
     }
 
 
-def line(epsilon: float, name: str, found: dict[str, Any]) -> str:
-    """A row of the table, in per cent."""
-    columns = ("truth", "coverage", "half_width_mean", "half_width_largest")
-    truth, coverage, mean, largest = (100 * found[column] for column in columns)
-    return f"{epsilon:5g} {name:28} {truth:6.2f} {coverage:9.1f} {mean:10.2f} {largest:8.2f}"
-
-
 def main(
     model: Path,
     embeddings: Path,
@@ -116,7 +110,7 @@ def main(
     opened, release = EmbeddingSet.open(embeddings), Release.load(model)
     pool = Pool(release, opened.subset(opened.split == EVALUATION))
     truth, draw = pool.truth(), np.random.default_rng(0)
-    results, lines = [], []
+    table, results = Table(), []
     for epsilon in epsilons:
         start, seen = time.perf_counter(), dict[str, list[Interval]]()
         with contextlib.suppress(KeyboardInterrupt):
@@ -129,22 +123,12 @@ def main(
         for name, listed in seen.items():
             found = summary(listed, truth[name]) | {"seconds": took / len(listed)}
             results.append({"epsilon": epsilon, "of": name} | found)
-            lines.append(line(epsilon, name, found))
-            print(lines[-1], flush=True)
-    report = provenance() | {
-        "users": users,
-        "rows_per_user": rows,
-        "pool": len(pool.rows),
-        "noise": noise,
-        "delta": DELTA,
-        "confidence": 0.95,
-        "of_the_model": {k: release.report[k] for k in ("epsilon", "delta", "method")},
-        "results": results,
-    }
-    head = f"{'eps':>5} {'of':28} {'truth':>6} {'covered %':>9} {'half-width':>10} {'largest':>8}"
-    with new_directory(output, overwrite=overwrite) as partial:
-        write_json(partial / "results.json", report)
-        (partial / "table.txt").write_text("\n".join([head, *lines]) + "\n")
+            table.add({"epsilon": epsilon, "of": name} | {k: 100 * found[k] for k in SHOWN})
+    report = provenance() | {"users": users, "rows_per_user": rows, "pool": len(pool.rows)}
+    report |= {"noise": noise, "delta": DELTA, "confidence": 0.95}
+    report["of_the_model"] = {k: release.report[k] for k in ("epsilon", "delta", "method")}
+    files = {"results_json": report | {"results": results}, "table_txt": table.text}
+    save_folder(output, overwrite=overwrite, **files)
 
 
 if __name__ == "__main__":

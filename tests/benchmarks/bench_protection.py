@@ -7,26 +7,23 @@ by Paillier encryption and by secret sharing, by real messages.
 """
 
 import json
-import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from tqdm import tqdm
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
-from pretrain import check
-from pretrain.cli.command import run_command
-from pretrain.cli.output import new_directory, refuse_existing, write_json
+from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
-from pretrain.datasets import TEST, TRAIN
 from pretrain.sources import open_images
+from tests.benchmarks.bench_releases import places
+from tests.benchmarks.common import Table, command_line, save_folder
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.leakage import Recoveries
 from train_distributed.research.protection.mechanisms import (
@@ -43,6 +40,8 @@ from train_distributed.research.protection.training import (
     head_federation,
     image_federation,
 )
+
+COMPONENTS, THRESHOLD = 768, 0.9  # of a head's embeddings; similarity of a recovered record
 
 
 def success(
@@ -74,70 +73,44 @@ def success(
     return Recoveries(hits, shared=False), accuracies
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Attack unprotected gradients: of single images, or of a softmax head on embeddings."""
-
-    images: str | None = None
-    embeddings: Path | None = None
-    public: Path | None = None
-    components: int = 768
-    clients: int = 20
-    attacks: int = 1
-    rounds: int = 300
-    threshold: float = 0.9
-    out: Path
-    overwrite: bool = False
-
-    def run(self) -> None:
-        """Attacks, prints, writes report.json.
-
-        Raises:
-            ValueError: neither images nor both embedding sets.
-        """
-        check.within("(0, 1)", threshold=self.threshold)
-        cases = self._of_images() if self.images is not None else self._of_head()
-        found = {
-            name: {"rounds": federation.options.rounds} | self._attacked(federation)
-            for name, federation in cases.items()
-        }
-        shown = {k: v for k, v in asdict(self).items() if not isinstance(v, Path)}
-        shown["images"] = None if self.images is None else Path(self.images).name
-        with new_directory(self.out, overwrite=self.overwrite) as partial:
-            report = provenance() | {"configuration": shown, "threshold": self.threshold} | found
-            write_json(partial / "report.json", report)
-        print(json.dumps(found, indent=1))
-
-    def _of_images(self) -> dict[str, FederatedTraining]:
-        options = FederationOptions(clients=self.clients, rows=500, step=0.1, rounds=self.rounds)
-        trained = image_federation(open_images(str(self.images)), options, test_rows=1000)
-        return {"untrained": _with(trained, rounds=0), "trained": trained}
-
-    def _of_head(self) -> dict[str, FederatedTraining]:
-        if self.embeddings is None or self.public is None:
-            raise ValueError("either --images or --embeddings with --public must be given")
-        private, public = EmbeddingSet.open(self.embeddings), EmbeddingSet.open(self.public)
-        refuse_other(public.encoding, private.encoding)
-        train, test = (np.flatnonzero(private.split == part) for part in (TRAIN, TEST))
-        federation = head_federation(
-            private.subset(np.concatenate([train[:5000], test[:200]])),
-            public,
-            PublicTransform.fit(public, components=self.components),
-            FederationOptions(clients=self.clients, rows=50, step=2.0, rounds=0),
-        )
-        return {f"batch of {batch}": _with(federation, batch=batch) for batch in (1, 8)}
-
-    def _attacked(self, federation: FederatedTraining) -> dict[str, Any]:
-        """Records attacked, share recovered and its interval, mean accuracy of the models."""
-        found, accuracies = success(federation, self.threshold, attacks=self.attacks, seed=0)
-        low, high = found.interval()
-        return {
-            "records": found.hits.size,
-            "rate": found.rate,
-            "low": low,
-            "high": high,
-            "models_accuracy": float(np.mean(accuracies)),
-        }
+def rates(
+    out: Path,
+    images: str | None = None,
+    embeddings: Path | None = None,
+    public: Path | None = None,
+    clients: int = 20,
+    attacks: int = 1,
+    rounds: int = 300,
+    overwrite: bool = False,
+) -> None:
+    """Attacks unprotected gradients: of single images, or of a softmax head on embeddings."""
+    given = {"images": images and Path(images).name, "components": COMPONENTS, "clients": clients}
+    given |= {"attacks": attacks, "rounds": rounds, "threshold": THRESHOLD, "overwrite": overwrite}
+    if images is not None:
+        options = FederationOptions(clients=clients, rows=500, step=0.1, rounds=rounds)
+        trained = image_federation(open_images(images), options, test_rows=1000)
+        cases = {"untrained": _with(trained, rounds=0), "trained": trained}
+    elif embeddings is not None and public is not None:
+        private, shown = EmbeddingSet.open(embeddings), EmbeddingSet.open(public)
+        refuse_other(shown.encoding, private.encoding)
+        train, test = places(private)
+        rows = private.subset(np.concatenate([train[:5000], test[:200]]))
+        transform = PublicTransform.fit(shown, components=COMPONENTS)
+        options = FederationOptions(clients=clients, rows=50, step=2.0, rounds=0)
+        head = head_federation(rows, shown, transform, options)
+        cases = {f"batch of {batch}": _with(head, batch=batch) for batch in (1, 8)}
+    else:
+        raise ValueError("either --images or --embeddings with --public must be given")
+    found = {}
+    for name, federation in cases.items():
+        hit, accuracies = success(federation, THRESHOLD, attacks=attacks, seed=0)
+        low, high = hit.interval()
+        found[name] = {"rounds": federation.options.rounds, "records": hit.hits.size}
+        found[name] |= {"rate": hit.rate, "low": low, "high": high}
+        found[name] |= {"models_accuracy": float(np.mean(accuracies))}
+    report = provenance() | {"configuration": given, "threshold": THRESHOLD} | found
+    save_folder(out, overwrite=overwrite, report_json=report)
+    print(json.dumps(found, indent=1))
 
 
 def _with(federation: FederatedTraining, **options: Any) -> FederatedTraining:
@@ -166,36 +139,24 @@ def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExactCost:
+def exact_cost(
+    out: Path = Path("results/protection/exact_sums"),
+    clients: int = 10,
+    parameters: int = 7690,
+    key_bits: int = DEPLOYED_BITS,
+    overwrite: bool = False,
+) -> None:
     """One aggregation by Paillier encryption and one by secret sharing."""
-
-    clients: int = 10
-    parameters: int = 7690
-    key_bits: int = DEPLOYED_BITS
-    out: Path = Path("results/protection/exact_sums")
-    overwrite: bool = False
-
-    def run(self) -> None:
-        """Measures, prints, writes report.json."""
-        refuse_existing(self.out, overwrite=self.overwrite)
-        generator = torch.Generator().manual_seed(0)
-        shape = (self.clients, self.parameters)
-        models = torch.randn(shape, generator=generator, dtype=torch.float64)
-        exact = (Paillier(self.key_bits), Shares())
-        found = [cost(mechanism, models) for mechanism in exact]
-        slots = Packing(fixed_point(self.clients), self.key_bits).slots
-        report = provenance() | {
-            "clients": self.clients,
-            "parameters": self.parameters,
-            "paillier_arithmetic": arithmetic(),
-            "parameters_per_ciphertext": slots,
-            "sums": found,
-        }
-        with new_directory(self.out, overwrite=self.overwrite) as partial:
-            write_json(partial / "report.json", report)
-        print(json.dumps(found, indent=1))
+    refuse_existing(out, overwrite=overwrite)
+    generator, table = torch.Generator().manual_seed(0), Table()
+    models = torch.randn((clients, parameters), generator=generator, dtype=torch.float64)
+    for mechanism in (Paillier(key_bits), Shares()):
+        table.add(cost(mechanism, models))
+    report = provenance() | {"clients": clients, "parameters": parameters}
+    report["paillier_arithmetic"] = arithmetic()
+    report["parameters_per_ciphertext"] = Packing(fixed_point(clients), key_bits).slots
+    save_folder(out, overwrite=overwrite, report_json=report | {"sums": table.rows})
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: tyro.cli(Rates | ExactCost)))
+    command_line(rates=rates, exact_cost=exact_cost)

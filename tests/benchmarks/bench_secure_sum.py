@@ -1,40 +1,37 @@
-"""Cost of a secure sum by protocol B (`secagg`): bytes and seconds per client and server.
-
-    python tests/benchmarks/bench_secure_sum.py
-    python tests/benchmarks/bench_secure_sum.py --users 1000 --dimension 100000 --dropped 0 0.19
-    python tests/benchmarks/bench_secure_sum.py --write results/secure_sum/cost.json
-
-All parties run in one process, one after the other; set-up of keys is not counted. Seconds are CPU
-time. Every user submits the same vector, so that the inputs take no memory. Of many users the first
-few check a quorum's signatures, as each does on a machine of its own, and are taken to be like all.
-
-At last it says how fast one core turns seeds into masks and adds them, and how fast its AES-256 in
-counter mode is by itself.
-"""
+"""Secure sums: cost of `secagg`, its graph of secrets (`graph`), proofs of length (`proofs`)."""
 
 import contextlib
 import gc
 import itertools
+import json
 import os
-import sys
+import resource
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import cryptography
 import numpy as np
-import tyro
 from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from pretrain.cli.provenance import provenance
-from tests.benchmarks.saving import save
+from tests.benchmarks.common import Table, command_line, save
 from tests.train_distributed.secure_sum.simulate import MASKED_INPUT, simulate_sum
+from train_distributed.proofs import field
+from train_distributed.proofs.linear_proof import forgery_log2
+from train_distributed.proofs.pine import NONCE_BYTES, Pine
+from train_distributed.secure_sum.graph import choose_degree, whole_users
 from train_distributed.secure_sum.prg import add_stream, new_seed
 from train_distributed.secure_sum.secagg_user import SurvivorCheck
 from train_distributed.secure_sum.session import Session
 
-HEADER = "     w  dropped        d   client bytes   server bytes   client s   server s"
+FRACTIONS = (0.1, 0.2)  # of corrupt users, and of those that may drop out
+CHECKING = 100  # users that check a quorum's signatures
 RATE_SECONDS = 0.2  # of one measurement of a rate
 
 
@@ -69,17 +66,11 @@ def like_the_first(users: int) -> Iterator[list[float]]:
         SurvivorCheck._check_signatures, Session.users_of = check, read
 
 
-def measure(
-    users: int,
-    dimension: int,
-    fractions: tuple[float, float],
-    dropped: float = 0,
-    checking: int = 100,
-) -> dict:
+def measure(users: int, dimension: int, dropped: float) -> dict[str, Any]:
     """One run, in which a share of the users drops out after sharing keys; the sum is checked."""
-    gone, (corrupt, dropout) = int(dropped * users), fractions
+    gone, (corrupt, dropout) = int(dropped * users), FRACTIONS
     row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
-    with like_the_first(checking) as checks:
+    with like_the_first(CHECKING) as checks:
         result = simulate_sum(
             np.broadcast_to(row, (users, dimension)),
             drop={MASKED_INPUT: range(gone)},
@@ -111,7 +102,7 @@ def rate(work: Callable[[], object], octets: int) -> float:
     return done / taken / 1e9
 
 
-def expansion(dimension: int, repeats: int = 5) -> dict:
+def expansion(dimension: int, repeats: int = 5) -> dict[str, float]:
     """The best of several rates of masks and of the bare cipher, measured in turns, in GB/s."""
     octets, key, total = 8 * dimension, new_seed(), np.zeros(dimension, np.uint64)
     zeros, out = bytes(octets), bytearray(octets)
@@ -127,44 +118,102 @@ def expansion(dimension: int, repeats: int = 5) -> dict:
     return {"masks": masks, "aes_256_ctr": cipher, "ratio": masks / cipher}
 
 
-def machine() -> dict:
-    """Versions, hardware and load of the measurement."""
-    return provenance() | {
-        "cryptography": cryptography.__version__,
-        "openssl": backend.openssl_version_text(),
-        "load": os.getloadavg()[0],
-        "command": " ".join(["python", "tests/benchmarks/bench_secure_sum.py", *sys.argv[1:]]),
-    }
-
-
-def main(
+def secagg(
     users: tuple[int, ...] = (10, 100, 1000, 10_000),
     dimension: int = 61_450,
-    corrupt_fraction: float = 0.1,
-    dropout_fraction: float = 0.2,
     dropped: tuple[float, ...] = (0.0,),
-    checking: int = 100,
     write: Path | None = None,
 ) -> None:
-    """Prints the table row by row; `checking` users check the signatures of a quorum."""
-    fractions, made_with, rows = (corrupt_fraction, dropout_fraction), machine(), []
-    print(HEADER)
+    """Cost of a secure sum by `secagg`: bytes and seconds per client and server.
+
+    All parties run in one process, one after the other; set-up of keys is not counted. Seconds are
+    CPU time. Every user submits the same vector, so that the inputs take no memory. Of many users
+    the first few check a quorum's signatures, as each does on a machine of its own, and are taken
+    to be like all. At last: how fast one core turns seeds into masks and adds them, and how fast
+    its AES-256 in counter mode is by itself.
+    """
+    machine, table = provenance() | {"load": os.getloadavg()[0]}, Table()
+    machine["cryptography"] = cryptography.__version__
+    machine["openssl"] = backend.openssl_version_text()
     for count, share in itertools.product(users, dropped):
-        row = measure(count, dimension, fractions, share, checking)
-        rows.append(row)
-        print(
-            f"{count:6} {row['dropped']:8} {row['dimension']:8} "
-            f"{row['bytes_per_client']:14} {row['bytes_server']:14} "
-            f"{row['seconds_per_client']:10.4f} {row['seconds_server']:10.3f}",
-            flush=True,
-        )
+        table.add(measure(count, dimension, share))
     masks = expansion(dimension)
-    print(
-        f"masks on one core: {masks['masks']:.2f} GB/s, AES-256-CTR {masks['aes_256_ctr']:.2f} "
-        f"GB/s, ratio {masks['ratio']:.2f}"
-    )
-    save(write, {"machine": made_with, "fractions": fractions, "cost": rows, "masks": masks})
+    print("GB/s on one core:", masks)
+    save(write, {"machine": machine, "fractions": FRACTIONS, "cost": table.rows, "masks": masks})
+
+
+DIMENSION, NORM_BOUND = 9546, 2**30
+QUARTILES = (0.5, 0.25, 0.75)
+CLOCKS = ("milliseconds", "milliseconds of processor")  # the same but for other programs
+
+
+def clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def proofs(reports: int = 200, write: Path | None = None) -> None:
+    """Times and bytes of PINE at a user and each aggregator (OMP_NUM_THREADS=1); memory's peak."""
+    pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
+    generator, key = np.random.default_rng(0), secrets.token_bytes(32)
+    seconds: dict[str, list[np.ndarray]] = {"user": [], "leader": [], "helper": [], "message": []}
+    totals, expected = [np.zeros(DIMENSION, np.uint64)] * 2, np.zeros(DIMENSION, np.int64)
+    memory, sent = [], 0
+    for _ in range(reports):
+        vector = generator.normal(size=DIMENSION)
+        vector = np.trunc(vector / np.linalg.norm(vector) * NORM_BOUND).astype(np.int64)
+        nonce, times = secrets.token_bytes(NONCE_BYTES), [clocks()]
+        public, shares = pine.shard(vector, nonce)
+        times.append(clocks())
+        states = []
+        for j in range(2):
+            states.append(pine.prepare_init(key, j, nonce, public, shares[j]))
+            times.append(clocks())
+        message = pine.prepare_message(states[0][1], states[1][1])
+        outs = [pine.prepare_next(state, message) for state, _ in states]
+        totals = [field.add(total, out) for total, out in zip(totals, outs, strict=True)]
+        times.append(clocks())
+        for name, spent in zip(seconds, np.diff(times, axis=0), strict=True):
+            seconds[name].append(spent)
+        expected, sent = expected + vector, 2 * len(public) + sum(map(len, shares))
+        memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    assert (pine.unshard(*totals) == expected).all()
+    found: dict[str, Any] = {"dimension": DIMENSION, "norm_bound": NORM_BOUND, "reports": reports}
+    for place, clock in enumerate(CLOCKS):
+        found[f"{clock}, median (quartiles)"] = {
+            name: (1000 * np.quantile(np.array(spent)[:, place], QUARTILES)).round(2).tolist()
+            for name, spent in seconds.items()
+        }
+    found |= {
+        "bytes a report": sent,
+        "bytes over the vector's": round(sent / (8 * DIMENSION), 3),
+        "MiB at the peak after the 10th and the last report": [memory[9], memory[-1]],
+        "log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2),
+        "load": os.getloadavg()[0],
+        "machine": provenance(),
+    }
+    print(json.dumps(found, indent=1, ensure_ascii=False))
+    save(write, found)
+
+
+USERS = (20, 50, 100, 200, 500, 1000, 10_000, 100_000)
+SHARES = ((0.1, 0.2), (0.1, 0.1), (0.2, 0.1), (0.3, 0.05))
+
+
+def graph(write: Path | None = None) -> None:
+    """Lists, thresholds and quorums of `secagg`, and the probabilities that they fail.
+
+    The fewest users in a sum are all but the stated dropouts. "-inf": a graph of all users, which
+    cannot fail.
+    """
+    table = Table()
+    for (corrupt, dropout), users in product(SHARES, USERS):
+        minimum = users - whole_users(users, dropout, "dropout_fraction")
+        graph = asdict(choose_degree(users, corrupt, dropout, minimum))
+        for name in ("log2_insecure", "log2_aborts"):  # JSON has no infinity
+            graph[name] = graph[name] if graph[name] >= -1e9 else str(graph[name])
+        table.add({"users": users, "corrupt": corrupt, "dropout": dropout} | graph)
+    save(write, {"command": provenance()["command"], "graphs": table.rows})
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    command_line(secagg=secagg, graph=graph, proofs=proofs)

@@ -19,24 +19,16 @@ from pretrain.cli.command import run_command
 class RunBy(Run):
     """Embed an image set by one engine, in one precision."""
 
-    engine: EngineName = "auto"
-    """Library that runs the network."""
+    engine: EngineName = "auto"  # that runs the network
     compute: Precision = "auto"
-    """Precision of the network."""
     shard_rows: int = 2048
-    """Rows per shard."""
 
     @property
     def computing(self) -> ExtractOptions:
         """The command's, and these three."""
-        return replace(
-            super().computing, engine=self.engine, compute=self.compute, shard_rows=self.shard_rows
-        )
-
-
-def _parse() -> RunBy:
-    return tyro.cli(RunBy, prog="python -m tests.benchmarks.run_by")
+        given = {"engine": self.engine, "compute": self.compute, "shard_rows": self.shard_rows}
+        return replace(super().computing, **given)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(_parse))
+    sys.exit(run_command(lambda: tyro.cli(RunBy, prog="python -m tests.benchmarks.run_by")))

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,10 @@ import tyro
 
 from pretrain.cli.output import new_file
 from pretrain.cli.provenance import provenance
+from tests.benchmarks.common import Table
 
 MOST_SECONDS = 180.0
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Line:
-    """One kind of work."""
-
-    work: str
-    takes: str
-    peer: float | None = None  # times as long as ours
-    roofline: float | None = None  # ours, in times of the least
-
-    def text(self) -> str:
-        ratios = ("" if each is None else f"{each:.3g}" for each in (self.peer, self.roofline))
-        return "{:62}{:>16}{:>8}{:>10}".format(self.work, self.takes, *ratios)
+Line = tuple[str, str, float | None, float | None]  # work, time, peer, roofline
 
 
 def heads(found: Any) -> Iterator[Line]:
@@ -51,7 +37,7 @@ def heads(found: Any) -> Iterator[Line]:
     }
     for case in found["cases"]:
         seconds = f"{case['seconds']:.2f} s"
-        yield Line(works[case["case"]], seconds, case["ratio"], case["roofline_ratio"])
+        yield works[case["case"]], seconds, case["ratio"], case["roofline_ratio"]
 
 
 def embed(found: Any) -> Iterator[Line]:
@@ -60,91 +46,82 @@ def embed(found: Any) -> Iterator[Line]:
         lines = [line for line in engines if line["encoder"] == encoder]
         best = max(lines, key=lambda line: line["ratio"])
         work = f"{encoder}, {best['pixels']} px: {best['engine']}, {best['compute']}"
-        yield Line(work, f"{1000 / best['images_per_second']:.2f} ms/image", best["ratio"])
+        yield work, f"{1000 / best['images_per_second']:.2f} ms/image", best["ratio"], None
 
 
 def simclr(found: Any) -> Iterator[Line]:
     for numbers, rates in found["images_per_second"].items():
         work = f"SimCLR step of 512 images, {numbers}, beside lightly"
-        yield Line(work, f"{1000 / rates['ours']:.2f} ms/image", rates["ours"] / rates["lightly"])
+        takes, peer = f"{1000 / rates['ours']:.2f} ms/image", rates["ours"] / rates["lightly"]
+        yield work, takes, peer, None
 
 
 def noise(found: Any) -> Iterator[Line]:
     worst = min(found["rows"], key=lambda row: row["opendp_ns"] / row["ns"])
     work = f"discrete Gaussian noise of std {worst['std']:.3g}, beside OpenDP"
-    yield Line(work, f"{worst['ns']:.0f} ns/number", worst["opendp_ns"] / worst["ns"])
+    yield work, f"{worst['ns']:.0f} ns/number", worst["opendp_ns"] / worst["ns"], None
 
 
 def intake(found: Any) -> Iterator[Line]:
     for name, row in found["formats"].items():
-        yield Line(f"{found['rows']:,} pictures of 32 px, {name}", f"{row['seconds']:.1f} s")
+        yield f"{found['rows']:,} pictures of 32 px, {name}", f"{row['seconds']:.1f} s", None, None
 
 
 def scale(found: Any) -> Iterator[Line]:
     for row in found["rows"]:
         work = f"release, {row['method']}, {row['users']:,} users x 20 x 129"
-        yield Line(work, f"{1e6 * row['seconds'] / row['users']:.1f} us/user")
+        yield work, f"{1e6 * row['seconds'] / row['users']:.1f} us/user", None, None
 
 
 def secure_sum(found: Any) -> Iterator[Line]:
     for row in found["cost"]:
         work = f"secagg, {row['users']:,} users x {row['dimension']:,}: a user"
-        yield Line(work, f"{row['seconds_per_client']:.2f} s")
-    masks = found["masks"]
-    work = "masks of secagg, one core, beside bare AES-256-CTR"
-    yield Line(work, f"{masks['masks']:.2f} GB/s", roofline=1 / masks["ratio"])
+        yield work, f"{row['seconds_per_client']:.2f} s", None, None
+    masks, work = found["masks"], "masks of secagg, one core, beside bare AES-256-CTR"
+    yield work, f"{masks['masks']:.2f} GB/s", None, 1 / masks["ratio"]
 
 
 def proofs(found: Any) -> Iterator[Line]:
     for party in ("user", "leader", "helper"):
         (median, *_) = found["milliseconds, median (quartiles)"][party]
-        yield Line(f"proof of length, 9,546 numbers: {party}", f"{median:.1f} ms")
+        yield f"proof of length, 9,546 numbers: {party}", f"{median:.1f} ms", None, None
 
 
-Lines = Callable[[Any], Iterator[Line]]
-BENCHES: dict[str, tuple[Lines, str]] = {  # with their settings
-    "heads": (heads, ""),
-    "embed": (embed, "--reference-data DIR --rows 1000"),
-    "simclr": (simclr, "--reference-data DIR --steps 5"),
-    "noise": (noise, ""),
-    "intake": (intake, "--rows 5000"),
-    "scale": (scale, "--users 10000 100000"),
-    "secure_sum": (secure_sum, "--users 100 1000"),
-    "proofs": (proofs, "--reports 50"),
+BENCHES: dict[str, tuple[Callable[[Any], Iterator[Line]], str]] = {  # with their commands
+    "heads": (heads, "bench_training.py heads"),
+    "embed": (embed, "bench_embed.py engines --reference-data DIR --rows 1000"),
+    "simclr": (simclr, "bench_training.py simclr --reference-data DIR --steps 5"),
+    "noise": (noise, "bench_scale.py noise"),
+    "intake": (intake, "bench_embed.py formats --rows 5000"),
+    "scale": (scale, "bench_scale.py users --users 10000 100000"),
+    "secure_sum": (secure_sum, "bench_secure_sum.py secagg --users 100 1000"),
+    "proofs": (proofs, "bench_secure_sum.py proofs --reports 50"),
 }
 
 
 def main(
-    reference_data: Path,
-    only: tuple[str, ...] = tuple(BENCHES),
-    out: Path = Path("results/speed"),
+    reference_data: Path, only: tuple[str, ...] = tuple(BENCHES), out: Path = Path("results/speed")
 ) -> int:
     """Prints the table, and writes it with the JSON of each bench."""
     out.mkdir(parents=True, exist_ok=True)
-    machine = provenance()
-    head = f"{'':62}{'takes':>16}{'peer':>8}{'roofline':>10}"
-    lines, failed = [f"{machine}", "", head], False
-    print(head)
+    machine, table, failed = provenance(), Table(), False
     for name in only:
-        of, settings = BENCHES[name]
-        path = out / f"{name}.json"
-        words = settings.replace("DIR", str(reference_data)).split()
-        command = [sys.executable, str(HERE / f"bench_{name}.py"), *words, "--write", str(path)]
-        begin = time.monotonic()
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        of, typed = BENCHES[name]
+        script, *words = typed.replace("DIR", str(reference_data)).split()
+        command = [sys.executable, Path(__file__).with_name(script), *words]
+        path, begin = out / f"{name}.json", time.monotonic()
+        ended = subprocess.run([*command, "--write", path], stdout=subprocess.PIPE, text=True)
         seconds = time.monotonic() - begin
         if not path.exists():
             raise RuntimeError(f"{name} must write {path}, ended: {ended.stdout[-500:]}")
-        found = [line.text() for line in of(json.loads(path.read_text()))]
-        lines += found
+        for work, takes, *ratios in of(json.loads(path.read_text())):
+            peer, roofline = ("" if each is None else f"{each:.3g}" for each in ratios)
+            cells = {"work": f"{work:61}", "takes": f"{takes:>15}", "peer": peer}
+            table.add(cells | {"roofline": roofline})
         failed |= ended.returncode != 0 or seconds > MOST_SECONDS
-        print(
-            "\n".join(found),
-            f"\n    ({name}: {seconds:.0f} s, exit {ended.returncode})",
-            flush=True,
-        )
+        print(f"    ({name}: {seconds:.0f} s, exit {ended.returncode})", flush=True)
     with new_file(out / "table.txt") as file:
-        file.write_text("\n".join(lines) + "\n")
+        file.write_text(f"{machine}\n\n{table.text}\n")
     return int(failed)
 
 

@@ -22,12 +22,9 @@ from pretrain.datasets import TEST, TRAIN
 class SplitByWriter:
     """Split an embedding set with writers into a private and a public one."""
 
-    source: Path
-    """Embedding set that names its users in both splits."""
-    private: Path
-    """To write: all training rows, test rows of half of the test writers."""
-    public: Path
-    """To write: the other test rows, split 0."""
+    source: Path  # names its users in both splits
+    private: Path  # to write: all training rows, test rows of half of the test writers
+    public: Path  # to write: the other test rows, split 0
 
     def run(self) -> None:
         """Writes both sets; prints their sizes."""
@@ -44,9 +41,5 @@ class SplitByWriter:
         print(f"{users} private users, {len(kept)} private and test rows, {len(given)} public rows")
 
 
-def _parse() -> SplitByWriter:
-    return tyro.cli(SplitByWriter, prog="python -m tests.benchmarks.split_by_writer")
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(_parse))
+    sys.exit(run_command(lambda: tyro.cli(SplitByWriter)))

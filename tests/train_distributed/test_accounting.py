@@ -17,7 +17,6 @@ COMPOSITIONS = (1, 2, 7, 100)
 GRID = list(itertools.product(EPSILONS, DELTAS, COMPOSITIONS))
 
 epsilons = st.floats(1e-5, 50)
-deltas = st.floats(1e-14, 0.5)
 compositions = st.integers(1, 100)
 
 
@@ -64,18 +63,6 @@ def test_agrees_with_dp_accounting(epsilon, target):
     assert sigma == pytest.approx(their_sigma, rel=1e-6)
     assert accounting.epsilon(target, 2 * sigma, 16) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(sigma / 2, target), rel=1e-6
-    )
-
-
-@settings(derandomize=True, max_examples=100, deadline=None)
-@given(epsilon=epsilons, target=deltas, count=compositions)
-def test_round_trips(epsilon, target, count):
-    sigma = accounting.noise_multiplier(epsilon, target, count)
-    assert accounting.delta(epsilon, sigma, count) <= target
-    assert accounting.delta(epsilon, sigma, count) == pytest.approx(target, rel=1e-11)
-    condition = condition_of_epsilon(epsilon, target, sigma, count)
-    assert accounting.epsilon(target, sigma, count) == pytest.approx(
-        epsilon, rel=4e-14 * (1 + condition)
     )
 
 

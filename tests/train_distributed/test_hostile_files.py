@@ -6,7 +6,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,8 @@ class Document:
     ours: bool = False  # whether no other party has written it
     path: Path | None = None  # without which there is nothing to read
 
-    def believed(self, content: bytes, original: Any) -> bool:
-        """Whether these bytes are read: as what they say; or else refused in one line."""
+    def check(self, content: bytes, original: Any) -> None:
+        """Writes these bytes: they are read as what they say, or refused in one line."""
         self.write(content)
         try:
             found, error = self.read(), None
@@ -96,12 +96,10 @@ class Document:
             assert re.search(self.name, message), message
             assert message.isprintable() or self.ours, message
             assert len(message) < 1000, message
-            return False
-        if self.fixed:
+        elif self.fixed:
             assert found == original or len(content) < 2  # SQLite makes an empty file a new one
         elif isinstance(found, dict):
             assert agrees(json.loads(json.dumps(found)), json.loads(content)), found
-        return True
 
 
 def agrees(found: Any, said: Any) -> bool:
@@ -115,17 +113,19 @@ def of_file(path: Path, read: Callable[[], Any], name: str = "", **more: bool) -
     return Document(name or path.name, path.read_bytes(), path.write_bytes, read, path=path, **more)
 
 
-def in_tensors(path: Path, field: str, read: Callable[[], Any]) -> Document:
+def in_tensors(path: Path, read: Callable[[Path], Any], *fields: str) -> Iterator[Document]:
     """JSON in the metadata of a safetensors file."""
     tensors = {name: values.clone() for name, values in load_file(path).items()}  # not mapped
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
+    for field in fields:
 
-    def write(content: bytes) -> None:
-        text = content.decode("utf-8", "replace")
-        path.write_bytes(save(tensors, metadata | {field: text}))
+        def write(content: bytes, field: str = field) -> None:
+            text = content.decode("utf-8", "replace")
+            path.write_bytes(save(tensors, metadata | {field: text}))
 
-    return Document(path.name, metadata[field].encode(), write, read, ours=True)
+        valid = metadata[field].encode()
+        yield Document(path.name, valid, write, lambda: bool(read(path)), ours=True)
 
 
 def embeddings(rows: int, seed: int) -> EmbeddingSet:
@@ -140,15 +140,8 @@ def federation(home: Path, **settings: Any) -> Path:
     files = [Join(home / f"p-{i}", f"p-{i}", rows=12).run() for i in range(3)]
     if "config" in settings:
         files.append(Join(home / "server", "server", server=True, hosts=OWN).run())
-    Init(
-        folder=home / "fed",
-        parties=tuple(files),
-        transform=transform,
-        hosts=OWN,
-        minimum=2,
-        class_names=CLASSES,
-        **settings,
-    ).run()
+    given: dict[str, Any] = {"transform": transform, "hosts": OWN, "minimum": 2} | settings
+    Init(folder=home / "fed", parties=tuple(files), class_names=CLASSES, **given).run()
     return home / "fed"
 
 
@@ -177,9 +170,6 @@ def of_federations(home: Path) -> list[Document]:
         found = read_private(user)
         return {"signing": found.signing.hex(), "opening": found.opening.hex()}
 
-    def served() -> bool:
-        return bool(serving(tls, invitation / "ca.pem"))
-
     def of(path: Path, read: Callable[[Path], Any], **more: Any) -> Document:
         return of_file(path, lambda: read(path), **more)
 
@@ -195,8 +185,8 @@ def of_federations(home: Path) -> list[Document]:
         of(invitation / "operator.json", lambda _: invited(), fixed=True),
         of(invitation / "federation.json", lambda _: invited(), fixed=True),
         of(invitation / "ca.pem", lambda path: bool(read_certificates(path))),
-        of(tls / "server.pem", lambda _: served()),
-        of(tls / "server.key", lambda _: served()),
+        of(tls / "server.pem", lambda _: bool(serving(tls, invitation / "ca.pem"))),
+        of(tls / "server.key", lambda _: bool(serving(tls, invitation / "ca.pem"))),
         of(fed / "transform.safetensors", lambda path: bool(read_transform(path))),
         of(window, lambda path: WindowFile.load(path).fields),
         of(window, lambda path: WindowFile.load(path, signed=True).fields),
@@ -268,15 +258,9 @@ def of_releases(home: Path) -> list[Document]:
         of("prior.json", prior),
         of("study.json", lambda at: msgspec.structs.asdict(StudySettings.read(at, images=False))),
         of("results.json", lambda path: bool(Plot(path).run()), name="results"),
-        in_tensors(network, "architecture", lambda: bool(load_encoder(network))),
-        *(
-            in_tensors(transform, field, lambda: bool(PublicTransform.load(transform)))
-            for field in ("encoding", "known_classes", "options")
-        ),
-        *(
-            in_tensors(weights, field, lambda: bool(Release.load_file(weights)))
-            for field in ("class_names", "temperature", "prior")
-        ),
+        *in_tensors(network, load_encoder, "architecture"),
+        *in_tensors(transform, PublicTransform.load, "encoding", "known_classes", "options"),
+        *in_tensors(weights, Release.load_file, "class_names", "temperature", "prior"),
     ]
 
 
@@ -286,6 +270,7 @@ def of_records(home: Path) -> list[Document]:
     ledger.spend(ledger.reserve(GAUSSIAN))
     told = home / "told.json"
     told.write_text(json.dumps({"ledger": ledger.report(ledger.reserve(GAUSSIAN))}))
+    shows = Show(ledger=ledger.path, reports=(told,))
     DurableJournal(journal).claim(SESSION, "open", b"set")
     (kept,) = (path for path in journal.rglob("*") if path.is_file())
     with SessionLog(state) as record:
@@ -301,12 +286,9 @@ def of_records(home: Path) -> list[Document]:
         with SessionLog(state) as record:
             return {"left_out": {str(user): fault for user, fault in record.left_out.items()}}
 
-    def shown() -> None:
-        Show(ledger=ledger.path, reports=(told,)).run()
-
     return [
         of_file(ledger.path, ledger.state, fixed=True, ours=True),
-        of_file(told, shown, name="told.json|rows.ledger", ours=True),
+        of_file(told, shows.run, name="told.json|rows.ledger", ours=True),
         of_file(kept, lambda: DurableJournal(journal).detail(SESSION, "open"), fixed=True),
         of_file(state / "session", session, fixed=True),
         of_file(state / LEFT_OUT, left_out),
@@ -388,18 +370,14 @@ def altered_json(draw: st.DrawFn, document: Any) -> bytes:
 def hold(document: Document, examples: int) -> None:
     original = document.read()
 
-    @settings(
-        derandomize=True,
-        database=None,
-        deadline=None,
-        max_examples=examples,
-        phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    )
+    phases = [Phase.explicit, Phase.generate, Phase.shrink]
+
+    @settings(derandomize=True, database=None, deadline=None, max_examples=examples, phases=phases)
     @given(altered(document.valid))
     @example(b"\xff\xfe\0")
     def check(content: bytes) -> None:
         if content != document.valid:
-            document.believed(content, original)
+            document.check(content, original)
 
     try:
         check()

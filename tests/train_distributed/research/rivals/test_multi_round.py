@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks.audit_rounds import audit
+from tests.benchmarks.audit import audit
 from tests.embedding_sets import clusters
 from tests.train_distributed.research.learning import learn
 from train_distributed.one_shot.registry import MANY_ROUNDS

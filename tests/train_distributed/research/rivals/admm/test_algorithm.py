@@ -11,7 +11,7 @@ import scipy.optimize
 import scipy.stats
 import torch
 
-from tests.benchmarks import adult
+from tests.benchmarks.rivals import read_adult
 from tests.train_distributed.research.audit import rounds as audit
 from train_distributed import partition
 from train_distributed.one_shot.registry import MANY_ROUNDS
@@ -443,7 +443,7 @@ def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
     path = tmp_path / "adult.data.gz"
     people = "50, State-gov, 750000, 16, 0, 0, 50, <=50K", "25, ?, 0, 1, 100000, 0, 100, >50K"
     path.write_bytes(gzip.compress("\n".join([HEADER, *people, "", ""]).encode()))
-    x, labels = adult.read_adult(path)
+    x, labels = read_adult(path)
     assert labels.tolist() == [0, 1]
     rows = [[1, 0.5, 0, 1, 0.5, 1, 0, 0, 0.5], [1, 0.25, 1, 0, 0, 0, 1, 0, 1]]  # "?" is first
     expected = torch.tensor(rows, dtype=torch.float64)
@@ -451,6 +451,6 @@ def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
 
 
 def test_the_real_file(reference_data):
-    x, labels = adult.read_adult(reference_data / "data" / "adult.data.gz")
+    x, labels = read_adult(reference_data / "data" / "adult.data.gz")
     assert x.shape == (32_561, 109)
     assert int(labels.sum()) == 7841

@@ -308,7 +308,8 @@ def test_words_for_splits_and_for_what_systems_leave() -> None:
     }.items():
         assert {split_named(word) for word in words} == {split}
     assert Reading(splits=("Valid", "training")).splits == ("val", "train")
-    for name in ("__MACOSX", "@eaDir", ".DS_Store", "._1.png", "Lost+Found", "$Recycle.Bin"):
+    left = ("__MACOSX", "@eaDir", ".DS_Store", "._1.png", "Lost+Found", "$Recycle.Bin", "@Recycle")
+    for name in (*left, "System Volume Information", ".ipynb_checkpoints", "#recycle"):
         assert left_by_systems(name)
     for name in ("cat", "recycled", "_other", "@home", "lost"):
         assert not left_by_systems(name)

@@ -1,8 +1,9 @@
-"""What is printed: characters that a terminal lacks, waiting and progress; rules."""
+"""What is printed: characters that a terminal lacks, waiting and progress; rules and JSON."""
 
 import contextlib
 import fcntl
 import io
+import json
 import math
 import os
 import re
@@ -18,10 +19,15 @@ import pytest
 
 from pretrain import check
 from pretrain.cli import command, waiting
+from pretrain.cli.json_text import parsed
 from pretrain.cli.waiting import Progress, Waiting, lock
 
-NARROW = {name: {"PYTHONIOENCODING": name} for name in ("ascii", "cp1252", "utf-8")}
-NARROW["C"] = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+NARROW = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "cp1252": {"PYTHONIOENCODING": "cp1252"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "utf-8": {"PYTHONIOENCODING": "utf-8"},
+}
 SCRIPT = "import sys; from train_distributed.__main__ import main; sys.exit(main())"
 PROGRAMS = [
     ("-c", SCRIPT, "--help"),
@@ -179,6 +185,7 @@ def test_a_lock_that_another_command_has_is_waited_for_aloud(tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("total", "steps", "seconds", "lines"),
     [
+        (10, [10], 0, []),  # short work says nothing
         (100_000, [35] * 70, 1, EVEN),
         (2, [1, 1], 8100, SLOW),
         (10, [5, 0], 31, ["5 of 10, 0.16/s, 31 s left"]),  # nothing is claimed of work that failed
@@ -259,3 +266,14 @@ def test_what_may_be_left_out() -> None:
     for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):
         with pytest.raises(ValueError, match=f"exactly one of a and b must be given, got {got}"):
             check.exactly_one(**values)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
+def test_json_of_more_levels_than_the_stack_holds_is_an_ordinary_error(text: str) -> None:
+    with pytest.raises(ValueError, match="few levels"):
+        parsed(text)
+    with pytest.raises(json.JSONDecodeError):
+        parsed("{")
+    text = '{"a": [1, 2.5, null], "b": {"c": "ü"}}'
+    assert parsed(text) == parsed(text.encode()) == json.loads(text)
+    assert parsed("[1, 2]", parse_int=str) == ["1", "2"]

@@ -156,7 +156,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("h", "w", "stride"), SHAPES)
-def test_results_and_gradients_are_those_of_torch(h, w, stride, taken) -> None:
+def test_results_and_gradients_are_those_of_torch_and_autocast_s(h, w, stride, taken) -> None:
     layer, x = _pair(h, w, stride, torch.float64)
     expected, found = layer(x), convolve(x, layer)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -169,15 +169,6 @@ def test_results_and_gradients_are_those_of_torch(h, w, stride, taken) -> None:
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert len(taken) == 2
 
-
-def test_gradients_of_an_expanded_gradient_and_of_plain_memory() -> None:
-    layer, x = _pair(3, 2, 1, torch.float64)
-    plain = x.detach().contiguous().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: convolve(x, layer).mean((2, 3)), plain)
-
-
-@pytest.mark.parametrize(("h", "w", "stride"), SHAPES)
-def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(h, w, stride) -> None:
     layer, x = _pair(h, w, stride, torch.float32)
     exact = layer(x)
     with torch.autocast("cpu", torch.bfloat16):
@@ -189,6 +180,12 @@ def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(h, w, str
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
     assert (layer.weight.grad - right).abs().max() < 0.03 * right.abs().max()
+
+
+def test_gradients_of_an_expanded_gradient_and_of_plain_memory() -> None:
+    layer, x = _pair(3, 2, 1, torch.float64)
+    plain = x.detach().contiguous().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: convolve(x, layer).mean((2, 3)), plain)
 
 
 def test_large_maps_and_finished_encoders_are_torchs(taken: list[int]) -> None:

@@ -1,18 +1,27 @@
-"""SimCLR: its loss against the paper's pseudocode, views, and a loop that resumes to the bit."""
+"""SimCLR: loss against the paper's pseudocode, views, a loop that resumes to the bit, commands."""
 
 import dataclasses
 import itertools
+import json
 import math
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, distributed
 from torch.multiprocessing.spawn import spawn
 
-from pretrain import simclr
+from pretrain import build_encoder, simclr
+from pretrain.commands import Convert, Probe, Simclr
+from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
 from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig
@@ -27,6 +36,10 @@ from pretrain.simclr import (
     random_crop,
     random_view,
 )
+from pretrain.simclr_v2 import read_tensorflow
+from tests.pretrain.test_networks import variable_shapes
+
+ROOT = Path(__file__).parents[2]
 
 CONFIG = SimCLRConfig(
     encoder=ResNetConfig((8, 16), (1, 1)),
@@ -88,14 +101,12 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
             pretrain(images, config, seeded(seed), directory=tmp_path)
 
 
-def test_the_loss_falls_and_the_monitor_is_called() -> None:
+def test_the_loss_falls() -> None:
     config = dataclasses.replace(CONFIG, epochs=6, learning_rate=5e-3)
     shades = torch.randint(0, 256, (64, 3, 1, 1), dtype=torch.uint8, generator=seeded())
     images = (pictures() // 8 + shades // 2).expand(-1, -1, 8, 8).contiguous()
-    _, history = pretrain(images, config, seeded(), monitor=lambda e: {"dim": e.embedding_dim})
-    assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5, 6]
+    _, history = pretrain(images, config, seeded())
     assert history[-1]["loss"] < history[0]["loss"]
-    assert history[0]["dim"] == 16
 
 
 def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +118,11 @@ def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         (augment, {"min_area": 0.0}, "min_area must be"),
         (augment, {"strength": -1.0}, "strength must be"),
         (augment, {"greyscale": 1.5}, "greyscale must be"),
+        (ResNetConfig, {"widths": ()}, "widths must be >= 1"),
+        (ResNetConfig, {"blocks": (1,)}, "blocks must be >= 1 for each"),
+        (ResNetConfig, {"stem_stride": 3}, "stem_stride must be one of 1, 2"),
+        (Preprocess, {"crop": 0}, r"crop must be in \(0, 1\], got 0"),
+        (Preprocess, {"image_size": 0}, "image_size must be >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=rule):
             made(**options)  # pyright: ignore[reportArgumentType]
@@ -271,3 +287,102 @@ def test_blur_lowers_contrast_but_keeps_the_mean() -> None:
     blurred = random_view(pictures(100, 40), dataclasses.replace(plain, blur=1.0), seeded(0))
     assert (blurred.std((1, 2, 3)) <= sharp.std((1, 2, 3)) + 1e-4).all()
     assert (blurred.mean((1, 2, 3)) - sharp.mean((1, 2, 3))).abs().max() < 0.05
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    labels = np.arange(96) % 2
+    noise = np.random.default_rng(0).integers(0, 100, (96, 8, 8, 3), np.uint8)
+    pixels = (noise + 100 * labels[:, None, None, None]).astype(np.uint8)
+    held = {"x_train": pixels[:64], "y_train": labels[:64]}
+    np.savez(tmp_path / "images.npz", **held, x_test=pixels[64:], y_test=labels[64:])
+    return tmp_path / "images.npz"
+
+
+def test_simclr_writes_an_encoder_and_probe_its_accuracies(tmp_path: Path, archive: Path) -> None:
+    out = tmp_path / "out"
+    Simclr(data=(str(archive),), out=out, config=CONFIG, monitor=str(archive)).run()
+    written = sorted(p.name for p in out.iterdir())
+    assert written == ["encoder.safetensors", "history.png", "report.json"]
+    report = json.loads((out / "report.json").read_text())
+    assert report["images"] == 64
+    assert [set(entry) for entry in report["history"]] == [{"epoch", "loss", "knn"}] * 3
+    encoder = str(out / "encoder.safetensors")
+    assert build_encoder(encoder).embedding_dim == 16
+    assert not (tmp_path / "out.partial").exists()
+    with pytest.raises(FileExistsError):
+        Simclr(data=(str(archive),), out=out, config=CONFIG).run()
+    Probe(data=str(archive), encoder=encoder, out=tmp_path / "probe").run()
+    accuracy = json.loads((tmp_path / "probe" / "report.json").read_text())["accuracy"]
+    assert set(accuracy) == {"knn", "linear"}
+    assert accuracy["linear"] > 0.9  # brightness tells the classes apart
+
+
+def arguments(archive: Path, out: Path, epochs: int = 30) -> list[str]:
+    options = "--device cpu --config.encoder.widths 4 8 --config.encoder.blocks 1 1"
+    options += f" --config.augment.size 8 --config.epochs {epochs} --config.batch-size 16"
+    start = ["-m", "pretrain", "simclr", "--data", str(archive), "--out", str(out)]
+    return [*start, *options.split()]
+
+
+@pytest.mark.slow
+def test_a_killed_command_resumes_to_the_same_weights(tmp_path: Path, archive: Path) -> None:
+    whole = subprocess.Popen([sys.executable, *arguments(archive, tmp_path / "whole")], cwd=ROOT)
+    out = tmp_path / "out"
+    checkpoint = tmp_path / "out.partial" / "checkpoint.pt"
+    command = [sys.executable, *arguments(archive, out)]
+    child = subprocess.Popen(command, cwd=ROOT)
+    while child.poll() is None and not checkpoint.exists():
+        time.sleep(0.02)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not out.exists()
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert whole.wait() == 0
+    resumed, expected = (load_file(d / "encoder.safetensors") for d in (out, tmp_path / "whole"))
+    assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_encoder_with_a_falling_loss(tmp_path: Path, archive: Path) -> None:
+    out = tmp_path / "encoder"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launch, *arguments(archive, out, 2)], cwd=ROOT, check=True, timeout=300)
+    history = json.loads((out / "report.json").read_text())["history"]
+    assert len(history) == 2
+    assert history[1]["loss"] < history[0]["loss"]
+    assert build_encoder(str(out / "encoder.safetensors")).embedding_dim == 8
+    assert not (tmp_path / "encoder.partial").exists()
+
+
+def test_convert_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"TensorFlow installed|must be a TensorFlow checkpoint"):
+        Convert(checkpoint=tmp_path / "none", arch="r50_1x_sk0", out=tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # TensorFlow's own
+def test_a_real_tensorflow_checkpoint_is_read(tmp_path: Path) -> None:
+    tensorflow: Any = pytest.importorskip("tensorflow")
+    shapes = variable_shapes("r50_1x_sk0") | {
+        "head_supervised/linear_layer/dense/kernel": (4, 2),
+        "base_model/conv2d/kernel/Momentum": (7, 7, 3, 64),
+        "global_step": (),
+    }
+    rng = np.random.default_rng(0)
+    values = {name: rng.random(shape).astype(np.float32) for name, shape in shapes.items()}
+    v1 = tensorflow.compat.v1
+    with tensorflow.Graph().as_default(), v1.Session() as session:
+        variables = [v1.get_variable(name, initializer=value) for name, value in values.items()]
+        session.run(v1.global_variables_initializer())
+        prefix = Path(v1.train.Saver(variables).save(session, str(tmp_path / "model.ckpt")))
+    read = read_tensorflow(prefix)
+    assert read.keys() == variable_shapes("r50_1x_sk0").keys()
+    assert all(np.array_equal(read[name], values[name]) for name in read)
+    Convert(checkpoint=prefix, arch="r50_1x_sk0", out=tmp_path / "out").run()
+    weights = str(tmp_path / "out" / "weights.safetensors")
+    encoder = build_encoder("simclrv2:r50_1x_sk0", weights=weights)
+    stem = encoder.state_dict()["stem.0.weight"].permute(2, 3, 1, 0).numpy()
+    assert np.array_equal(stem, values["base_model/conv2d/kernel"])

@@ -1,6 +1,7 @@
-"""What every command does before and while it runs, and the command line beside its result."""
+"""What every command does before and while it runs: threads, signals, caches, its own line."""
 
 import os
+import pwd
 import re
 import signal
 import subprocess
@@ -13,9 +14,12 @@ from types import ModuleType
 
 import pytest
 
+from pretrain import surroundings
 from pretrain.cli.command import STOPS, Command, after, held, listen, run_command
 from pretrain.cli.provenance import provenance
 
+ROOT = Path(__file__).parents[3]
+NAMES = ("HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")
 ROOMS = {  # pretrain and embed start as train_distributed does
     "heads": "fit --data missing --out missing --num-classes 2 --l2-reg 1 --clip-norm 1",
     "train_distributed": "predict --model missing --embeddings missing",
@@ -49,15 +53,11 @@ def test_threads_soon_sleep_while_they_wait_unless_told(given, kept, monkeypatch
 @pytest.mark.parametrize("room", ROOMS)
 def test_openmp_is_told_before_it_is_loaded(room: str, tmp_path) -> None:
     """It prints what it has read: in every room, with the torch that a command loads."""
-    told_already = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    environment = {name: word for name, word in os.environ.items() if name not in told_already}
+    left = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(
         [sys.executable, "-m", room, *ROOMS[room].split()],
-        cwd=tmp_path,
-        env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
-        capture_output=True,
-        text=True,
-    )
+        cwd=tmp_path, env=left | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 2
     told = re.findall(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
     assert told, done.stderr
@@ -161,12 +161,9 @@ raise SystemExit(run_command(Command))
 def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_stay(ignored: bool) -> None:
     action = signal.SIG_IGN if ignored else signal.SIG_DFL
     done = subprocess.run(
-        [sys.executable, "-c", CLOSED],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
+        [sys.executable, "-c", CLOSED], capture_output=True, text=True, cwd=ROOT,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
-    )
+    )  # fmt: skip
     said = (0, "stayed\n", "") if ignored else (130, "", "interrupted; nothing was written\n")
     assert (done.returncode, done.stdout, done.stderr) == said
 
@@ -193,3 +190,94 @@ def test_a_command_is_told_as_it_was_typed_without_its_place(
     (tmp_path / here).mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path / here)
     assert provenance()["command"] == f"{told} run --public public p"
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A user id that no file knows, without a home."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def found() -> dict[str, str | None]:
+    surroundings.provide_caches()
+    return {name: os.environ.get(name) for name in NAMES}
+
+
+def test_without_a_home_caches_are_in_a_temporary_folder_and_it_is_said_once(
+    nobody: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = found()
+    (place,) = map(str, tmp_path.iterdir())
+    assert made == {"HOME": place, "XDG_CACHE_HOME": place, "MPLCONFIGDIR": f"{place}/matplotlib"}
+    assert found() == made
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"caches are in {place} until this ends")
+    assert os.stat(place).st_mode & 0o777 == 0o700  # nobody else's network is ever loaded
+    for name in ("HOME", "MPLCONFIGDIR"):
+        nobody.delenv(name)
+    nobody.setenv("XDG_CACHE_HOME", "/named")  # is taken without a word
+    assert list(found().values()) == ["/named", "/named", "/named/matplotlib"]
+    assert not capsys.readouterr().err
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("home", ["gone", "file", "shut"])
+def test_a_home_that_cannot_be_written_holds_no_caches(nobody, tmp_path, home) -> None:
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "file").write_text("")
+    nobody.setattr(os, "access", lambda path, mode: False)
+    nobody.setenv("HOME", str(tmp_path / home))
+    nobody.setenv("MPLCONFIGDIR", "/own")
+    made = found()
+    place = str(made["XDG_CACHE_HOME"])
+    assert Path(place).parent == tmp_path
+    assert made["MPLCONFIGDIR"] == "/own"
+    assert made["HOME"] == (str(tmp_path / home) if home == "shut" else place)
+
+
+def test_what_can_be_written_or_holds_a_cache_is_left_alone(nobody, tmp_path) -> None:
+    nobody.setenv("HOME", str(tmp_path))
+    left = {"HOME": str(tmp_path), "XDG_CACHE_HOME": None, "MPLCONFIGDIR": None}
+    assert found() == left
+    (tmp_path / ".cache").mkdir()
+    nobody.setattr(os, "access", lambda path, mode: False)
+    assert found() == left
+    nobody.delenv("HOME")
+    nobody.setattr("tempfile.tempdir", "/nowhere")
+    assert found() == dict.fromkeys(NAMES)
+
+
+PROGRAM = """
+import os, subprocess, sys
+import pretrain
+import huggingface_hub.constants
+from embed.engines import networks
+print(networks().parent.parent, huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY)
+child = [sys.executable, "-c", "import os, heads, embed; print(os.environ['XDG_CACHE_HOME'])"]
+subprocess.run(child, check=True)
+print([os.environ[name] for name in ("DO_NOT_TRACK", "ORT_DISABLE_TELEMETRY")])
+"""
+
+
+def test_children_share_the_place_and_it_is_gone_afterwards(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "ORT_DISABLE_TELEMETRY": "0"}
+    environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (said,) = done.stderr.splitlines()
+    child, mine, switches = done.stdout.splitlines()  # the child's is written first
+    assert mine == f"{child} True"
+    assert child in said
+    assert switches == "['1', '1']"
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -182,12 +184,8 @@ def test_a_link_is_written_through(tmp_path) -> None:
 def test_a_default_directory_is_not_one_that_is_being_written(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    class Stopped(output.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2026, 1, 1, tzinfo=tz)
-
-    monkeypatch.setattr(output, "datetime", Stopped)
+    stopped = SimpleNamespace(now=lambda tz: datetime(2026, 1, 1, tzinfo=tz))
+    monkeypatch.setattr(output, "datetime", stopped)
     with (
         new_directory(default_directory("run")) as first,
         new_directory(default_directory("run")) as second,

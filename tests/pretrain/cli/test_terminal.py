@@ -1,8 +1,10 @@
-"""What is printed: characters that a terminal lacks, who is waited for, and how far work is."""
+"""What is printed: characters that a terminal lacks, waiting and progress; rules and JSON."""
 
 import contextlib
 import fcntl
 import io
+import json
+import math
 import os
 import re
 import subprocess
@@ -12,9 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pretrain import check
 from pretrain.cli import command, waiting
+from pretrain.cli.json_text import parsed
 from pretrain.cli.waiting import Progress, Waiting, lock
 
 NARROW = {
@@ -33,6 +38,7 @@ PROGRAMS = [
 ]
 COUNTED = (("1,050", 47), ("2,100", 47), ("2,450", 46))
 EVEN = [f"{count} of 100,000, 35/s, {left} min left" for count, left in COUNTED]
+SHAPES = (np.zeros((7, 2)), np.zeros(3), np.zeros((1, 7, 3)))
 SLOW = ["1 of 2, 0.00012/s, 2 h 15 min left", *["2 of 2, 0.00012/s, 4 h 30 min in all"] * 2]
 
 
@@ -121,34 +127,28 @@ def test_the_first_line_comes_within_two_seconds() -> None:
     assert said[1:] == ["no longer waiting for the server, after 1 s"]
 
 
-def test_a_reason_that_changes_is_said_at_once_and_one_that_stays_now_and_then(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "FIRST", 0.0)
-    said = list[str]()
-    with Waiting("it", "a", say=said.append) as wait:
-        until(lambda: len(said) == 1)
-        wait.because("a")
-        wait.because("b")
-        until(lambda: len(said) == 2)
-        time.sleep(0.1)
-        assert [line.rpartition(": ")[2] for line in said] == ["a", "b"]
-        monkeypatch.setattr(waiting, "EVERY", 0.0)
-        wait.because("c")  # from here on it is due at once
-        until(lambda: len(said) > 9)
-    assert said[-2].endswith("): c")
-
-
-def test_a_wait_in_vain_ends_with_the_error_alone(monkeypatch) -> None:
+def test_reasons_are_said_as_they_change_and_a_wait_in_vain_ends_with_its_error(
+    monkeypatch,
+) -> None:
     monkeypatch.setattr(waiting, "FIRST", 0.0)
     said = list[str]()
 
     def in_vain() -> None:
-        with Waiting("it", "a", say=said.append):
-            until(lambda: bool(said))
+        with Waiting("it", "a", say=said.append) as wait:
+            until(lambda: len(said) == 1)
+            wait.because("a")
+            wait.because("b")
+            until(lambda: len(said) == 2)
+            time.sleep(0.1)
+            assert said == ["waiting for it (0 s): a", "waiting for it (0 s): b"]
+            monkeypatch.setattr(waiting, "EVERY", 0.0)
+            wait.because("c")  # from here on it is due at once
+            until(lambda: len(said) > 9)
             raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
         in_vain()
-    assert said == ["waiting for it (0 s): a"]
+    assert said[-1].endswith("): c")
 
 
 def test_nobody_who_has_stopped_to_read_disturbs(monkeypatch) -> None:
@@ -204,12 +204,76 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys, total, steps, secon
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr(screen, "isatty", lambda: True)
     with Progress(10, "embedded") as progress:
         progress.update(10)
     assert "10/10" in screen.getvalue()
     assert "embedded 10" not in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [
+        ("(0, 1]", (1e-300, 1), (0, math.nextafter(1, 2), math.nan)),
+        ("[1, inf)", (1, 1e300), (0.5, math.inf, math.nan)),
+        ("[0, 2^63)", (0, 2**63 - 1), (-1, 2**63)),
+        ("[-2, -1]", (-2, -1), (0, -3)),
+    ],
+)
+def test_an_interval_reads_as_in_mathematics(interval, inside, outside) -> None:
+    for value in inside:
+        check.within(interval, share=value)
+    for value in outside:
+        with pytest.raises(ValueError, match="share must be in "):
+            check.within(interval, share=value)
+    with pytest.raises(TypeError, match="interval"):  # a mistake of the program
+        check.within(interval.replace(", ", ".."), share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "refused", "words"),
+    [
+        (check.positive, 0.5, (0, -1, math.nan, math.inf), "must be finite and > 0"),
+        (lambda **x: check.at_least(2, **x), 2, (1, math.nan), "must be >= 2"),
+        (lambda **x: check.at_most(2, **x), 2, (3, math.nan), "must be <= 2"),
+        (lambda **x: check.one_of(("a", "b"), **x), "a", ("none",), "must be one of a, b"),
+        (lambda **x: check.equal(2, **x), 2, (3,), "must be 2"),
+        (lambda **x: check.byte_length(3, **x), b"abc", (b"abcd",), "must be 3 bytes"),
+        (lambda **x: check.shape(("n", 3), **x), np.zeros((7, 3)), SHAPES, r"must be \(n, 3\)"),
+        (check.given, 0, (None,), "must be given"),
+    ],
+)
+def test_a_rule_names_what_breaks_it(rule, kept, refused, words) -> None:
+    rule(first=kept, second=kept)
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^second {words}, got ") as error:
+            rule(first=kept, second=value)
+        assert "abcd" not in str(error.value)  # bytes may be a key
+    if rule is not check.given:  # only options that say so may be left out
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            rule(a=None)
+
+
+def test_what_may_be_left_out() -> None:
+    assert check.drop_none(a=None, b=0, c="") == {"b": 0, "c": ""}
+    check.not_set("here", a=None, b=(), c="", d=False)
+    for port in (0, 7):
+        with pytest.raises(ValueError, match="port must be left out with an invitation, got"):
+            check.not_set("with an invitation", port=port)
+    check.exactly_one(a=0, b=None)
+    check.exactly_one(a=(), b="x")
+    for values, got in (({"a": None, "b": ()}, "neither"), ({"a": 1, "b": 2}, "both")):
+        with pytest.raises(ValueError, match=f"exactly one of a and b must be given, got {got}"):
+            check.exactly_one(**values)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 500_000 + "]" * 500_000])
+def test_json_of_more_levels_than_the_stack_holds_is_an_ordinary_error(text: str) -> None:
+    with pytest.raises(ValueError, match="few levels"):
+        parsed(text)
+    with pytest.raises(json.JSONDecodeError):
+        parsed("{")
+    text = '{"a": [1, 2.5, null], "b": {"c": "ü"}}'
+    assert parsed(text) == parsed(text.encode()) == json.loads(text)
+    assert parsed("[1, 2]", parse_int=str) == ["1", "2"]

@@ -19,7 +19,6 @@ from pretrain.encoders.base import Concat, Mirrored
 from pretrain.encoders.timm_models import _preprocess
 from pretrain.encoders.weights import write_tensors
 from pretrain.preprocess import Preprocess
-from pretrain.recipes import ResNetConfig
 from tests.pretrain.conftest import PIXELS, assert_saved_and_read, small
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -40,8 +39,7 @@ TENSORS = {
     "half": torch.tensor([0.5], dtype=torch.float16),
     "none": torch.empty(0, 4),
 }
-TEXTS = ("", "ε", '{"a": "\\n"}', "\x01\n", "\U0001f600")
-METADATA = {f"key {number}": text for number, text in enumerate(TEXTS)}
+METADATA = {"a": "", "b": "ε", "c": '{"a": "\\n"}', "d": "\x01\n", "e": "\U0001f600"}
 DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 
 
@@ -101,8 +99,6 @@ def test_a_mirrored_one_is_the_mean_of_a_picture_and_its_mirror_image() -> None:
     mirrored = Mirrored(small()).eval()
     expected = torch.stack([(small()(p[None]) + small()(p.flip(2)[None]))[0] / 2 for p in PIXELS])
     assert torch.allclose(mirrored(PIXELS), expected, atol=1e-6)
-    assert torch.allclose(mirrored(PIXELS), mirrored(PIXELS.flip(3)), atol=1e-6)
-    assert not torch.allclose(mirrored(PIXELS), mirrored(PIXELS.flip(2)), atol=1e-6)  # upside down
     assert mirrored.embedding_dim == small().embedding_dim
     assert mirrored.preprocess == small().preprocess
 
@@ -127,17 +123,14 @@ def test_encoders_are_joined_and_mirrored_by_name(tmp_path: Path) -> None:
 
 def test_where_weights_come_from_without_the_place() -> None:
     for name, weights, of, bare in (
-        ("simclr-small", None, "shipped", "simclr-small"),
         (FILE, None, "file a.safetensors", "a.safetensors"),
         (RESNET, "/home/me/weights.pth", "file weights.pth", RESNET),
         *((RESNET, word, word, RESNET) for word in ("hub", "package", "random")),
         ("mirrored:simclr-small", None, "shipped", "mirrored:simclr-small"),
         (f"mirrored:{FILE}", None, "file a.safetensors", "mirrored:a.safetensors"),
-        (f"mirrored:{RESNET}", "random", "random", f"mirrored:{RESNET}"),
     ):
         assert (origin(name, weights), without_directory(name)) == (of, bare)
     name = f"concat:{FILE}@16+{RESNET}"
-    assert origin(name, "random") == "file a.safetensors+random"
     assert origin(name, "+package") == "file a.safetensors+package"
     assert without_directory(name) == f"concat:a.safetensors@16+{RESNET}"
 
@@ -145,24 +138,19 @@ def test_where_weights_come_from_without_the_place() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "rule"),
     [
-        *(
-            (name, {}, f"weights must be given for {name}: .*random")
-            for name in ("timm:resnet18", "resnet50-v1", "simclrv2:r50_1x_sk1")
-        ),
+        ("resnet50-v1", {}, "weights must be given for resnet50-v1: .*random"),
+        ("simclrv2:r50_1x_sk1", {}, "weights must be given for simclrv2:r50_1x_sk1: .*random"),
         ("{}", {"weights": "some.pth"}, r"weights must be left out for .*, got some\.pth"),
         ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
         ("timm:resnet18", {"weights": "hub"}, "weights of timm:resnet18 must .* got no network"),
         ("simclrv2:r50_1x_sk0", {"weights": "{}"}, "must hold"),
         (f"concat:{ONE}", {}, "must join two encoders or more, got 1"),
-        (f"concat:concat:{TWO}", {}, "two encoders or more"),
         (f"mirrored:concat:{TWO}", {}, r"concat:mirrored:A\+B"),
         (JOINED, {}, "weights must be given for timm:resnet10t"),
         (JOINED, {"weights": "random+random"}, "weights must be left out for simclr-small"),
         (JOINED, {"weights": "random++"}, r"one, or 2 joined by \+, got random\+\+"),
         (JOINED, {"weights": "random", "image_size": 32}, "image_size must be left out for concat"),
         ("mirrored:mirrored:simclr-small", {}, "mirrored once"),
-        ("mirrored:timm:resnet10t", {}, "weights must be given for timm:resnet10t"),
-        ("mirrored:", {}, "encoder must be one of"),
         ("mirrored:{}/none", {}, "encoder must be one of"),
     ],
 )
@@ -177,14 +165,9 @@ def test_what_cannot_be_built_is_named(tmp_path, name, options, rule) -> None:
 @pytest.mark.parametrize(
     ("architecture", "rule"),
     [
-        *(
-            (text, r"e\.safetensors: architecture must be of kind")
-            for text in ("{", "[]", '{"kind": "x"}', '{"kind": ["timm"]}', '{"name": "resnet18"}')
-        ),
         *((text, "architecture must be") for text in NESTED),
         (f'{{"kind": "concat", "parts": [{AROUND}, {AROUND}]}}', "architecture must be"),
         (f'{{"kind": "mirrored", "encoder": {CONCAT}}}', "architecture must be"),
-        ('{"kind": "concat"}', "architecture must be"),
         ('{"kind": "hf"}', "architecture must be complete"),
         (None, "written by this project"),
     ],
@@ -223,29 +206,11 @@ def test_packaged_weights(size: int) -> None:
     assert rows.std() > 0.05  # not the near-constant output of misplaced weights
 
 
-def test_bad_architectures() -> None:
-    for made, fields, rule in (
-        (ResNetConfig, {"widths": ()}, "widths must be >= 1"),
-        (ResNetConfig, {"blocks": (1,)}, "blocks must be >= 1 for each"),
-        (ResNetConfig, {"stem_stride": 3}, "stem_stride must be one of 1, 2"),
-        (Preprocess, {"crop": 0}, r"crop must be in \(0, 1\], got 0"),
-        (Preprocess, {"image_size": 0}, "image_size must be >= 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=rule):
-            made(**fields)  # pyright: ignore[reportArgumentType]
-
-
 def test_preprocessing() -> None:
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
     assert torch.equal(Preprocess()(images), images / 255)
     assert torch.allclose(Preprocess(invert=True)(images), 1 - images / 255)
     assert torch.equal(Preprocess(crop=0.5)(images), images[..., 4:12, 4:12] / 255)
-    grown = Preprocess(image_size=40)(images)
-    assert grown.shape == (1, 3, 40, 40)
-    assert grown.min() >= 0
-    assert grown.max() <= 1
-    wide = torch.zeros(1, 3, 10, 20, dtype=torch.uint8)
-    assert Preprocess(image_size=8)(wide).shape == (1, 3, 8, 8)
 
 
 def test_resnet50_v1_is_torchvisions_network_with_other_strides(tmp_path: Path) -> None:
@@ -283,9 +248,7 @@ def test_the_same_tensors_are_the_same_bytes_which_the_library_reads(tmp_path: P
         written.add((tmp_path / "ours").read_bytes())
     assert len(written) == 1
     found = load_file(tmp_path / "ours")
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], values) for name, values in TENSORS.items())
-    assert all(found[name].dtype == values.dtype for name, values in TENSORS.items())
+    torch.testing.assert_close(found, TENSORS, rtol=0, atol=0)
     with safe_open(tmp_path / "ours", "pt") as file:
         assert file.metadata() == METADATA
     save_file(TENSORS, tmp_path / "theirs", METADATA)

@@ -1,4 +1,4 @@
-"""What becomes of every kind of picture: files are made, and pixels compared."""
+"""What becomes of every kind of picture, of HEIC and DICOM with their extras, and of others."""
 
 import contextlib
 import io
@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from pretrain.datasets import Seen, UnreadableImage
+from pretrain.intake import files
 from pretrain.intake.decode import MAX_PIXELS, decode, squared
 from pretrain.sources import open_images
-from tests.pretrain.conftest import encoded, png, put
+from tests.pretrain.conftest import encoded, png, put, table
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (6, 9, 3), np.uint8)
@@ -25,14 +26,19 @@ WHOLE = encoded(COLOURS)
 DAMAGED = (WHOLE[:60], WHOLE[:20], b"<svg/>", b"BM" + bytes(60), WHOLE[8:])
 LARGE = png(EIGHT[:0], size=(14_000, 14_000))  # its header is enough
 PAIR = np.dstack([EIGHT << 4, np.full((6, 9), 65535, np.uint16)])  # grey and alpha
+TWELVE = png(EIGHT << 4, significant=b"\x0c")
+SQUARE = Image.fromarray(np.tile(np.array([200, 90, 30], np.uint8), (16, 16, 1)))
+KINDS = [("jfif", "JPEG"), ("JPE", "JPEG"), ("jpg", "MPO"), ("avif", "AVIF"), ("jp2", "JPEG2000")]
+KINDS += [("apng", "PNG"), ("tga", "TGA"), ("ppm", "PPM"), ("qoi", "QOI"), ("ico", "ICO")]
+pydicom: Any = pytest.importorskip("pydicom")
 
 
 def seen(data: bytes, **options: Any) -> np.ndarray:
     return decode(data, "it", **options)
 
 
-def shown(data: bytes, bits: int | None = None) -> np.ndarray:
-    return decode(data, "it", bits=bits)[..., 0]
+def shown(data: bytes, **options: Any) -> np.ndarray:
+    return decode(data, "it", **options)[..., 0].astype(int)
 
 
 def grey(values: np.ndarray) -> np.ndarray:
@@ -45,15 +51,11 @@ def turned(orientation: int) -> Image.Exif:
     return exif
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "WEBP", "GIF"])
-def test_colour_and_grey_of_every_format(kind: str) -> None:
-    options = {"lossless": True} if kind == "WEBP" else {}
-    if kind != "GIF":
-        assert (seen(encoded(COLOURS, kind, **options)) == COLOURS).all()
-    assert (seen(encoded(GREY, kind, **options)) == grey(GREY)).all()
-
-
-def test_other_kinds_of_pixels() -> None:
+def test_every_kind_of_pixels() -> None:
+    for kind in ("PNG", "BMP", "TIFF", "WEBP", "GIF"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        assert (seen(encoded(GREY, kind, **options)) == grey(GREY)).all()
+        assert kind == "GIF" or (seen(encoded(COLOURS, kind, **options)) == COLOURS).all()
     data = encoded(COLOURS, "JPEG", quality=60)
     assert (seen(data) == np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))).all()
     bits = GREY > 127
@@ -73,16 +75,6 @@ def test_other_kinds_of_pixels() -> None:
     assert (seen(png(wide, 2)) == wide >> 8).all()
 
 
-def palette(transparency: Any = None) -> tuple[bytes, np.ndarray, np.ndarray]:
-    """The file, its colours (h, w, 3) and its indices (h, w)."""
-    table = RNG.integers(0, 256, (4, 3), np.uint8)
-    index = RNG.integers(0, 4, (6, 9), np.uint8)
-    image = Image.frombytes("P", (9, 6), index.tobytes())
-    image.putpalette(table.tobytes())
-    options = {} if transparency is None else {"transparency": transparency}
-    return encoded(image, **options), table[index], index
-
-
 def test_transparency_is_laid_on_white() -> None:
     alpha = np.zeros((6, 9), np.uint8)
     alpha[:3], alpha[3] = 255, 128
@@ -94,9 +86,12 @@ def test_transparency_is_laid_on_white() -> None:
     pair = seen(encoded(np.dstack([GREY, alpha])))  # grey and alpha
     assert (pair[:3] == grey(GREY)[:3]).all()
     assert (pair[4:] == 255).all()
+    colours, index = RNG.integers(0, 256, (4, 3), np.uint8), RNG.integers(0, 4, (6, 9), np.uint8)
+    palette = Image.frombytes("P", (9, 6), index.tobytes())
+    palette.putpalette(colours.tobytes())
     for clear, white in ((None, -1), (2, 2), (bytes([255, 0, 255, 255]), 1)):
-        data, colours, index = palette(transparency=clear)
-        assert (seen(data) == np.where(index[..., None] == white, 255, colours)).all()
+        data = encoded(palette, **({"transparency": clear} if clear else {}))
+        assert (seen(data) == np.where(index[..., None] == white, 255, colours[index])).all()
     keyed = seen(encoded(COLOURS, transparency=tuple(map(int, COLOURS[0, 0]))))
     assert keyed[0, 0].tolist() == [255, 255, 255]
     assert (keyed[1:] == COLOURS[1:]).all()
@@ -132,21 +127,6 @@ def test_the_first_of_several_frames(kind: str) -> None:
     data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert Image.open(io.BytesIO(data)).n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
     assert (seen(data) == 40).all()
-
-
-def test_pictures_that_are_refused() -> None:
-    for data, options, rule in (
-        (encoded(GREY.astype(np.float32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
-        (encoded(GREY.astype(np.int32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
-        (LARGE, {}, f"at most max_pixels = {MAX_PIXELS} pixels, got 196000000 in all"),
-        (encoded(GREY), {"max_pixels": 53}, "at most max_pixels = 53 pixels, got 9 x 6"),
-        (b"", {}, "must be a readable image, got an empty file"),
-        *((data, {}, "must be a readable image, got") for data in DAMAGED),
-        (png(PAIR, 4), {"bits": 12}, "must .* or be grey or RGB, got Pillow's LA;16B"),
-    ):
-        with pytest.raises(UnreadableImage, match=f"^it .*{rule}"):
-            seen(data, **options)
-    assert seen(encoded(GREY), max_pixels=54).shape == (6, 9, 3)
 
 
 def test_whatever_a_decoder_raises_is_one_error() -> None:
@@ -205,15 +185,13 @@ def test_bits_that_a_file_states(bits: int) -> None:
         assert (shown(data, bits=16) == EIGHT).all()  # the file knows better
     assert (shown(tiff((EIGHT << 4) + 5, 12)) == EIGHT).all()  # packed
     body = ((EIGHT << 4) + 1).astype(">u2").tobytes()
-    assert np.abs(shown(b"P5 9 6 4095\n" + body).astype(int) - EIGHT).max() <= 1
+    assert np.abs(shown(b"P5 9 6 4095\n" + body) - EIGHT).max() <= 1
     scaled = (EIGHT << 8) + EIGHT  # what was scaled up is left
     for data in (png(scaled, significant=b"\x0c"), png(scaled), tiff(scaled, 16, most=4095)):
         assert (shown(data) == EIGHT).all()
-    for data in (
-        tiff(EIGHT << 8, 16, photometric=0),
-        tiff(EIGHT << 4, 16, photometric=0, most=4095),
-    ):
-        assert (shown(data) == 255 - EIGHT).all()  # white is zero
+    for shift, most in ((8, None), (4, 4095)):
+        white_is_zero = tiff(EIGHT << shift, 16, photometric=0, most=most)
+        assert (shown(white_is_zero) == 255 - EIGHT).all()
 
 
 def test_signed_words_hold_no_negative_number() -> None:
@@ -227,13 +205,13 @@ def test_signed_words_hold_no_negative_number() -> None:
 def test_bits_that_the_options_declare(bits: int) -> None:
     values = EIGHT << (bits - 8)
     for data in (png(values), tiff(values, 16), encoded(values)):
-        assert (shown(data, bits) == EIGHT).all()
+        assert (shown(data, bits=bits) == EIGHT).all()
     rotated = encoded(values, exif=turned(6))
-    assert (shown(rotated, bits) == np.rot90(EIGHT, -1)).all()
+    assert (shown(rotated, bits=bits) == np.rot90(EIGHT, -1)).all()
     values[0, 0] = 1 << bits
     rule = rf"below 2\^{bits} with --bits {bits}, got {1 << bits}"
     with pytest.raises(UnreadableImage, match=rule):
-        shown(png(values), bits)
+        shown(png(values), bits=bits)
 
 
 def test_bits_of_colours() -> None:
@@ -248,40 +226,202 @@ def test_bits_of_colours() -> None:
     assert (shown(png(np.dstack([EIGHT << 8, PAIR[..., 1]]), 4)) == EIGHT).all()
 
 
-def written(root: Path, *files: bytes) -> str:
-    for k, data in enumerate(files):
-        put(root / "cat" / f"{k}.png", data)
+def test_a_picture_that_would_be_black_is_known() -> None:
+    for data, bits, dark in (
+        (png(EIGHT << 4), None, True),
+        (png((EIGHT << 2) + 40_000), None, True),  # one grey, with signs as an offset
+        (png(EIGHT << 8), None, False),
+        (png(EIGHT << 4), 12, False),
+        (png(EIGHT << 4), 16, False),  # meant to be dark
+        (encoded(GREY), None, False),
+        (TWELVE, None, False),
+    ):
+        decode(data, "it", bits=bits, seen=(noted := Seen()))
+        assert bool(noted.dark) == dark
+
+
+def written(root: Path, **files: bytes) -> str:
+    for name, content in files.items():
+        put(root / name.replace("__", "/").replace("_", "."), content)
     return str(root)
 
 
-def test_a_set_that_would_be_black_is_known(tmp_path: Path) -> None:
-    dark, bright, usual = png(EIGHT << 4), png(EIGHT << 8), encoded(GREY)
-    images = open_images(written(tmp_path / "dark", dark, usual, dark))
-    images.images(slice(None))
-    rule = r"or pass --bits 12 .*, got at most values from \d+ to \d+ of 65535"
-    with pytest.raises(ValueError, match=rule):
-        images.refuse_dark()
-    for name, files, bits in (
-        ("one is bright", (dark, bright), None),
-        ("declared", (dark, dark), 12),
-        ("meant to be dark", (dark, dark), 16),
-        ("8 bits", (usual,), None),
-        ("stated", (png(EIGHT << 4, significant=b"\x0c"),), None),
-    ):
-        images = open_images(written(tmp_path / name, *files), bits=bits)
-        images.images(slice(None))
-        images.refuse_dark()
-    narrow = Seen()
-    decode(png((EIGHT << 2) + 40_000), "it", seen=narrow)  # one grey, with signs as an offset
-    assert narrow.dark
-
-
 def test_a_picture_is_read_alike_among_others(tmp_path: Path) -> None:
-    mine = png(EIGHT << 5)
-    others = {"dark": png(EIGHT << 1), "bright": png(EIGHT << 8), "none": b""}
-    others["stated"] = png(EIGHT << 4, significant=b"\x0c")
+    others = {"dark": png(EIGHT << 1), "bright": png(EIGHT << 8), "none": b"", "stated": TWELVE}
     for name, other in others.items():
-        images = open_images(written(tmp_path / name, other, mine))
+        source = written(tmp_path / name, cat__0_png=other, cat__1_png=png(EIGHT << 5))
+        images = open_images(source)
         if other:
             images.images(slice(0, 1))
         assert (images.images(slice(1, 2))[0, 0] == EIGHT >> 3).all()
+
+
+def heic(picture: Image.Image = SQUARE, **options) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.from_pillow(picture).save(buffer := io.BytesIO(), quality=95, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("suffix", "kind"), KINDS)
+def test_what_pillow_opens_is_read(tmp_path: Path, suffix: str, kind: str) -> None:
+    data = encoded(SQUARE, kind, **({"sizes": [(16, 16)]} if kind == "ICO" else {}))
+    source = written(tmp_path, **{f"cat__a_{suffix}": data, "cat__b_png": encoded(SQUARE, "PNG")})
+    images = open_images(source)
+    assert len(images) == 2
+    pixels = images.images(slice(None)).astype(int)
+    assert np.abs(pixels[0] - pixels[1]).max() <= 12
+    named = open_images(table(tmp_path, f"path\ncat/a.{suffix}\n"))
+    assert (named.images(slice(None)) == pixels[0]).all()
+
+
+def test_what_runs_a_program_is_not_opened(tmp_path: Path) -> None:
+    eps = encoded(SQUARE, "EPS")
+    with pytest.raises(UnreadableImage, match="of no known format"):
+        seen(eps)
+    with pytest.raises(ValueError, match=r"got 1 \.eps \(EPS: convert to PNG or JPEG\) among 2"):
+        open_images(written(tmp_path, cat__a_eps=eps, cat__b_png=encoded(SQUARE, "PNG")))
+
+
+def test_heic(tmp_path: Path) -> None:
+    source = written(tmp_path, u__cat__1_HEIC=heic(), u__cat__2_heif=heic(), u__cat__3_jpg=heic())
+    pixels = open_images(source, layout="user-class").images(slice(None))
+    assert np.abs(pixels.astype(int) - np.asarray(SQUARE).transpose(2, 0, 1)).max() <= 6
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:, :16] = 240
+    held = Image.fromarray(np.rot90(upright).copy())
+    found = seen(heic(held, exif=turned(6).tobytes()))
+    assert found.shape == upright.shape
+    assert np.abs(found[:, [4, 28]].astype(int) - upright[:, [4, 28]]).max() <= 6
+    with pytest.raises(UnreadableImage, match="at most max_pixels = 255 pixels, got 16 x 16"):
+        seen(heic(), max_pixels=255)
+    with pytest.raises(UnreadableImage, match="it must be a readable image"):
+        seen(heic()[:200])
+
+
+def test_without_the_extras_all_are_counted(tmp_path: Path, monkeypatch) -> None:
+    renamed = written(tmp_path / "renamed", cat__1_jpg=heic())
+    monkeypatch.setattr(files, "EXTRAS", {"HEIC": "no_such_heif", "DICOM": "no_such_dicom"})
+    with pytest.raises(UnreadableImage, match=r"1.jpg must .* HEIC must have .*averaging\[heic\]"):
+        open_images(renamed).images(slice(None))
+    held = {f"u{u}__cat__{k}_jpg": encoded(SQUARE, "JPEG") for u in range(2) for k in range(3)}
+    held |= {f"u2__cat__{k}_HEIC": b"?" for k in range(4)} | {"u2__cat__9_svg": b"<svg/>"}
+    held |= {"u1__cat__9_dcm": b"?", "u1__cat__8_heif": b"?"}
+    source = written(tmp_path / "set", **held)
+    rule = (
+        r"or pass --skip-unreadable\), got 4 \.heic, 1 \.heif \(HEIC: pip install "
+        r"'blind-averaging\[heic\]'\); 1 \.dcm \(DICOM: pip install 'blind-averaging\[dicom\]'\); "
+        r"1 \.svg \(SVG: convert to PNG or JPEG\) among 13"
+    )
+    with pytest.raises(ValueError, match=rule):
+        open_images(source, layout="user-class")
+    images = open_images(source, layout="user-class", skip_unreadable=True)
+    assert len(images) == 13
+    with pytest.raises(ValueError, match=r"got 1 \.heic \(HEIC: .* among 2"):
+        open_images(table(tmp_path / "set", "path\nu2/cat/1.HEIC\nu0/cat/1.jpg\n"))
+
+
+def test_kinds_by_their_first_bytes() -> None:
+    for kind, heads in {
+        "DICOM": [bytes(128) + b"DICM"],
+        "HEIC": [b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1heic" for brand in (b"heic", b"mif1")],
+        "picture": [b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf", b"RIFF\0\0\0\0WEBPVP8 ", b"II*\0"],
+        "": [b"RIFF\0\0\0\0WAVE", b"", b"A table of pictures"],
+    }.items():
+        assert {files.kind_of(head) for head in heads} == {kind}
+
+
+def kept(held: Any, **options: Any) -> bytes:
+    held.save_as(buffer := io.BytesIO(), **options)
+    return buffer.getvalue()
+
+
+def dicom(pixels: np.ndarray, *, stored: int = 12, **more: Any) -> bytes:
+    """A file of grey values (h, w) or colours (h, w, 3), with entries of its header."""
+    held, allocated = pydicom.Dataset(), 8 * pixels.dtype.itemsize
+    held.file_meta = pydicom.dataset.FileMetaDataset()
+    held.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    held.SOPClassUID, held.SOPInstanceUID = pydicom.uid.CTImageStorage, "1.2.3"
+    held.Rows, held.Columns, held.SamplesPerPixel = (*pixels.shape, 1)[:3]
+    held.PhotometricInterpretation = "RGB" if pixels.ndim == 3 else "MONOCHROME2"
+    if pixels.ndim == 3:
+        held.PlanarConfiguration = 0
+    held.BitsAllocated, held.BitsStored = allocated, min(stored, allocated)
+    held.HighBit, held.PixelRepresentation = held.BitsStored - 1, int(pixels.dtype.kind == "i")
+    held.PixelData = pixels.tobytes()
+    for name, value in more.items():
+        setattr(held, name, value)
+    return kept(held, enforce_file_format=True)
+
+
+def test_bits_of_dicom_as_stored_or_declared() -> None:
+    for bits in (8, 10, 12, 16):
+        assert np.abs(shown(dicom(EIGHT << (bits - 8), stored=bits)) - EIGHT).max() <= 1
+    assert np.abs(shown(dicom(EIGHT.astype(np.uint8), stored=8)) - EIGHT).max() == 0
+    signed = (EIGHT.astype(np.int16) << 4) - 2048
+    assert np.abs(shown(dicom(signed)) - EIGHT).max() <= 1
+    smallest_is_white = dicom(EIGHT << 4, PhotometricInterpretation="MONOCHROME1")
+    assert np.abs(shown(smallest_is_white) - (255 - EIGHT.astype(int))).max() <= 1
+    data, noted = dicom(EIGHT << 4, stored=16), Seen()  # twelve bits that say they are sixteen
+    decode(data, "it", seen=noted)
+    assert noted.dark
+    assert np.abs(shown(data, bits=12, seen=(declared := Seen())) - EIGHT).max() <= 1
+    assert declared.bright
+
+
+def test_slope_and_window() -> None:
+    hounsfield = np.array([[-1024, -160, 40, 239, 240, 3000]])
+    stored = (hounsfield + 1024).astype(np.uint16)
+    more: dict[str, Any] = {"RescaleSlope": "1", "RescaleIntercept": "-1024"}
+    data = dicom(stored, WindowCenter=["40", "300"], WindowWidth=["400", "2000"], **more)
+    centred = ((40 - 39.5) / 399 + 0.5) * 255
+    assert np.abs(shown(data)[0] - [0, 0, centred, 255, 255, 255]).max() <= 1
+    more |= {"WindowCenter": "40", "WindowWidth": "400"}
+    exact = dicom(stored, VOILUTFunction="LINEAR_EXACT", **more)
+    assert np.abs(shown(exact)[0][2] - 127.5) <= 1
+    found = shown(dicom(stored, VOILUTFunction="SIGMOID", **more))[0]
+    assert np.abs(found[1:4] - 255 / (1 + np.exp([2, 0, -1.99]))).max() <= 1
+    halves = dicom(EIGHT << 4, RescaleSlope="0.5", RescaleIntercept="7")
+    assert np.abs(shown(halves) - EIGHT).max() <= 1  # no window: the whole range
+    inverted = dicom(EIGHT << 4, RescaleSlope="-1", RescaleIntercept="4095")
+    assert np.abs(shown(inverted) - (255 - EIGHT.astype(int))).max() <= 1
+
+
+def test_colours_and_the_first_frame() -> None:
+    colours = np.random.default_rng(6).integers(0, 256, (5, 8, 3)).astype(np.uint8)
+    assert (seen(dicom(colours, stored=8)) == colours).all()
+    frames = np.stack([EIGHT, EIGHT[::-1]]).astype(np.uint8)
+    data = dicom(frames[0], stored=8, NumberOfFrames=2, PixelData=frames.tobytes())
+    assert (shown(data) == EIGHT).all()
+
+
+def test_files_without_a_preamble_or_a_suffix(tmp_path: Path) -> None:
+    data = dicom(EIGHT << 4)
+    bare = pydicom.Dataset(pydicom.dcmread(io.BytesIO(data)))
+    assert (shown(kept(bare, implicit_vr=True, little_endian=True)) == shown(data)).all()
+    for name in ("scan.dcm", "IM0001", "1.2.840.1"):
+        put(tmp_path / "normal" / name, data)
+    assert len(open_images(str(tmp_path)).images(slice(None))) == 3
+
+
+GOOD = dicom(EIGHT << 4)
+DAMAGED += (GOOD[:200], bytes(128) + b"DICM", bytes(128) + b"DICM" + bytes(500), GOOD[:-9])
+
+
+def test_pictures_that_are_refused() -> None:
+    report = pydicom.dcmread(io.BytesIO(dicom(EIGHT, Modality="SR")))
+    del report.PixelData
+    wide = dicom(EIGHT << 8, stored=16)
+    for data, options, rule in (
+        (encoded(GREY.astype(np.float32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
+        (encoded(GREY.astype(np.int32), "TIFF"), {}, "must have 8 or 16 bits per channel, got"),
+        (LARGE, {}, f"at most max_pixels = {MAX_PIXELS} pixels, got 196000000 in all"),
+        *((data, {"max_pixels": 53}, "53 pixels, got 9 x 6") for data in (encoded(GREY), GOOD)),
+        (b"", {}, "must be a readable image, got an empty file"),
+        *((data, {}, "must be a readable image, got") for data in DAMAGED),
+        (png(PAIR, 4), {"bits": 12}, "must .* or be grey or RGB, got Pillow's LA;16B"),
+        (kept(report), {}, "DICOM must hold a picture, got SR"),
+        (wide, {"bits": 12}, r"values of 12 bits, 0 to 4095, got \d+ to \d+"),
+    ):
+        with pytest.raises(UnreadableImage, match=f"^it .*{rule}"):
+            seen(data, **options)
+    assert seen(encoded(GREY), max_pixels=54).shape == (6, 9, 3)

@@ -18,8 +18,6 @@ USERS, BOTH = {"layout": "user-class"}, {"classes": ("cat", "dog")}
 EMPTY_CLASS = r"every class must have an image .* got none in .*/dog"
 EMPTY_USER = r"every user must have an image \(or remove the folder\), got none in .*/ben; it holds"
 PEOPLE = ("anna/cat/1.png", "anna/dog/1.png")
-SYSTEMS = ("__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found")
-SYSTEMS += (".Trash-1000", ".ipynb_checkpoints", "#recycle", "._cat", "@Recycle")
 
 
 def lay_out(root: Path, pictures, *names: str) -> Path:
@@ -50,7 +48,7 @@ def test_users_and_classes(tmp_path: Path, pictures) -> None:
     assert np.asarray(images.users).tolist() == [0, 0, 1, 1, 1]
     assert images.user_names == ("a", "b")
     assert (images.images(slice(None)) == pictures.pixels[order]).all()
-    names = ("train/b/dog/1.png", "train/a/cat/1.png", "test/c/cat/0.png", "evaluation/a/dog/7.png")
+    names = ("Training/b/dog/1.png", "Training/a/cat/1.png", "TEST/c/cat/0.png", "dev/a/dog/7.png")
     images = opened(tmp_path / "splits", pictures, *names, layout="user-class")
     assert images.split.tolist() == [0, 0, 1, 2]
     assert np.asarray(images.users).tolist() == [0, 1, 2, 0]
@@ -136,30 +134,15 @@ def test_a_class_named_like_a_split_is_a_class(tmp_path: Path, pictures) -> None
         assert mixed.split.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["test", "Dev", "evaluation"])
-def test_a_user_named_like_a_split_is_a_user(tmp_path: Path, pictures, name: str) -> None:
-    names = [f"{user}/{c}/1.png" for user in ("anna", "ben", name) for c in ("cat", "dog")]
+def test_a_user_named_like_a_split_is_a_user(tmp_path: Path, pictures) -> None:
+    names = [f"{user}/{c}/1.png" for user in ("Dev", "anna", "ben") for c in ("cat", "dog")]
     images = opened(tmp_path / "some", pictures, *names, layout="user-class")
-    assert images.user_names == tuple(sorted(("anna", "ben", name)))
+    assert images.user_names == ("Dev", "anna", "ben")
     assert not images.split.any()
-    with pytest.raises(ValueError, match=rf"or pass --layout, .*got {name} beside anna"):
+    with pytest.raises(ValueError, match=r"or pass --layout, .*got Dev beside anna"):
         open_images(str(tmp_path / "some"))
-    alone = opened(tmp_path / "alone", pictures, *names[4:], layout="user-class")
-    assert alone.user_names == (name,)
-
-
-@pytest.mark.parametrize(
-    ("held_out", "number"),
-    [("Test", 1), ("VALID", 2), ("validation", 2), ("dev", 2), ("val", 2), ("Evaluation", 2)],
-)
-def test_splits_in_other_words(tmp_path: Path, pictures, held_out: str, number: int) -> None:
-    names = ("Training/a/1.png", "Training/b/1.png", f"{held_out}/a/2.png", f"{held_out}/b/2.png")
-    images = opened(tmp_path, pictures, *names)
-    assert images.labels.tolist() == [0, 1, 0, 1]
-    assert images.split.tolist() == [0, 0, number, number]
-    assert images.image_name(3) == names[3]
-    assert (images.images(slice(None)) == pictures.pixels[:4]).all()
-    assert len(open_images(str(tmp_path), splits=[held_out.upper()])) == 2
+    alone = opened(tmp_path / "alone", pictures, *names[:2], layout="user-class")
+    assert alone.user_names == ("Dev",)
 
 
 def test_folders_of_mixed_sizes_need_resize(tmp_path: Path) -> None:
@@ -178,8 +161,6 @@ def test_both_forms_of_a_name_are_one_class_and_one_user(tmp_path: Path, picture
     assert images.user_names == (users[0], "anna", "ben")
     assert np.bincount(images.labels).tolist() == [4, 2]
     assert len(images.images(slice(None))) == 6  # found under the names they have
-    declared = open_images(str(tmp_path / "set"), layout="user-class", classes=("gesund ", apart))
-    assert declared.class_names == ("gesund", composed)
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")  # is no Unicode
     images = opened(tmp_path / "other", pictures, f"cat/{name}", "cat/ü.png")
     assert images.image_name(0) == f"cat/{name}"
@@ -217,7 +198,7 @@ def unchanged(images: ImageSet, *skipped: tuple[str, str]) -> None:
     assert len(images.images(slice(None))) == 4
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", ["lost+found", ".Trash-1000"])
 def test_folders_of_systems_are_no_classes_unless_declared(root: Path, name: str) -> None:
     shutil.copytree(root / "cat", root / name / "cat")  # thumbnails, or a picture thrown away
     shutil.copytree(root / "cat", root / "dog" / name)
@@ -228,10 +209,9 @@ def test_folders_of_systems_are_no_classes_unless_declared(root: Path, name: str
     shutil.copytree(root, root.parent / "users" / name)
     users = open_images(str(root.parent / "users"), layout="user-class")
     assert users.user_names == ("anna",)
-    if name == "lost+found":
-        shutil.copytree(root / "cat", root / name)
-        images = open_images(str(root), classes=("cat", "dog", name))
-        assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    shutil.copytree(root / "cat", root / name)
+    images = open_images(str(root), classes=("cat", "dog", name))
+    assert images.labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_files_of_systems_and_pipes_are_no_pictures_and_names_need_no_suffix(root: Path) -> None:
@@ -293,12 +273,7 @@ def test_links_to_a_store_are_followed_and_copies_stay_two(root: Path) -> None:
     assert len(open_images(str(root))) == 5
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [("/nowhere/x.png", "No such file"), ("9.png", "Too many levels"), (None, "an empty file")],
-)
-def test_pictures_that_cannot_be_opened_are_named(root, target, reason) -> None:
-    file = root / "cat" / "9.png"
-    file.write_bytes(b"") if target is None else file.symlink_to(target)
-    with pytest.raises(UnreadableImage, match=rf"cat/9.png must be a readable .*{reason}"):
+def test_a_picture_that_cannot_be_opened_is_named(root: Path) -> None:
+    (root / "cat" / "9.png").symlink_to("/nowhere/x.png")
+    with pytest.raises(UnreadableImage, match=r"cat/9.png must be a readable .*No such file"):
         open_images(str(root)).images(slice(None))

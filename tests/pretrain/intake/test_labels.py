@@ -1,6 +1,7 @@
-"""One class a picture, or one finding against the rest; one spelling of it; in every source."""
+"""One spelling of a name; one class a picture, or its findings, in every source; options."""
 
 import json
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.intake.reading import (
+    Reading,
+    canonical_name,
+    case_twins,
+    left_by_systems,
+    named_columns,
+    split_named,
+)
 from pretrain.sources import open_images
 from tests.pretrain.conftest import archive, csv, data_set, parquet, put, shard, table
 
@@ -32,11 +41,11 @@ LONG = "path,finding,user\n" + "".join(
 LONG_VALUES = "path,finding,value\n" + "".join(
     f"{k}.png,{name},{int(name in each)}\n" for k, each in enumerate(FINDINGS) for name in NAMES
 )
+COLUMNS = "columns must be such as path=file,label=finding"
 ASKED: dict[str, Any] = {"findings": True, "classes": NAMES}
 
 
 def matrix(images: Any) -> list[list[int]]:
-    """Findings of every picture."""
     return images.findings.tolist()
 
 
@@ -48,10 +57,10 @@ def hugging_face(folder: Path, labels: Sequence[Any]) -> str:
 
 
 KINDS: list[tuple[Write, Any, str]] = [
-    (csv, ["edema", "edema|mass", "none of them", "mass"], "mass"),
-    (csv, ["edema", "edema; mass", "none of them", "mass"], "mass"),
-    (csv, ["edema", "edema, mass", "none of them", "mass"], "mass"),
-    (csv, ["edema", "edema + mass", "none of them", "mass"], "mass"),
+    (csv, ["edema", "edema|mass", "none", "mass"], "mass"),
+    (csv, ["edema", "edema; mass", "none", "mass"], "mass"),
+    (csv, ["edema", "edema, mass", "none", "mass"], "mass"),
+    (csv, ["edema", "edema + mass", "none", "mass"], "mass"),
     (csv, list(map(str, LISTS)), "mass"),
     (csv, [json.dumps(each).replace('"', '""') for each in LISTS], "mass"),
     (csv, PRINTED, "5"),
@@ -82,17 +91,10 @@ def test_several_findings_are_no_class_and_one_of_them_is(tmp_path, write, label
     assert (images.class_names, images.inferred) == ((f"not {name}", name), False)
     with pytest.raises(ValueError, match="label_is must be one of"):
         open_images(source, label_is="nodule")
-
-
-@pytest.mark.parametrize(("write", "labels", "name"), KINDS)
-def test_findings_are_a_column_each(tmp_path: Path, write: Write, labels: Any, name: str) -> None:
-    text = isinstance(labels[0], str)
-    source = write(tmp_path, [w.removesuffix(" of them") for w in labels] if text else labels)
-    images = open_images(source, findings=True)
+    images = open_images(source, findings=True)  # a column each
     assert images.findings is not None
     assert images.labels.tolist() == [-1] * 4
-    column = images.class_names.index("mass" if write is hugging_face else name)
-    assert images.findings[:, column].tolist() == HAS_MASS
+    assert images.findings[:, images.class_names.index(name)].tolist() == HAS_MASS
     assert images.inferred == (write is not hugging_face)
     if set(images.class_names) == set(NAMES):
         assert matrix(open_images(source, findings=True, classes=NAMES)) == FLAGS
@@ -211,13 +213,7 @@ def test_one_class_against_the_rest_in_every_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [csv, parquet, shard, archive])
 def test_one_class_has_one_spelling_and_its_case_may_be_ignored(tmp_path, write) -> None:
-    twins = [
-        ("\u00fcber", "u\u0308ber"),
-        ("cat", "cat\u00a0"),
-        (" cat", "cat"),
-        ("\ufeffcat", "cat"),
-    ]
-    for one, other in twins:
+    for one, other in (("\u00fcber", "u\u0308ber"), ("cat", "cat\u00a0"), ("\ufeffcat", "cat")):
         images = open_images(write(tmp_path, [one, other, "owl"]))
         assert len(images.class_names) == 2
         assert images.labels[0] == images.labels[1] != images.labels[2]
@@ -234,8 +230,6 @@ def test_one_class_has_one_spelling_and_its_case_may_be_ignored(tmp_path, write)
 def test_a_class_that_only_counting_makes_is_said(tmp_path: Path, capsys) -> None:
     assert open_images(csv(tmp_path, [1, 3])).class_names == ("0", "1", "2", "3")
     assert "label has numbers from 0: classes 0, 2 have no rows" in capsys.readouterr().err
-    open_images(archive(tmp_path, [1, 2]))
-    assert "label has numbers from 0: classes 0 have no rows" in capsys.readouterr().err
     open_images(csv(tmp_path, [1, 3]), classes=("1", "3"))
     assert open_images(csv(tmp_path, ["0.0", "1.0"])).class_names == ("0.0", "1.0")
     assert capsys.readouterr().err == ""
@@ -296,3 +290,66 @@ def test_malformed_findings_are_one_line(tmp_path: Path, text: str, rule: str) -
     with pytest.raises(ValueError, match=rule) as refused:
         open_images(table(tmp_path, text), **ASKED)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["Entzündung", "Å", "가", "naïve", "Ω"])
+def test_either_form_of_a_word_is_one_name(word: str) -> None:
+    for form in ("NFC", "NFD"):
+        spelled = unicodedata.normalize(form, word)
+        for around in ("", " ", "\u00a0", "\u3000", "\ufeff", "\u200b \u2069", "\r\n"):
+            name = canonical_name(around + spelled + around)
+            assert name == unicodedata.normalize("NFC", word)
+    assert canonical_name("a  b") == "a  b"  # what is inside is left
+    assert canonical_name("caf\udce9") == "caf\udce9"  # bytes that are no UTF-8
+    assert canonical_name(" \u00a0") == ""
+
+
+def test_words_for_splits_and_for_what_systems_leave() -> None:
+    for split, words in {
+        "train": ("train", "Training", "TRAIN "),
+        "test": ("Test", "testing"),
+        "val": ("val", "Valid", "validation", "DEV"),
+        "evaluation": ("Evaluation",),
+        None: ("car", "trains", "", "test2"),
+    }.items():
+        assert {split_named(word) for word in words} == {split}
+    assert Reading(splits=("Valid", "training")).splits == ("val", "train")
+    left = ("__MACOSX", "@eaDir", ".DS_Store", "._1.png", "Lost+Found", "$Recycle.Bin", "@Recycle")
+    for name in (*left, "System Volume Information", ".ipynb_checkpoints", "#recycle"):
+        assert left_by_systems(name)
+    for name in ("cat", "recycled", "_other", "@home", "lost"):
+        assert not left_by_systems(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"splits": ("unsupervised",)}, r"splits must be of .*, got \['unsupervised'\]"),
+        ({"classes": ("\u00fcber", "u\u0308ber")}, "classes must be distinct, got"),
+        ({"label_is": " "}, "label_is must be the name of a label, got an empty one"),
+        ({"label_is": "a", "findings": True}, "label_is must be left out with findings"),
+        ({"unknown": "ask"}, "unknown must be left out without findings"),
+        ({"unknown": "perhaps", "findings": True}, "unknown must be one of"),
+        *(({"bits": n}, rf"bits must be in \[8, 16\], got {n}") for n in (7, 17, 0)),
+        *(
+            ({"encoding": name}, f"encoding must be one that Python knows, got '{name}'")
+            for name in ("klingon", "base64", "rot13")
+        ),
+        *(
+            ({"columns": words}, COLUMNS)
+            for words in ("file", "file=path", "path=a,path=b", "lable=x,path=a", ",")
+        ),
+        ({"encoding": "utf-8"}, "encoding must be left out for .*, which is no csv file"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        open_images(str(tmp_path), **options)
+    assert named_columns("label=,user=") == {"label": "", "user": ""}
+
+
+def test_names_that_differ_only_in_case_or_width() -> None:
+    assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
+    assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
+    assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
+    assert case_twins(["ab", "a\u200bb", "ba"]) == [("ab", "a\u200bb")]

@@ -80,7 +80,6 @@ def finish(field, start: float) -> Outcome:
 
 
 def attended(field, *more: Any, wait: float = 0.0) -> Outcome:
-    """A session whose users are there before it, `wait` seconds ago."""
     field.nodes()
     for options in more:
         field.node("user3", **options)
@@ -91,7 +90,6 @@ def attended(field, *more: Any, wait: float = 0.0) -> Outcome:
 
 
 def younger(field) -> Outcome:
-    """Nodes that are started when half of the time-out has passed."""
     start = time.monotonic()
     field.node("operator")
     field.wait_for((field.folder / "ready").exists)

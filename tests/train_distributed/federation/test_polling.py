@@ -339,6 +339,8 @@ def test_another_authority_is_not_believed_and_refusals_are_said_once(world, tmp
     write_certificate(other, ["127.0.0.1"])
     endpoint = Parrot(answers=lambda request: b"\1no\x1b")
     with world.relay():
+        with pytest.raises(OSError, match=r"listen must be a free port .* in use"), world.relay():
+            pass
         assert world.attends(endpoint, certificates=other / "server.pem", patience=0.3) == 1
     assert "is not the one that was agreed on" in world.said.pop(0)
     with world.attending(endpoint), world.connected() as relay:

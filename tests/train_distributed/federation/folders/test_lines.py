@@ -172,7 +172,6 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def far(initiated: Callable[..., Path]) -> homes.Home:
-    """A federation whose aggregators are at a host that is not this one."""
     home = initiated(**homes.SETTINGS, hosts=(HOST,))
     return homes.Home(home, addresses=(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"))
 

@@ -50,7 +50,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
-    """Folders of three users and an operator below `home`; the sets are chosen later."""
     files = join(home, USERS, servers, rows=settings.pop("rows", ROWS))
     fixed: dict[str, Any] = {
         "class_names": CLASSES,

@@ -75,7 +75,6 @@ def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 def words_of(name: str, home: Path, **environment: str) -> list[str]:
-    """Words of a unit's command, whose folder is `home`."""
     text = (UNITS / f"averaging-{name}.service").read_text().replace(FOLDER, str(home))
     (written,) = re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
     program, *words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda m: environment[m[1]], written))
@@ -152,7 +151,6 @@ def test_an_operator_killed_between_two_sums(initiated, command, behind_proxy, m
 
 
 def words_of_container(service: str, home: Path, port: int, store: str | None) -> list[str]:
-    """Words of compose.yaml's command, with this machine's folders, ports and database."""
     text = (UNITS / "compose.yaml").read_text()
     entry = text.partition(f"\n  {service}:\n")[2].partition("command: >-\n")[2]
     program, *words = shlex.split(entry.partition("\n    volumes:")[0])

@@ -27,6 +27,7 @@ WINDOW = "federation window --folder a/fed --out new --aggregators"
 SERVE = "federation aggregator --folder a/fed --window a/window"
 COLLECT = "federation collect --folder a/fed --window a/window --out new --patience 0"
 START = "federation start --folder s/user0 --invitation s/fed/invitation --accept S"
+LIMIT = "ledger limit --epsilon 1 --delta 1e-5"
 NONE = "must be a file, got nothing there; "
 TLS, KEY, AUTHORITY = "a/fed/tls", "a/fed/tls/server.key", "a/window/ca.pem"
 PRIVATE, PARTY = "s/user0/private.json", "s/user0/hospital-0.party.json"
@@ -84,6 +85,7 @@ CASES = table(
     # aggregator
     (f"{SERVE} --folder b/fed", "keys in .*b/fed must be those of an aggregator of the window"),
     (f"{SERVE} --listen :9100", "address must be HOST:PORT, got ':9100'"),
+    (f"{SERVE} --metrics 9200", "address must be HOST:PORT, got '9200'"),
     (f"{SERVE} --proxies mine", "proxies must be addresses or networks: 'mine'"),
     (f"{SERVE} --store mysql://me:hush@h/x", "store must begin with postgresql://, got 'mysql'$"),
     (SERVE, "roll must have the hash", put("a/window/roll", bytes(240))),
@@ -103,6 +105,7 @@ CASES = table(
     (f"{COLLECT} --out a/window", "output directory must not exist, got a/window"),
     (COLLECT, r"aggregator 0 at 127\.0\.0\.1:9 must answer: \[Errno 111\] Connection refused"),
     # start, invite, status
+    (f"{LIMIT} --embeddings nowhere", "embeddings must be an embedding set, or .* got nowhere"),
     ("federation start --folder a/fed", "of protocol secagg; of shares, make a window and collect"),
     (f"{START} --folder a/user0 --invitation a/fed/invitation --accept D", "a user reports"),
     ("federation start --folder s/fed --port 70000", r"port must be in \[1, 65535\], got 70000"),

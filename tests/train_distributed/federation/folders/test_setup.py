@@ -21,7 +21,7 @@ from train_distributed.commands.federation import Join, Start, Status
 from train_distributed.commands.federation.enrolling import COLUMNS, parties_of
 from train_distributed.commands.options import RunConfig
 from train_distributed.federation.documents import certificates
-from train_distributed.federation.documents.certificates import serving, trust
+from train_distributed.federation.documents.certificates import serving, trust, write_certificate
 from train_distributed.federation.documents.federation import Deadlines
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.party import Party
@@ -77,10 +77,11 @@ def test_init_writes_what_everybody_needs(initiated, capsys) -> None:
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
     files = {"ca.pem", "federation.json", "operator.json", "transform.safetensors"}
     assert {path.name for path in (fed / "invitation").iterdir()} == files
+    with pytest.raises(FileExistsError):
+        write_certificate(fed / "tls", ["127.0.0.1"])
 
 
 def test_with_shares_everybody_gets_its_own_place(initiated) -> None:
-    """No user is named in what all get."""
     home = initiated(**homes.SETTINGS)
     fed = home / "fed"
     invitation = Invitation.read(fed / "invitation")

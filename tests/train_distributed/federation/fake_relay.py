@@ -39,7 +39,6 @@ class Killed(BaseException):
 
 
 def agreement(**changes: Any) -> Federation:
-    """A federation of five users."""
     fields: dict[str, Any] = {
         "version": 3,
         "protocol": "secagg",
@@ -79,9 +78,7 @@ class FakeRelay:
 
     def spare(self) -> None:
         """Nothing is done to questions and answers any more."""
-        self.garble: Callable[[int, bytes, bytes], bytes | None] = lambda node, asked, answer: (
-            answer
-        )
+        self.garble: Callable[[int, bytes, bytes], bytes | None] = lambda node, asked, got: got
         self.before: Callable[[int, bytes], Any] = lambda node, request: None
         self.after: Callable[[int, bytes, bytes], Any] = lambda node, request, answer: None
 
@@ -125,7 +122,6 @@ class Wrapped:
 
 
 def refusing(endpoint: Any, refuses: Callable[[bytes], bool]) -> Wrapped:
-    """An endpoint that is away where such a request comes."""
     return Wrapped(endpoint, lambda asked, plain: REFUSED + b"away" if refuses(asked) else plain())
 
 

@@ -1,11 +1,6 @@
-"""A session over a relay that loses, garbles and invents: the exact sum, or nothing.
-
-Who is present is proven, nothing is spent before, and nobody takes another's name. Whoever asks or
-answers what no session needs is refused, and costs little memory and disk.
-"""
+"""A session over a relay that loses, garbles and invents: the exact sum, or nothing."""
 
 import hashlib
-import json
 import struct
 import time
 import tracemalloc
@@ -48,8 +43,9 @@ def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
     start, present = fake.start(federation)[1:-64], bytes(72)
     journal = DurableJournal(tmp_path / "journal")
     endpoint = UserEndpoint(federation, 0, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
-    good = fake.start(federation)
+    good, deliver = fake.start(federation), bytes([Request.DELIVER]) + join([b"x"])
     for forged, words in [
+        *((nonsense, b"") for nonsense in (b"", b"\xff", b"\0short", b"\2", deliver)),
         (b"\0" + bytes(32), b""),  # what began a session, and spent it, when nobody had to sign
         (b"\0" + start + bytes(64), b""),
         (fake.start(federation, signer=1), b""),
@@ -66,6 +62,10 @@ def test_orders_of_anyone_but_the_operator_do_nothing(tmp_path: Path) -> None:
         assert answer[:1] != DONE
         assert words in answer
     assert not (tmp_path / "journal").exists()
+    assert endpoint.answer(good)[:1] == DONE
+    assert b"TruncatedMessage" in endpoint.answer(deliver)
+    with pytest.raises(ValueError, match="keys must be those that the federation lists"):
+        UserEndpoint(federation, 1, fake.KEYS[0], lambda: fake.VECTORS[0], journal)
 
 
 def test_a_session_is_spent_at_the_first_message_that_reveals() -> None:
@@ -94,7 +94,6 @@ def test_with_too_few_present_nobody_spends_anything() -> None:
 
 
 def test_nobody_is_waited_for_where_too_many_have_used_up_their_sessions() -> None:
-    """A minute is agreed on for users to come; of five, two cannot take part, and four must."""
     minute = Deadlines(come=60.0, again=0.0)
     relay = fake.FakeRelay(fake.agreement(minimum=4, deadlines=minute))
     for user in (0, 1):
@@ -155,19 +154,15 @@ def test_an_answer_that_comes_late_counts_when_it_is_asked_for_again() -> None:
 
 
 def test_of_two_nodes_with_one_identity_the_first_proven_stays() -> None:
+    """And words of the network are shown escaped."""
     relay, log = fake.FakeRelay(), Log()
     relay.endpoints[30] = relay.user(3)
-    assert fake.operate(relay, log) == ALL
-    assert log.refused == ["node 30: WrongSender: user 3 is at another node already"]
-    assert relay.drawn[3] == 1
-
-
-def test_words_of_the_network_are_shown_escaped() -> None:
-    relay, log = fake.FakeRelay(), Log()
     shouted = b"\x1b[2J\x07\n\xff" + "\u202e".encode() + b"x" * 10**5
-    relay.endpoints[9] = Wrapped(None, lambda *_: b"\1" + shouted)
-    fake.operate(relay, log)
-    (text,) = log.refused
+    relay.endpoints[31] = Wrapped(None, lambda *_: b"\1" + shouted)
+    assert fake.operate(relay, log) == ALL
+    taken, text = log.refused
+    assert taken == "node 30: WrongSender: user 3 is at another node already"
+    assert relay.drawn[3] == 1
     assert text.isascii()
     assert text.isprintable()
     assert len(text) < 400
@@ -183,9 +178,7 @@ def test_words_of_the_network_are_shown_escaped() -> None:
         (Request.START, lambda _: DONE + join([bytes(10**6)]), TOO_LONG),
     ],
 )
-def test_a_user_that_talks_nonsense_or_too_much_is_left_out(
-    kind: Request | None, change: Callable[[bytes], bytes], refused: str, tmp_path: Path
-) -> None:
+def test_a_user_that_talks_nonsense_or_too_much_is_out(kind, change, refused, tmp_path) -> None:
     """What users say first is kept until the end: it has its size, and no more is written down."""
     relay, log = fake.FakeRelay(), Log()
     relay.garble = lambda node, asked, got: (
@@ -205,7 +198,6 @@ class Echo(UserEndpoint):
 
 
 def test_the_answers_that_are_kept_have_a_limit() -> None:
-    """Whoever repeats a request gets the same answer; who makes up requests is refused in time."""
     federation = fake.agreement(dimension=1)
     keys, vector = fake.KEYS[0], fake.VECTORS[0][:1]
     endpoint = Echo(federation, 0, keys, lambda: vector, VolatileJournal())
@@ -281,7 +273,6 @@ def test_the_coordinator_holds_one_vector_at_a_time(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("stage", range(len(STEPS) + 1))
 def test_secagg_completes_without_a_user_that_dies(stage: int) -> None:
-    """And with one that dies when it has answered everything."""
     relay, log = fake.FakeRelay(), Log()
     relay.dies_at[12] = stage
     assert fake.operate(relay, log) == (ALL if stage >= 4 else WITHOUT_2)
@@ -303,63 +294,12 @@ def test_a_restarted_user_submits_no_second_time(sessions: int, tmp_path: Path) 
     assert sum("all agreed sessions are used up" in text for text in log.refused) == fake.W
 
 
-def test_an_endpoint_survives_any_request() -> None:
-    federation, vector = fake.agreement(), lambda: fake.VECTORS[0]
-    endpoint = UserEndpoint(federation, 0, fake.KEYS[0], vector, VolatileJournal())
-    deliver = bytes([Request.DELIVER]) + join([b"x"])
-    for request in (b"", b"\xff", b"\0short", deliver, b"\2"):
-        assert endpoint.answer(request)[:1] != DONE
-    assert endpoint.answer(fake.start(federation))[:1] == DONE
-    assert b"TruncatedMessage" in endpoint.answer(deliver)
-    with pytest.raises(ValueError, match="keys must be those that the federation lists"):
-        UserEndpoint(federation, 1, fake.KEYS[0], vector, VolatileJournal())
-
-
 def test_lists_of_bytes_are_read_strictly() -> None:
     joined = join(blobs := [b"", b"ab", b"\0" * 9])
     assert split(joined) == blobs
     for bad in (b"", joined[:-1], joined + b"\0", struct.pack(">I", 9) + joined[4:]):
         with pytest.raises(MalformedMessage):
             split(bad)
-
-
-def test_a_federation_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    federation, path = fake.agreement(task={"step": 0.5, "method": "x"}), tmp_path / "f.json"
-    federation.save(path)
-    again = Federation.load(path)
-    assert again == federation
-    digest = federation.session(b"n" * 32).digest
-    assert again.session(b"n" * 32).digest == digest
-    changed = fake.agreement(task={"step": 0.25, "method": "x"})
-    assert changed.session(b"n" * 32).digest != digest
-    path.write_text('{"protocol": "secagg"}')
-    with pytest.raises(ValueError, match=r"f\.json: version must be given, got nothing"):
-        Federation.load(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rounds": 8, "round_dimension": 5}, "rounds must be left out"),  # of a former version
-        ({"servers": ()}, "servers must be"),
-        ({"sessions": 0}, "sessions must be a whole number >= 1, got 0"),
-        # anyone could open what is sealed to it
-        ({"sealing": "0" * 64}, r"servers\.0\.sealing must be a key of full order, .* small order"),
-        ({"users": {}}, "users must be on a roll with protocol shares, listed with secagg"),
-        ({"roll": {"root": "0" * 64, "sizes": {3: 5}}}, "users must be on a roll with protocol sh"),
-        ({"minimum": 99}, "minimum must be <= "),
-        ({"nodes": {"0": "ab" * 32}}, "nodes"),  # of a version whose parties had node keys
-    ],
-)
-def test_a_federation_that_protects_nobody_is_refused(
-    changes: dict, message: str, tmp_path: Path
-) -> None:
-    federation, path = fake.agreement(), tmp_path / "federation.json"
-    if "sealing" in changes:
-        changes = {"servers": (federation.servers[0].fields | changes,)}
-    path.write_text(json.dumps(federation.fields | changes))
-    with pytest.raises(ValueError, match=message):
-        Federation.load(path)
 
 
 def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
@@ -384,31 +324,23 @@ def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_waits_is_told_for_whom_and_why() -> None:
+    """Once each, and no crowd fills the line."""
     said = list[str]()
     log = Log(say=lambda line: said.append(line.partition(" s  ")[2]))
-    log.present([], 3, ["a", "b", "c"])
-    log.present([], 3, ["a", "b", "c"])
-    log.refuse("user 1 (b)", "refused: budget")
-    log.present([0], 3, ["c"])
-    log.present([0, 2], 3)
+    for _ in range(2):
+        log.present([], 3, ["a", "b", "c"])
+    log.refuse("user 1 (b)", b"refused: \x1b")
+    log.present([0], 3, map(str, range(9)))
     log.stage("start", [0, 2])
-    log.refuse("user 2 (c)", b"refused: \x1b")
+    log.refuse("user 2 (c)", "refused")
     log.answered(1, 2)
-    log.answered(1, 2)
-    assert said == [
-        "0 of 3 present; waiting for a, b, c",
-        "1 of 3 present; user 1 (b): refused: budget; waiting for c",
-        "2 of 3 present; user 1 (b): refused: budget",
-        "start: 1 of 2; user 2 (c): refused: \\x1b",
-        "start: 1 of 2",
-    ]
-
-
-def test_a_crowd_does_not_fill_the_line() -> None:
-    said = list[str]()
-    log = Log(say=said.append)
     for number in range(50):
         log.refuse(f"user {number}", "refused")
-    log.present([], 100, map(str, range(100)))
-    assert said[0].endswith("waiting for 0, 1, 2, 3, 4, ...")
-    assert said[0].count("refused") == MOST_SHOWN
+    log.answered(1, 2)
+    crowd = said.pop()
+    assert crowd.count("refused") == MOST_SHOWN
+    assert said == [
+        "0 of 3 present; waiting for a, b, c",
+        "1 of 3 present; user 1 (b): refused: \\x1b; waiting for 0, 1, 2, 3, 4, ...",
+        "start: 1 of 2; user 2 (c): refused",
+    ]

@@ -1,14 +1,11 @@
-"""Polls, at both ends.
-
-The service: who is let in, what it reads, questions, answers, presence. The party: fetches
-questions, brings answers, and waits for its operator as long as it was told.
-"""
+"""Polls: who is let in, what is read, how long a party waits, and through which proxy."""
 
 import base64
 import contextlib
 import hashlib
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +23,10 @@ from train_distributed.federation import aggregator_server, polling
 from train_distributed.federation import attendance as attending
 from train_distributed.federation.aggregator_limits import SUMMARY
 from train_distributed.federation.attendance import alone, attend
-from train_distributed.federation.documents.certificates import write_certificate
+from train_distributed.federation.documents.certificates import trust, write_certificate
 from train_distributed.federation.orders import NO_QUESTION, Poll, name_of_question, write_poll
-from train_distributed.federation.polling import Polls, open_relay
+from train_distributed.federation.polling import Polls
+from train_distributed.federation.proxies import client, is_own, proxy_for
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
 SECONDS, PATIENCE = 20.0, 1.5
@@ -57,7 +55,6 @@ class Service(fake.Site):
         return self.http.post(self.path, content=body, headers=headers)
 
     def asked(self, requests: dict[int, bytes], **more: Any) -> tuple[threading.Thread, list]:
-        """Asks in a thread; what came."""
         found: list[tuple[int, bytes]] = []
 
         def ask() -> None:
@@ -70,7 +67,6 @@ class Service(fake.Site):
         return thread, found
 
     def polled(self, party: int) -> tuple[threading.Thread, list[int]]:
-        """Polls in a thread; the status."""
         found: list[int] = []
         return in_thread(lambda: found.append(self.poll(party).status_code)), found
 
@@ -164,14 +160,7 @@ def test_polls_of_one_party_that_wait_are_few(service: Service, monkeypatch) -> 
     assert sorted(found for _, found in polls) == [[200], [200], [429], [429]]
 
 
-def test_who_does_not_poll_is_away(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.poll(0)
-    monkeypatch.setattr(polling, "AWAY_SECONDS", 0.05)
-    time.sleep(0.1)
-    assert service.listening.nodes() == []
-
-
-def test_silence_costs_its_own_time_and_others_are_asked_meanwhile(service: Service) -> None:
+def test_silence_costs_its_own_time_and_others_are_asked_meanwhile(service, monkeypatch) -> None:
     start = time.monotonic()
     thread, found = service.asked({0: b"a", 1: b"b"}, seconds=1.0)
     service.poll(1, service.poll(1).content[:32], b"of b")
@@ -184,26 +173,23 @@ def test_silence_costs_its_own_time_and_others_are_asked_meanwhile(service: Serv
     assert (found, more) == ([(1, b"of b")], [(1, b"of c")])
     assert time.monotonic() - start >= 1
     assert service.poll(0).status_code == 204  # what was not answered in time is taken back
+    assert service.listening.nodes() == [0, 1]
+    monkeypatch.setattr(polling, "AWAY_SECONDS", 0.05)
+    time.sleep(0.1)
+    assert service.listening.nodes() == []  # who does not poll is away
 
 
-def test_no_more_than_a_window_is_under_way(service: Service, monkeypatch) -> None:
+def test_no_more_than_a_window_is_under_way(service, monkeypatch) -> None:
     monkeypatch.setattr(polling, "UNDER_WAY", 0)
-    requests = {party: b"%d" % party for party in range(40)}
-    asked: list[int] = []
+    ask, under_way = Polls._ask, list[int]()
 
-    class Counting(Polls):
-        def _ask(self, party: int, question: bytes) -> None:
-            asked.append(party)
+    def counted(self: Polls, party: int, question: bytes) -> None:
+        ask(self, party, question)
+        under_way.append(len(self._asked))
 
-        def _wait(self, deadlines: dict[int, float]) -> Iterator[tuple[int, bytes]]:
-            assert len(deadlines) <= 16
-            party = next(iter(deadlines))
-            del deadlines[party]
-            yield party, b"answer"
-
-    relay = Counting(service.federation, service.listening._watch)
-    assert dict(relay.ask_each(requests)) == dict.fromkeys(requests, b"answer")
-    assert asked == list(requests)
+    monkeypatch.setattr(Polls, "_ask", counted)
+    assert not list(service.listening.ask_each(dict.fromkeys(range(40), b"x"), seconds=0.1))
+    assert (len(under_way), max(under_way)) == (40, 16)
 
 
 def test_a_service_that_ends_answers_whoever_waits(service: Service, monkeypatch) -> None:
@@ -217,19 +203,7 @@ def test_a_service_that_ends_answers_whoever_waits(service: Service, monkeypatch
     assert found == [204]
 
 
-def test_a_port_that_is_taken_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with (
-            pytest.raises(OSError, match=f"listen must be a free port .* 127.0.0.1:{port}"),
-            open_relay(fake.agreement(), None, "127.0.0.1", port),
-        ):
-            pass
-
-
-def test_a_party_keeps_its_line_where_strangers_take_all_others(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_party_keeps_its_line_where_strangers_take_all_others(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(aggregator_server, "MOST_TLS_LINES", 4)
     monkeypatch.setattr(polling, "POLL_SECONDS", 60.0)
     with serving(tmp_path) as service, contextlib.ExitStack() as stack:
@@ -260,11 +234,6 @@ class Parrot:
 class World(fake.Site):
     """A party, its operator's certificate, and what it says."""
 
-    @property
-    def heard(self) -> list[str]:
-        """What it has said since the operator was there."""
-        return [line for line in self.said if "nobody listens" not in line]
-
     def attends(self, endpoint: Parrot, **changes: Any) -> int:
         given: dict[str, Any] = {"patience": PATIENCE} | changes
         return attend(self.party(endpoint, **given))
@@ -280,7 +249,6 @@ class World(fake.Site):
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Any]:
-        """A relay, once the party is there."""
         with self.relay() as relay:
             wait_for(relay, 1)
             yield relay
@@ -335,14 +303,6 @@ def test_an_answer_is_sent_again_until_it_has_arrived(world: World) -> None:
     assert (codes, endpoint.heard) == ([0], [b"work", b"end"])
 
 
-def test_what_is_refused_is_said_once_and_escaped(world: World) -> None:
-    endpoint = Parrot(answers=lambda request: b"\1no\x1b")
-    with world.attending(endpoint), world.connected() as relay:
-        for request in (b"1", b"2", b"end"):
-            assert dict(relay.ask_each({1: request})) == {1: b"\1no\x1b"}
-    assert world.heard == ["connected", "refused what the operator asked: no\\x1b"]
-
-
 @pytest.mark.parametrize(
     ("status", "content", "words"),
     [
@@ -355,38 +315,39 @@ def test_what_is_refused_is_said_once_and_escaped(world: World) -> None:
     ],
     ids=["long", "of another name", "short", "401", "404", "429"],
 )
-def test_what_is_no_question_is_refused_and_a_refusal_named(
-    status: int, content: bytes, words: str, world: World
-) -> None:
+def test_what_is_no_question_is_refused_and_a_refusal_named(status, content, words, world) -> None:
     endpoint = Parrot()
     assert world.visit(endpoint, status, content) == 1
     assert endpoint.heard == []
     assert words in world.said[0]
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("certificate verify failed: unable to get local issuer", "is not the one that was agreed"),
-        ("certificate verify failed: certificate has expired", "has expired"),
-        ("certificate verify failed: certificate is not yet valid", "clock is behind"),
-        ("Hostname mismatch, certificate is not valid for 'x'", "is not for this address"),
-        ("[Errno 111] Connection refused", "nobody listens"),
+def test_a_failed_connection_is_named() -> None:
+    certificate = "certificate verify failed: certificate"
+    for error, cause in (
+        (httpx.ConnectError(f"{certificate} has expired"), "has expired"),
+        (httpx.ConnectError(f"{certificate} is not yet valid"), "clock is behind"),
+        (httpx.ConnectError("Hostname mismatch, certificate is not valid"), "not for this address"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "nobody listens"),
         (httpx.ReadTimeout(""), "the operator does not answer"),
-    ],
-)
-def test_a_failed_connection_is_named(error: Any, cause: str) -> None:
-    given = httpx.ConnectError(error) if isinstance(error, str) else error
-    assert cause in attending._cause(given)
+    ):
+        assert cause in attending._cause(error)
 
 
-def test_another_authority_is_not_believed(world: World, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+def test_another_authority_is_not_believed_and_refusals_are_said_once(world, tmp_path) -> None:
+    (other := tmp_path / "other").mkdir()
     write_certificate(other, ["127.0.0.1"])
+    endpoint = Parrot(answers=lambda request: b"\1no\x1b")
     with world.relay():
-        assert world.attends(Parrot(), certificates=other / "server.pem", patience=0.3) == 1
-    assert "is not the one that was agreed on" in world.said[0]
+        with pytest.raises(OSError, match=r"listen must be a free port .* in use"), world.relay():
+            pass
+        assert world.attends(endpoint, certificates=other / "server.pem", patience=0.3) == 1
+    assert "is not the one that was agreed on" in world.said.pop(0)
+    with world.attending(endpoint), world.connected() as relay:
+        for request in (b"1", b"2", b"end"):
+            assert dict(relay.ask_each({1: request})) == {1: b"\1no\x1b"}
+    heard = [line for line in world.said if "nobody listens" not in line]
+    assert heard == ["connected", "refused what the operator asked: no\\x1b"]
 
 
 def test_a_service_that_ends_does_not_keep_a_party_busy(world: World, monkeypatch) -> None:
@@ -399,26 +360,111 @@ def test_a_service_that_ends_does_not_keep_a_party_busy(world: World, monkeypatc
     assert codes == [1]
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "message"),
-    [
-        *(
-            ("address", each, f"address must be HOST:PORT, got '{each}'")
-            for each in ("example.org", ":9092", "example.org:https", "example.org:65536")
-        ),
-        ("certificates", Path("nowhere.pem"), r"nowhere\.pem must be a file, got nothing there"),
-    ],
-)
-def test_what_leads_to_no_operator_is_refused(
-    name: str, given: Any, message: str, world: World
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        world.attends(Parrot(), **{name: given})
-
-
 def test_one_process_of_a_party_takes_part(tmp_path: Path) -> None:
     words = "must be one process's, another one takes part"
     with alone(tmp_path), pytest.raises(ValueError, match=words), alone(tmp_path):
         pass
     with alone(tmp_path):
         pass
+
+
+TLS = trust(None)
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def through(host: str) -> str:
+    made, words = client(host, TLS)
+    made.close()
+    return words
+
+
+def test_this_machine_is_never_reached_through_a_proxy(monkeypatch) -> None:
+    for name in ("HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "socks9://nonsense nobody looks at")
+    for host in (
+        *("localhost", "LOCALHOST", "localhost.", "a.localhost", "127.0.0.1", "127.8.9.1"),
+        *("127.1", "0.0.0.0", "0", "::1", "[::1]", "::", "::ffff:127.0.0.1", "2130706433"),
+    ):
+        assert proxy_for(host) is None
+        assert through(host) == ""
+
+
+@pytest.mark.parametrize("host", ["localhost.example", "128.0.0.1", "::2", "::ffff:10.0.0.1", "h"])
+def test_all_other_machines_are(monkeypatch, host: str) -> None:
+    assert not is_own(host)
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    assert proxy_for(host) is None  # nothing is sent without TLS
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert str(proxy_for(host)) == "the proxy http://proxy:3128 of HTTPS_PROXY"
+    monkeypatch.setenv("NO_PROXY", f"elsewhere,{host}")
+    assert proxy_for(host) is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "url", "shown"),
+    [
+        ("HTTPS_PROXY", "proxy:3128", "http://proxy:3128", "proxy:3128"),
+        ("https_proxy", "http://proxy:3128/", "http://proxy:3128/", "http://proxy:3128/"),
+        ("ALL_PROXY", " http://proxy ", "http://proxy", "http://proxy"),
+        ("all_proxy", "10.0.0.9:8080", "http://10.0.0.9:8080", "10.0.0.9:8080"),
+        ("ALL_PROXY", "https://[fd00::1]:8080", "https://[fd00::1]:8080", "https://[fd00::1]:8080"),
+        ("HTTPS_PROXY", "http://me:secret@p:1", "http://me:secret@p:1", "http://...@p:1"),
+        ("HTTPS_PROXY", "me:secret@p:1", "http://me:secret@p:1", "...@p:1"),
+    ],
+)
+def test_a_proxy_is_named_by_its_variable(monkeypatch, variable, given, url, shown) -> None:
+    monkeypatch.setenv(variable, given)
+    found = proxy_for("sum.example")
+    assert found is not None
+    assert found.url == url
+    assert "secret" not in str(found)
+    assert f"{shown} of {variable}" in str(found).replace("http://" + shown, shown)
+    assert through("sum.example") == f" through {found}"
+
+
+def test_what_is_no_proxy_is_refused_in_one_line(monkeypatch) -> None:
+    refused = r"^ALL_PROXY must be .* got .*; NO_PROXY=sum\.ex"
+    for given in (
+        *("http://", "http://:80", "://p", "http://p:port", "http://p:99999", "http://p:0"),
+        *("ftp://p:21", "socks://p:1", "socks4://p:1", "file:///p", "http://a b:1", "p q"),
+        *("http://p:1/path", "http://p:1?q", "http://[::1", "//p:1", "http://p\x1b[2J:1"),
+        "http://me:se/cret@p:1",
+    ):
+        monkeypatch.setenv("ALL_PROXY", given)
+        with pytest.raises(ValueError, match=refused) as error:
+            client("sum.example", TLS)
+        assert str(error.value).isprintable()
+    monkeypatch.setenv("NO_PROXY", "sum.example")
+    assert proxy_for("sum.example") is None
+
+
+def test_socks_needs_an_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    for given in ("socks5://p:1080", "socks5h://me:secret@p:1080"):
+        monkeypatch.setenv("ALL_PROXY", given)
+        with pytest.raises(ValueError, match=r"^ALL_PROXY=socks5h?://.*\[socks\]") as refused:
+            client("sum.example", TLS)
+        assert "secret" not in str(refused.value)
+    monkeypatch.setitem(sys.modules, "socksio", sys)
+    assert str(proxy_for("h")) == "the proxy socks5h://...@p:1080 of ALL_PROXY"
+
+
+def test_what_a_socks_proxy_that_is_none_answers_is_an_error_of_the_line(monkeypatch) -> None:
+    odd = type("ProtocolError", (Exception,), {"__module__": "socksio.exceptions"})
+
+    def sent(client: httpx.Client, request: httpx.Request, **options: object) -> httpx.Response:
+        raise odd("Malformed reply") if request.url.path == "/odd" else ZeroDivisionError
+
+    monkeypatch.setattr(httpx.Client, "send", sent)
+    made, _ = client("h", TLS)
+    with made:
+        with pytest.raises(httpx.TransportError, match="Malformed reply of the proxy"):
+            made.get("http://h/odd")
+        with pytest.raises(ZeroDivisionError):
+            made.get("http://h/")

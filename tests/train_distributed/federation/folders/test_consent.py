@@ -1,26 +1,30 @@
-"""A user takes part in what it has accepted, within limits of its own, and in nothing else."""
+"""`start`, `report` and `status`: checks come first, and a user takes part in what it accepted."""
 
-import os
-import pty
+import json
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.train_distributed.federation.folders.homes import Engine, digest_of, federation_of
-from tests.train_distributed.federation.folders.windows import Home
-from train_distributed.commands.federation import Start
+from tests.train_distributed.federation.folders import homes
+from train_distributed.commands.federation import Start, Status, hosting
 from train_distributed.commands.federation.reporting import Report
-from train_distributed.federation.documents.ledger import Limits
+from train_distributed.federation.documents.certificates import write_certificate
+from train_distributed.federation.documents.ledger import BudgetedJournal, Limits
+from train_distributed.federation.documents.private_keys import read_private
+from train_distributed.federation.documents.sessions import read_ledger, remember
 from train_distributed.federation.documents.window_file import WINDOW
+from train_distributed.federation.flower_app.party import NodeLine
+from train_distributed.ledger.entry import Limit
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.ledger.state import Total
 from train_distributed.privacy.promise import Privacy
+from train_distributed.secure_sum.journal import DurableJournal
 
 KNOWN = "known of the classes before, from public sources"
 WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
@@ -34,12 +38,15 @@ def _check_nothing_given(home: Path, listening: socket.socket) -> None:
         listening.accept()
 
 
-def _options(command: type, home: Path, **changes: Any) -> Start | Report:
-    user = home / "user0"
-    fixed: dict[str, Any] = {"folder": user, "invitation": home / "fed" / "invitation"}
-    fixed |= {"embeddings": user / "embeddings", "patience": 1.0}
+def command_of(
+    command: type, home: Path, user: str = "user0", of: str = "fed", **changes: Any
+) -> Start | Report:
+    """Of a user that accepts its operator's federation."""
+    folder, accept = home / user, homes.digest_of(home, of)
+    fixed: dict[str, Any] = {"invitation": home / of / "invitation", "accept": accept}
+    fixed |= {"embeddings": folder / "embeddings", "patience": 1.0}
     fixed |= {"window": home / "window" / WINDOW} if command is Report else {}
-    return command(**(fixed | changes))
+    return command(folder, **(fixed | changes))
 
 
 @pytest.fixture(params=[Start, Report], ids=["start", "report"])
@@ -49,14 +56,13 @@ def command(request: pytest.FixtureRequest) -> type:
 
 @pytest.fixture
 def listening() -> Iterator[socket.socket]:
-    """Where the operator and all aggregators should be."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.0)
         yield server
 
 
 @pytest.fixture
-def federated(initiated: Callable[..., Path], listening: socket.socket) -> Callable[..., Path]:
+def federated(initiated, listening) -> Callable[..., Path]:
     """A federation, for reports one with a window; whoever calls its servers is seen."""
 
     def make(command: type, **settings: Any) -> Path:
@@ -65,7 +71,7 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
             settings["privacy"] = replace(settings["privacy"], honest_fraction=None)
         home = initiated(**{"servers": int(shares), "minimum": 2, "port": port} | settings)
         if shares:
-            Home(home, addresses=(f"127.0.0.1:{port}",) * 2)
+            homes.Home(home, addresses=(f"127.0.0.1:{port}",) * 2)
         return home
 
     return make
@@ -86,46 +92,41 @@ def federated(initiated: Callable[..., Path], listening: socket.socket) -> Calla
         ({}, {"accept": ""}, "accept must be given where nobody can be asked, got none: --accept"),
     ],
 )
-def test_what_a_user_does_not_agree_to_is_refused_in_one_line(
-    command, federated, listening, capsys, settings, changes, words
+def test_what_a_user_does_not_agree_to_is_refused(
+    command, federated, listening, settings, changes, words
 ) -> None:
     home = federated(command, **settings)
-    fixed = {"accept": digest_of(home)}
     with pytest.raises(ValueError, match=words) as refused:
-        _options(command, home, **(fixed | changes)).run()
+        command_of(command, home, **changes).run()
     assert "\n" not in str(refused.value)
-    if "accept" in changes:
-        assert digest_of(home)[:16] not in str(refused.value)  # or it would be copied from here
+    if "accept" in changes:  # or it would be copied from here
+        assert homes.digest_of(home)[:16] not in str(refused.value)
     _check_nothing_given(home, listening)
 
 
-def test_the_limit_alone_is_of_what_is_left_if_all_others_collude(federated, listening) -> None:
-    """More than the promise, where users add the noise: a limit above the promise may refuse."""
-    home = federated(Start)
-    limits = Limits(most_epsilon_alone=5.1)
-    with pytest.raises(ValueError, match=r"most_epsilon_alone must be >= .*5\.1"):
-        _options(Start, home, accept=digest_of(home), limits=limits).run()
-    _check_nothing_given(home, listening)
-
-
-def test_all_that_a_user_gives_away_is_shown(federated, knowing, engine, capsys) -> None:
+def test_all_that_a_user_gives_away_is_shown(
+    federated, knowing, engine, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://p:1")
     given = {"privacy": Privacy(2.0, 1e-5, 0.7), "transform": knowing, "options": {"sums": 2}}
     home = federated(Start, sessions=2, **given)
     capsys.readouterr()
-    numbers = federation_of(home).second_dimension
-    assert _options(Start, home, accept=digest_of(home)[:16]).run() == 0
+    numbers, digest = homes.federation_of(home).second_dimension, homes.digest_of(home)
+    start = command_of(Start, home, accept=digest[:16], operator="h:9")
+    with pytest.raises(ValueError, match=r"most_epsilon_alone must be >= .*2\.97"):
+        replace(start, limits=Limits(most_epsilon_alone=2.97)).run()  # above the promise
+    assert engine.parties == []
+    assert start.run() == 0
     said = capsys.readouterr().out
     for words in (
-        f"user 0 (hospital-0) of federation {digest_of(home)}",
+        f"user 0 (hospital-0) of federation {digest}",
         "release by method discriminant; 3 classes: a, b, c",
         f"one vector of 7 numbers, then one of {numbers}, your noise inside: ",
-        "in each of 2 session(s)",
         "epsilon 2 at delta 1e-05 of one session, 2.96 of all agreed ones: replace one record",
         "at least 3 of 3 users must be honest",
         "(epsilon 0): epsilon 2.96 at delta 1e-05; your limits: 10 at 0.0001",
         "sums of 2 users and more; SecAgg+ among the users, one server",
-        "servers: operator\n",
-        "sent to the operator at 127.0.0.1:",
+        "sent to the operator at h:9 through the proxy http://p:1 of HTTPS_PROXY\n",
         "secret from the server, colluding with at most 0.1 of the users",
         "transform.safetensors: SHA-256 ",
         f"{KNOWN}: names of 200 public classes",
@@ -140,7 +141,7 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monk
     home = federated(Report)
     capsys.readouterr()
     with pytest.raises(OSError, match="must answer"):  # nobody answers there
-        _options(Report, home, accept=digest_of(home), patience=0.0).run()
+        command_of(Report, home, patience=0.0).run()
     said = capsys.readouterr().out
     for words in (
         "numbers, without noise: ",
@@ -162,14 +163,14 @@ def test_a_user_is_told_of_a_delta_that_protects_no_row(federated, capsys, monke
     limits = Limits(most_delta=0.5)
     capsys.readouterr()
     with pytest.raises(OSError, match="must answer"):
-        _options(Report, home, accept=digest_of(home), patience=0.0, limits=limits).run()
+        command_of(Report, home, patience=0.0, limits=limits).run()
     assert re.search(r"  delta is 1/\d+ or more: who publishes one of the", capsys.readouterr().out)
 
 
-def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine, capsys) -> None:
+def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine) -> None:
     home = initiated()
-    asked = _options(Start, home)
-    assert replace(asked, accept=digest_of(home)).run() == 0
+    asked = command_of(Start, home, accept="")
+    assert replace(asked, accept=homes.digest_of(home)).run() == 0
     assert asked.run() == 0
     with pytest.raises(ValueError, match="most_epsilon must be"):
         replace(asked, limits=Limits(most_epsilon=1.0)).run()
@@ -179,35 +180,158 @@ def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine, 
     assert len(engine.parties) == 2
 
 
-@contextmanager
-def typed(line: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A terminal at which somebody types this line."""
-    leader, follower = pty.openpty()
-    with (
-        os.fdopen(leader, "wb", buffering=0) as keyboard,
-        os.fdopen(follower) as stdin,
-        monkeypatch.context() as patched,
-    ):
-        keyboard.write(line.encode() + b"\n")
-        patched.setattr(sys, "stdin", stdin)
-        patched.setattr(sys.stdout, "isatty", lambda: True)
-        yield
-
-
 def test_a_user_at_a_terminal_is_asked(command, federated, listening, monkeypatch, capsys) -> None:
     home = federated(command)
-    refusal = f"answer must be yes to take part in federation {digest_of(home)}, got 'no'"
+    asked = command_of(command, home, accept="")
+    refusal = f"answer must be yes to take part in federation {homes.digest_of(home)}, got 'no'"
     capsys.readouterr()
-    with typed("no", monkeypatch), pytest.raises(ValueError, match=refusal):
-        _options(command, home).run()
+    homes.type_line(monkeypatch, "no")
+    with pytest.raises(ValueError, match=refusal):
+        asked.run()
     said = capsys.readouterr().out
     assert re.search(r"do you take part by .* at 127\.0\.0\.1:\d+\? yes or no: $", said)
-    assert digest_of(home) in said
+    assert homes.digest_of(home) in said
     assert "epsilon 5 at delta 1e-05" in said
     _check_nothing_given(home, listening)
     if command is Start:
-        engine = Engine(monkeypatch)
-        with typed("yes", monkeypatch):
-            assert _options(command, home).run() == 0
+        engine = homes.Engine(monkeypatch)
+        homes.type_line(monkeypatch, "yes")
+        assert asked.run() == 0
         assert len(engine.parties) == 1
         assert (home / "user0" / "state").exists()
+
+
+def run_of(folder: Path) -> Path:
+    return max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_the_operator_writes_model_report_and_log(engine, initiated, monkeypatch) -> None:
+    home = initiated(minimum=2)
+    monkeypatch.chdir(home)
+    assert Start(Path("fed")).run() == 0
+    (operation,) = engine.operations
+    assert operation.port == 9092
+    assert operation.tls is not None
+    assert operation.state.is_absolute()
+    run = run_of(home / "fed")
+    report = json.loads((run / "model" / "report.json").read_text())
+    session = homes.federation_of(home).session(bytes.fromhex("ab" * 32))
+    assert report["session"] == session.digest.hex()
+    assert report["surviving_users"] == ["user 0 (hospital-0)", "user 2 (hospital-2)"]
+    assert (report["bytes_per_user"], report["survivors"]) == (700, 2)
+    log = (run / "log.txt").read_text()
+    assert "stage: 3 of 3" in log
+    assert "refused: user 1: refused: \\x1b" in log
+    assert "user 1 (hospital-1) was lost at: masked input" in log
+
+
+def test_the_operator_s_ledger_counts_sums_that_became_models(engine, initiated) -> None:
+    """A session that failed leaves its log and no model."""
+    fed = initiated(minimum=2) / "fed"
+    beside = Ledger.open(fed / "operator.ledger")
+    engine.failure = ValueError("TooFewUsers: users present must be >= 3, got 0")
+    with pytest.raises(ValueError, match="TooFewUsers"):
+        Start(fed).run()
+    assert "ended by ValueError: TooFewUsers" in (run_of(fed) / "log.txt").read_text()
+    assert not (run_of(fed) / "model").exists()
+    assert [r.spent for r in beside.state().records] == [False]
+    engine.failure = None
+    for sums in (1, 2):
+        assert Start(fed).run() == 0
+        records = beside.state().records
+        assert [r.spent for r in records] == [True] * sums
+        report = json.loads((run_of(fed) / "model" / "report.json").read_text())
+        assert report["ledger"]["entry"] == records[-1].id
+    beside.limit(Limit(epsilon=1.0, delta=1e-5))
+    asked = len(engine.operations)
+    with pytest.raises(ValueError, match=r"limit of ledger operator\.ledger must be >="):
+        Start(fed).run()
+    assert len(engine.operations) == asked
+    assert Start(fed, ledger=Path("none")).run() == 0
+
+
+def test_nobody_is_asked_before_everything_is_good(engine, initiated, monkeypatch) -> None:
+    fed = initiated() / "fed"
+    start, tls, keys = Start(fed), fed / "tls", fed / "private.json"
+    with pytest.raises(OSError):  # noqa: PT011
+        replace(start, out=keys / "model").run()
+    with monkeypatch.context() as patched:
+        patched.setattr(hosting, "SPARE", 1 << 60)  # the disk must hold the model
+        with pytest.raises(OSError):  # noqa: PT011
+            start.run()
+    for name in ("server.pem", "server.key"):
+        (tls / name).rename(fed / name)
+    write_certificate(tls, ["127.0.0.1"])
+    with pytest.raises(ValueError, match="must be agreed on in"):
+        start.run()
+    for name in ("server.pem", "server.key"):
+        (fed / name).replace(tls / name)
+    (fed.parent / "user0" / "private.json").replace(keys)
+    with pytest.raises(ValueError, match=r"keys in .*fed must be the operator's in"):
+        start.run()
+    assert not engine.operations
+
+
+def test_a_party_finds_its_number_and_keeps_its_log(engine, initiated, capsys) -> None:
+    home = initiated()
+    user = home / "user2"
+    start, address = command_of(Start, home, "user2"), f"unix:{home}/node.sock"
+    assert replace(start, operator=address).run() == 0  # a Flower node asks
+    assert f"the Flower node at {address}" in capsys.readouterr().out
+    assert isinstance(engine.lines[0], NodeLine)
+    assert engine.parties[0].address == address
+    assert start.run() == 0
+    assert "user 2 (hospital-2)" in capsys.readouterr().err
+    attendance = engine.parties[-1]
+    assert (attendance.address, attendance.party) == ("127.0.0.1:9092", 2)
+    assert attendance.keys == read_private(user)
+    assert "connected" in (run_of(user) / "log.txt").read_text()
+    status = json.loads((run_of(user) / "status.json").read_text())
+    assert status["party"] == "user 2 (hospital-2)"
+    endpoint: Any = attendance.endpoint
+    assert isinstance(endpoint._journal, BudgetedJournal)
+    endpoint._journal.claim(homes.federation_of(home).digest, "session0", b"n" * 32)
+    (record,) = Ledger.open(user / "embeddings.ledger").state().records
+    entry = record.entry
+    assert (entry.part, entry.users, entry.noise) == ("train", "", "discrete")
+    assert Total.of([entry], "record").epsilon(1e-5) == pytest.approx(5.0, rel=1e-6)
+
+
+def test_epsilon_adds_up_over_federations(engine, initiated, capsys) -> None:
+    home = initiated()
+    user, first = home / "user0", homes.federation_of(home)
+    command_of(Start, home).run()
+    journal = DurableJournal(remember(user, first, 0))
+    journal.claim(first.digest, "session0", b"n" * 32)
+    promise: dict[str, Any] = {"epsilon": 2.0, "honest_fraction": 0.8}
+    files = sorted(home.glob("user*/*.party.json"))
+    homes.init_of(home, files, folder=home / "two", **promise).run()
+    start = command_of(Start, home, of="two")
+    words = r"most_epsilon must be >= 7, got 6\.9: .* 2e-05, of which 5 was given away by 1 other"
+    with pytest.raises(ValueError, match=words):
+        replace(start, limits=Limits(most_epsilon=6.9)).run()
+    assert replace(start, limits=Limits(most_epsilon=7.0)).run() == 0
+    spent = {entry.digest: (entry.used, entry.spent) for entry in read_ledger(user)}
+    assert spent == {first.digest.hex(): (1, 5.0), homes.digest_of(home, "two"): (0, 0.0)}
+    capsys.readouterr()
+    Status(user).run()
+    shown = capsys.readouterr().out
+    assert "sessions: 1 used, 0 left; epsilon 5 of 5" in shown
+    assert "epsilon of all federations of this folder: 5" in shown
+
+
+def test_status_escapes_what_others_wrote(engine, initiated, capsys) -> None:
+    fed = initiated(minimum=2) / "fed"
+    Status(fed).run()
+    assert "never started" in capsys.readouterr().out
+    Start(fed).run()
+    status = {"refused": ["\x1b[2Jgone"], "n": {"a": 1}}
+    (run_of(fed) / "status.json").write_text(json.dumps(status))
+    with (run_of(fed) / "log.txt").open("a") as log:
+        log.write("\x1b[31mred\n")
+    capsys.readouterr()
+    Status(fed).run()
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "refused: \\x1b[2Jgone" in shown
+    assert "certificates valid until" in shown

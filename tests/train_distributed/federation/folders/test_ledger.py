@@ -1,7 +1,6 @@
 """What a user's folder gives away: counted when it is given, whatever the operators agree on."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,21 +22,16 @@ from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
 FIXED: dict[str, Any] = {"kind": "release", "data": "d" * 64, "method": "discriminant"}
-SESSION = Entry(
-    **FIXED, noise="discrete", unit="record", epsilon=5.0, delta=1e-5, sigma=SIGMA, sensitivity=1.0
-)
+FIXED |= {"noise": "discrete", "unit": "record", "sensitivity": 1.0}
+SESSION = Entry(**FIXED, epsilon=5.0, delta=1e-5, sigma=SIGMA)
 
 
 def epsilon(sessions: int) -> float:
-    """Of so many of them."""
     return accounting.epsilon(1e-5, SIGMA, sessions)
 
 
-Two = tuple[Path, list[Federation]]
-
-
 @pytest.fixture
-def two(initiated: Callable[..., Path]) -> Two:
+def two(initiated) -> tuple[Path, list[Federation]]:
     """User 0's folder, and two federations that it is in, of two sessions of epsilon 5 each."""
     home = initiated(sessions=2)
     first = federation_of(home)
@@ -48,15 +42,13 @@ def journal_of(
     folder: Path, federation: Federation, most_epsilon: float = 10.0, *, counted: bool = True
 ) -> BudgetedJournal:
     beside = Ledger.open(folder / "embeddings.ledger") if counted else None
-    account = FederationAccount(
-        folder, federation, SESSION, beside, Limits(most_epsilon=most_epsilon)
-    )
+    limits = Limits(most_epsilon=most_epsilon)
+    account = FederationAccount(folder, federation, SESSION, beside, limits)
     account.check()
     return BudgetedJournal(account, DurableJournal(remember(folder, federation, 0)))
 
 
-def test_federations_under_way_at_once_share_one_limit(two: Two) -> None:
-    """Both were admitted when nothing was spent: the second waits until the first has spent."""
+def test_federations_under_way_at_once_share_one_limit(two) -> None:
     folder, federations = two
     most = epsilon(3) * (1 + 1e-8)
     one, other = (journal_of(folder, federation, most) for federation in federations)
@@ -76,8 +68,7 @@ def test_federations_under_way_at_once_share_one_limit(two: Two) -> None:
     assert other.detail(federations[1].digest, "session1") is None
 
 
-def test_what_no_ledger_holds_is_added_up_from_the_journals(two: Two) -> None:
-    """Sessions of a user who kept no ledger, or one of other rows."""
+def test_what_no_ledger_holds_is_added_up_from_the_journals(two) -> None:
     folder, federations = two
     one = journal_of(folder, federations[0], counted=False)
     one.claim(federations[0].digest, "session0", b"n" * 32)
@@ -89,7 +80,7 @@ def test_what_no_ledger_holds_is_added_up_from_the_journals(two: Two) -> None:
     assert Ledger.open(folder / "embeddings.ledger").state().length == 1
 
 
-def test_what_other_commands_spent_on_the_rows_counts(two: Two) -> None:
+def test_what_other_commands_spent_on_the_rows_counts(two) -> None:
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
     beside.reserve(SESSION)
@@ -124,7 +115,7 @@ def test_a_session_that_was_reserved_before_a_crash_is_reserved_once(two, monkey
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
-def test_sessions_that_a_lost_journal_knew_are_still_used_up(two: Two) -> None:
+def test_sessions_that_a_lost_journal_knew_are_still_used_up(two) -> None:
     """Two were agreed on: whatever is lost between, two are spent, and no third."""
     folder, (first, _) = two
     counted = Ledger.open(folder / "embeddings.ledger")
@@ -146,8 +137,7 @@ def test_sessions_that_a_lost_journal_knew_are_still_used_up(two: Two) -> None:
     assert counted.state().length == 2
 
 
-def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(two: Two) -> None:
-    """Neither sees the other's entry before it writes its own, of the same step and session."""
+def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(two) -> None:
     folder, (first, _) = two
     counted = Ledger.open(folder / "embeddings.ledger")
     account = FederationAccount(folder, first, SESSION, counted)
@@ -156,7 +146,7 @@ def test_copies_of_a_folder_that_spend_at_once_are_counted_twice(two: Two) -> No
     assert counted.state().length == 2
 
 
-def test_second_sums_whose_journal_is_lost_are_not_answered_again(two: Two) -> None:
+def test_second_sums_whose_journal_is_lost_are_not_answered_again(two) -> None:
     """Whether the lost session has answered one nobody knows, so no session is left."""
     folder, (first, _) = two
     two_sums = structs.replace(first, second_dimension=5)
@@ -166,7 +156,7 @@ def test_second_sums_whose_journal_is_lost_are_not_answered_again(two: Two) -> N
         journal_of(folder, two_sums).check()
 
 
-def test_a_federation_of_very_many_sessions_is_counted_at_once(two: Two) -> None:
+def test_a_federation_of_very_many_sessions_is_counted_at_once(two) -> None:
     folder, (first, _) = two
     many = structs.replace(first, sessions=2**31 - 1)
     journal = journal_of(folder, many, 1e12)
@@ -174,7 +164,7 @@ def test_a_federation_of_very_many_sessions_is_counted_at_once(two: Two) -> None
     assert [entry.used for entry in read_ledger(folder)] == [1]
 
 
-def test_promises_for_users_are_added_up_for_users(two: Two) -> None:
+def test_promises_for_users_are_added_up_for_users(two) -> None:
     folder, (first, _) = two
     beside = Ledger.open(folder / "embeddings.ledger")
     user = replace(SESSION, unit="user")

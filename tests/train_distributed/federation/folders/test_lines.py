@@ -1,6 +1,5 @@
 """Lines to services: whoever is on one changes nothing; nobody waits in silence, or in vain."""
 
-import asyncio
 import json
 import re
 import socket
@@ -11,66 +10,39 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from tests.ports import free_port
-from tests.train_distributed.federation.folders.homes import digest_of, federation_of, init_of
-from tests.train_distributed.federation.folders.windows import (
-    SETTINGS,
-    Home,
-    carry,
-    running,
-    terminating,
-    web_server,
-)
+from tests.train_distributed.federation.folders import homes
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
-from train_distributed.commands.federation import Join, Start, collecting
+from train_distributed.commands.federation import Join, Start
 from train_distributed.commands.federation.aggregating import Aggregate, Invite
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.reporting import invited
 from train_distributed.federation import links
-from train_distributed.federation.aggregator_client import Aggregators
-from train_distributed.federation.documents.certificates import (
-    SERVER,
-    serving,
-    write_certificate,
-)
-from train_distributed.federation.documents.invitation import Invitation
+from train_distributed.federation.documents.certificates import trust, write_certificate
 from train_distributed.federation.documents.private_keys import read_private
-from train_distributed.federation.documents.sessions import remember
 from train_distributed.federation.documents.window_file import WINDOW, WindowFile
-from train_distributed.federation.links import invitation_routes
 from train_distributed.ledger.ledger import Ledger
-from train_distributed.secure_sum.journal import DurableJournal
 from train_distributed.secure_sum.keys import FIRST_SERVER
-from train_distributed.secure_sum.roll import Roll
 
 HOST = "sum.example"  # which only the proxy knows
-NO_ONE = (
-    r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(0 s of at most 1 s\): .*Connection refused$"
-)
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A folder with a certificate that nobody agreed on."""
     (folder := tmp_path / "other certificate").mkdir()
     write_certificate(folder, ["127.0.0.1"])
     return folder
 
 
-class Line:
+@pytest.fixture
+def line(other) -> Iterator[SimpleNamespace]:
     """Somebody on the line, who answers what it likes."""
 
-    def __init__(self, port: int) -> None:
-        self.at, self.files = f"https://127.0.0.1:{port}", dict[str, bytes]()
-
-
-@pytest.fixture
-def line(other: Path) -> Iterator[Line]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = made.files.get(self.path)
@@ -79,55 +51,46 @@ def line(other: Path) -> Iterator[Line]:
             self.end_headers()
             self.wfile.write(content or b"")
 
-    with web_server(Handler, other) as port:
-        made = Line(port)
+    with homes.web_server(Handler, other) as port:
+        made = SimpleNamespace(at=f"https://127.0.0.1:{port}", files=dict[str, bytes]())
         yield made
 
 
-def served(home: Path, window: Path | None = None) -> tuple[str, dict[str, bytes]]:
-    """Path of the invitation, and what the operator's server answers, by path."""
-    invitation = Invitation.read(home / "fed" / "invitation")
-    known = federation_of(home).known
-    roll = known if isinstance(known, Roll) else None
-    app = Starlette(routes=invitation_routes(invitation, roll, window))
-
-    def get(path: str) -> httpx.Response:
-        async def asked() -> httpx.Response:
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://h") as client:
-                return await client.get(path)
-
-        return asyncio.run(asked())
-
-    base = f"/invitations/{invitation.federation.digest.hex()}"
-    keys = [read_private(home / f"user{i}").public.verifying.hex() for i in range(3)]
-    names = ["federation.json", "operator.json", "ca.pem", invitation.agreed.name, WINDOW]
-    paths = [f"{base}/{name}" for name in (*names, *(f"places/{key}" for key in keys))]
-    answers = {path: get(path) for path in paths}
-    for odd in ("private.json", "..%2fprivate.json", "places/00", f"places/{'0' * 64}", "roll"):
-        assert get(f"{base}/{odd}").status_code == 404
-    assert get("/invitations/" + "0" * 64 + "/federation.json").status_code == 404
+def served(home: homes.Home, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, bytes]]:
+    """Path of the invitation, and what the operator's aggregator answers, by path."""
+    base = f"/invitations/{homes.digest_of(home.home)}"
+    users = [read_private(home.home / f"user{i}").public.verifying.hex() for i in range(3)]
+    names = ["federation.json", "operator.json", "ca.pem", "transform.safetensors", WINDOW]
+    at, tls = home.file.addresses[FIRST_SERVER], trust(home.window / "ca.pem")
+    with (
+        homes.running(Aggregate(home.aggregators[0], home.window), monkeypatch),
+        httpx.Client(base_url="https://{}:{}".format(*at), verify=tls) as http,
+    ):
+        paths = [f"{base}/{name}" for name in (*names, *(f"places/{user}" for user in users))]
+        answers = {path: http.get(path) for path in paths}
+        for odd in ("private.json", "..%2fprivate.json", "places/00", f"places/{'0' * 64}", "roll"):
+            assert http.get(f"{base}/{odd}").status_code == 404
+        assert http.get("/invitations/" + "0" * 64 + "/federation.json").status_code == 404
     return base, {path: got.content for path, got in answers.items() if got.status_code == 200}
 
 
 def test_a_party_of_secagg_starts_by_its_link(initiated, engine, monkeypatch) -> None:
-    """Its invitation is served without an aggregator."""
     home, at = initiated(), f"127.0.0.1:{free_port()}"
-    user, digest = home / "user0", digest_of(home)
+    user, digest = home / "user0", homes.digest_of(home)
     link = f"https://{at}/invitations/{digest}"
-    with running(Invite(home / "fed", at), monkeypatch):
-        assert invited(link, user, read_private(user), "").federation == federation_of(home)
+    with homes.running(Invite(home / "fed", at), monkeypatch):
+        assert invited(link, user, read_private(user), "").federation == homes.federation_of(home)
         assert Start(user, link, embeddings=user / "embeddings", accept=digest).run() == 0
     assert engine.parties[0].address == "127.0.0.1:9092"
 
 
 def test_nothing_that_was_changed_on_the_line_is_believed(windowed, line, monkeypatch) -> None:
     home = windowed.home
-    base, files = served(home, windowed.window / WINDOW)
+    base, files = served(windowed, monkeypatch)
     link, folder = line.at + base, home / "user1"
     keys = read_private(folder)
     parties = [*home.glob("user*/*.party.json"), *home.glob("server1/*.party.json")]
-    init_of(home, parties, folder=home / "other", protocol="shares").run()
+    homes.init_of(home, parties, folder=home / "other", protocol="shares").run()
     other = home / "other" / "invitation"
     told, own = f"{base}/operator.json", f"{base}/places/{keys.public.verifying.hex()}"
     place, window = json.loads(files[own]), json.loads(files[f"{base}/{WINDOW}"])
@@ -152,7 +115,7 @@ def test_nothing_that_was_changed_on_the_line_is_believed(windowed, line, monkey
         assert list((folder / "invitations").iterdir()) == []
     line.files = files
     found = invited(link, folder, keys, "")
-    assert found.federation.digest == federation_of(home).digest
+    assert found.federation.digest == homes.federation_of(home).digest
     assert found.federation.display_name(1) == "user 1 (hospital-1)"
     assert {path.name for path in found.folder.iterdir()} == {
         *("federation.json", "operator.json", "ca.pem", "transform.safetensors"),
@@ -166,13 +129,12 @@ def test_nothing_that_was_changed_on_the_line_is_believed(windowed, line, monkey
 
 
 def test_a_link_is_all_that_a_user_needs(opened, monkeypatch) -> None:
-    """Federation, transform, its place and the window come from the operator's aggregator."""
     monkeypatch.setattr("train_distributed.commands.federation.setup.MOST_PLACES", 2)
     home = opened()  # of so many users that no file is written for each
     assert not (home.home / "fed" / "invitation" / "places").exists()
     with pytest.raises(ValueError, match="must be registered in"):
         home.report(0).run()
-    digest = digest_of(home.home)
+    digest = homes.digest_of(home.home)
     at = "https://{}:{}/invitations/".format(*home.file.addresses[FIRST_SERVER])
     for user in (0, 2, 0):
         home.report(user, invitation=at + digest, window=None).run()
@@ -199,35 +161,27 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
             with socket.create_connection(("127.0.0.1", port)) as there:
                 self.send_response(200)
                 self.end_headers()
-                back = threading.Thread(target=carry, args=(there, self.connection))
-                back.start()
-                carry(self.connection, there)
-                back.join()
+                homes.carry(self.connection, there)
             self.close_connection = True
 
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with web_server(Handler) as port:
+    with homes.web_server(Handler) as port:
         yield f"127.0.0.1:{port}", asked
 
 
 @pytest.fixture
-def far(initiated: Callable[..., Path]) -> Home:
-    """A federation whose aggregators are at a host that is not this one."""
-    home = initiated(**SETTINGS, hosts=(HOST,))
-    return Home(home, addresses=(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"))
+def far(initiated: Callable[..., Path]) -> homes.Home:
+    home = initiated(**homes.SETTINGS, hosts=(HOST,))
+    return homes.Home(home, addresses=(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"))
 
 
-def test_a_proxy_is_named_in_the_question_and_carries_the_report(
-    far, proxy, monkeypatch, capsys
-) -> None:
+def test_a_proxy_is_named_and_carries_the_report(far, proxy, monkeypatch, capsys) -> None:
     monkeypatch.setenv("HTTPS_PROXY", f"me:hush@{proxy[0]}")  # without a scheme
     port = far.file.addresses[FIRST_SERVER][1]
     listens = Aggregate(far.home / "fed", far.window, listen=f"127.0.0.1:{port}")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys.stdin, "readline", lambda: "yes\n")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with running(listens, monkeypatch):
+    homes.type_line(monkeypatch, "yes")
+    with homes.running(listens, monkeypatch):
         capsys.readouterr()
         far.report(0, accept="").run()
     said = capsys.readouterr().out
@@ -242,18 +196,14 @@ def test_a_proxy_is_named_in_the_question_and_carries_the_report(
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ("nonsense://p:1", ValueError, "^ALL_PROXY"),
-        ("http://", ValueError, "^ALL_PROXY"),
         ("socks5://127.0.0.1:9", ValueError, "^ALL_PROXY"),
         ("127.0.0.1:9", OSError, rf"{HOST}.* through the proxy .* of ALL_PROXY must answer"),
     ],
 )
-def test_a_proxy_that_is_of_no_use_is_named_and_gets_nothing(
-    far, monkeypatch, given: str, error: type[Exception], words: str
-) -> None:
+def test_a_proxy_that_is_of_no_use_is_named(far, monkeypatch, given, error, words) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", given)
-    link = f"https://{HOST}:1/invitations/{digest_of(far.home)}"
+    link = f"https://{HOST}:1/invitations/{homes.digest_of(far.home)}"
     for command in (
         far.report(0, patience=0.0),
         far.report(0, invitation=link, window=None),
@@ -269,24 +219,12 @@ def test_a_proxy_that_is_of_no_use_is_named_and_gets_nothing(
             assert not (far.home / "user0" / made).exists()
 
 
-def test_secagg_goes_through_the_proxy_too(initiated, engine, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://p:1")
-    home = initiated()
-    user, accept = home / "user0", digest_of(home)
-    start = Start(user, home / "fed" / "invitation", accept=accept, operator="h:9")
-    assert start.run() == 0
-    words = "sent to the operator at h:9 through the proxy http://p:1 of HTTPS_PROXY\n"
-    assert words in capsys.readouterr().out
-
-
-def test_nobody_between_with_another_certificate_gets_anything(
-    windowed, other, monkeypatch, tmp_path
-) -> None:
+def test_another_certificate_gets_nothing(windowed, other, monkeypatch, tmp_path) -> None:
     """Where TLS was agreed on, the system's authorities do not count, and no plain HTTP does."""
     monkeypatch.setenv("SSL_CERT_FILE", str(other / "server.pem"))
-    with running(Aggregate(windowed.aggregators[0], windowed.window), monkeypatch):
+    with homes.running(Aggregate(windowed.aggregators[0], windowed.window), monkeypatch):
         port = windowed.file.addresses[FIRST_SERVER][1]
-        with terminating(other, port) as between:
+        with homes.terminating(other, port) as between:
             at = (f"127.0.0.1:{between}", "h:1")
             MakeWindow(windowed.home / "fed", at, tmp_path / "w").run()
             with pytest.raises(ConnectionError, match="for this address, and agreed on"):
@@ -300,22 +238,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretrain.cli.waiting.FIRST", 0.1)
 
 
-def at(home: Home, host: str, port: int) -> Path:
-    """The window, whose aggregators are elsewhere."""
+def at(home: homes.Home, host: str, port: int) -> Path:
     made = WindowFile.of(home.file.window, dict.fromkeys(home.file.addresses, (host, port)))
     made.save(home.home / "elsewhere.json")
     return home.home / "elsewhere.json"
 
 
-def test_a_service_has_no_certificate_but_an_agreed_one(tmp_path: Path) -> None:
-    for name in ("agreed", "other"):
-        write_certificate(tmp_path / name, ["127.0.0.1"])
-    serving(tmp_path / "agreed", tmp_path / "agreed" / SERVER)
-    with pytest.raises(ValueError, match=r"server\.pem must be agreed on in .*, is not"):
-        serving(tmp_path / "other", tmp_path / "agreed" / SERVER)
-
-
-def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: Home, capsys) -> None:
+def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: homes.Home, capsys) -> None:
     for command in (
         windowed.report(0, patience=0.9),
         windowed.collect(patience=0.9),
@@ -323,35 +252,33 @@ def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: Home, ca
     ):
         with pytest.raises(ConnectionError, match=r"aggregator 0 at 127\.0\.0\.1:\d+ must answer"):
             command.run()
-        assert re.search(NO_ONE, capsys.readouterr().err, re.MULTILINE)
+        waits = r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(0 s of at most 1 s\): .*refused$"
+        assert re.search(waits, capsys.readouterr().err, re.MULTILINE)
     assert windowed.used(0) == 0
     assert not windowed.model.exists()
 
 
-def test_a_server_that_says_nothing_is_waited_for_aloud(
-    soon, windowed, monkeypatch, capsys
-) -> None:
-    """While a single question is under way, and also where an invitation is fetched."""
+def test_a_silent_server_is_waited_for_aloud(soon, windowed, monkeypatch, capsys) -> None:
     for module in ("aggregator_client", "links"):
         monkeypatch.setattr(f"train_distributed.federation.{module}.SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
             windowed.report(0, window=at(windowed, "127.0.0.1", port), patience=0.0).run()
-        link = f"https://127.0.0.1:{port}/invitations/{digest_of(windowed.home)}"
+        link = f"https://127.0.0.1:{port}/invitations/{homes.digest_of(windowed.home)}"
         with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
             windowed.report(0, window=None, invitation=link).run()
-    said = capsys.readouterr().err
-    assert "waiting for aggregator 0 at 127.0.0.1:" in said
-    assert f"waiting for https://127.0.0.1:{port} (0 s): it has the invitation" in said
+    waits = f"waiting for https://127.0.0.1:{port} (0 s): it has the invitation"
+    assert waits in capsys.readouterr().err
 
 
-def test_what_no_patience_mends_ends_at_once(windowed: Home) -> None:
-    start, other = time.monotonic(), windowed.home / "other"
-    other.mkdir()
-    write_certificate(other, ["127.0.0.1"])
-    agreed = windowed.home / "fed" / "tls"
-    with web_server() as plain, web_server(tls=agreed) as secure, web_server(tls=other) as foreign:
+def test_what_no_patience_mends_ends_at_once(windowed, other, monkeypatch) -> None:
+    start, agreed = time.monotonic(), windowed.home / "fed" / "tls"
+    with (
+        homes.web_server() as plain,
+        homes.web_server(tls=agreed) as secure,
+        homes.web_server(tls=other) as foreign,
+    ):
         for host, port, words in (
             ("no.such.host.invalid", 1, r"at no\.such\..* no host has this name"),
             ("127.0.0.1", plain, "it does not speak TLS, which was agreed on"),
@@ -364,38 +291,12 @@ def test_what_no_patience_mends_ends_at_once(windowed: Home) -> None:
                 report.run()
             assert "\n" not in str(refused.value)
     assert time.monotonic() - start < 20
-    assert windowed.used(0) == 0
-
-
-def test_nobody_waits_beyond_the_end_of_the_window(windowed, monkeypatch) -> None:
-    closes, start = windowed.file.window.closes, time.monotonic()
+    start, closes = time.monotonic(), windowed.file.window.closes
     monkeypatch.setattr(time, "time", lambda: closes - 0.5)
     with pytest.raises(ConnectionError, match="must answer"):
         windowed.report(0, patience=600.0).run()
     assert time.monotonic() - start < 20
-
-
-def test_collect_says_how_many_reports_it_waits_for(soon, windowed, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(collecting, "LOOK_SECONDS", 0.3)
-    counts = [0, 0, 1, 3]
-    monkeypatch.setattr(Aggregators, "decided", lambda self, keys: counts.pop(0))
-    with pytest.raises(ConnectionError):
-        windowed.collect(wait=True, patience=0.0).run()
-    said = capsys.readouterr().err
-    assert re.search(r"waiting for users' reports \(0 s of .*\): 0 of 3 are decided\n", said)
-    assert re.search(r"waiting for users' reports \(1 s of .*\): 1 of 3 are decided\n", said)
-
-
-def test_a_used_up_federation_is_an_error_at_once(initiated, engine) -> None:
-    home = initiated()
-    start = Start(home / "user0", home / "fed" / "invitation", accept=digest_of(home))
-    assert start.run() == 0  # nobody has asked it for anything
-    federation = federation_of(home)
-    journal = DurableJournal(remember(home / "user0", federation, 0))
-    journal.claim(federation.digest, "session0", b"n" * 32)
-    with pytest.raises(ValueError, match="sessions must be <= 1, got one more: all that were agr"):
-        start.run()
-    assert len(engine.parties) == 1
+    assert windowed.used(0) == 0
 
 
 def test_a_ledger_that_another_program_has_is_waited_for_aloud(soon, tmp_path, capsys) -> None:
@@ -415,12 +316,9 @@ def test_a_ledger_that_another_program_has_is_waited_for_aloud(soon, tmp_path, c
 
 
 def test_an_address_that_cannot_be_listened_at_is_named(windowed) -> None:
-    with web_server() as taken:
-        for listen, words in (
-            (f"127.0.0.1:{taken}", r"listen must be a free port .*\d+: Address already"),
-            ("192.0.2.7:9100", r"listen must be a free port .*192\.0\.2\.7:9100: Cannot assign"),
-            ("no.such.host.invalid:1", r"listen must be an address of this machine, got no\.such"),
-        ):
-            command = Aggregate(windowed.home / "fed", windowed.window, listen=listen)
-            with pytest.raises((OSError, ValueError), match=words):
-                command.run()
+    for listen, words in (
+        ("192.0.2.7:9100", r"listen must be a free port .*192\.0\.2\.7:9100: Cannot assign"),
+        ("no.such.host.invalid:1", r"listen must be an address of this machine, got no\.such"),
+    ):
+        with pytest.raises((OSError, ValueError), match=words):
+            Aggregate(windowed.home / "fed", windowed.window, listen=listen).run()

@@ -13,7 +13,6 @@ from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
 from embed.hold_out import with_held_out
 from embed.run import Run as Embed
-from pretrain.datasets import EVALUATION
 from pretrain.sources import open_images
 from tests.train_distributed.federation.folders.homes import digest_of, embeddings, init_of, join
 from tests.train_distributed.sized_pictures import COLOURS, SAME, draw, embedded
@@ -21,7 +20,7 @@ from train_distributed import Privacy, Release, release
 from train_distributed.commands.exporting import Export
 from train_distributed.commands.federation import Join, Start
 from train_distributed.commands.federation.embedding import Pictures, own_set
-from train_distributed.commands.using import Evaluate, Predict
+from train_distributed.commands.using import Predict
 from train_distributed.federation.documents.party import Party
 from train_distributed.ledger.ledger import NONE
 from train_distributed.released.export import run_torch
@@ -51,7 +50,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
-    """Folders of three users and an operator below `home`; the sets are chosen later."""
     files = join(home, USERS, servers, rows=settings.pop("rows", ROWS))
     fixed: dict[str, Any] = {
         "class_names": CLASSES,
@@ -65,7 +63,6 @@ def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
 
 
 def check_size(home: Path, own: Path, other: Path) -> None:
-    """A set of pictures of another size is refused, and both sizes named; its own is taken."""
     invitation, accept = home / "fed" / "invitation", digest_of(home)
     with pytest.raises(ValueError, match="federation and embeddings must be emb") as caught:
         Start(home / "user0", invitation, other, accept=accept).run()
@@ -100,7 +97,6 @@ def join_with(folder: Path, name: str, images: dict[str, Any], **more: Any) -> N
 
 
 def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_path: Path) -> None:
-    """Of any shape, by the transform's encoder and size, or by the encoder that is named."""
     network, photos = str(place / "network.safetensors"), place / "photos"
     for name, encoder, more in (
         ("default", {}, {"transform": place / "shipped.safetensors"}),
@@ -138,14 +134,9 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
         ({"pictures": photos, **ours}, {}, "class_names must be given"),
         (given, {}, "encoder or transform must be given"),
         (given | shipped | {"encoder": "timm:resnet18"}, {}, "weights must be"),
-        (given, {"rows": 7}, "rows must be left out with pictures"),
         (given, {"embeddings": tmp_path}, "embeddings must be left out with pictures"),
         (given, {"server": True}, "pictures must be left out for a server"),
-        (
-            given | ours | {"resize": 64},
-            {},
-            r"resize must be left out, or that of the transform's pictures \(32 x 32 px\), got 64",
-        ),
+        (given | ours | {"resize": 64}, {}, r"resize must be .* \(32 x 32 px\), got 64"),
         (given | earlier, {}, "say of what size its pictures were, .* earlier version"),
         ({"resize": 32}, {"embeddings": place / "public"}, "resize must be left out without pict"),
     ):
@@ -160,7 +151,6 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
 
 
 def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
-    """Of a set, of one that was embedded before, and against the guesses of the transform."""
     good, kept = (tmp_path / name / "embeddings" for name in ("a", "b"))
     for place, names in ((good, ("a", "b", "c")), (kept, ("b", "a", "c"))):
         replace(embeddings(0), meta={"class_names": list(names)}).save(place)
@@ -169,8 +159,6 @@ def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path,
     pictures = {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"}
     for images, own, words in (
         ({"class_names": ("a", "b", "c")}, kept, r"class_names must be .*'b', 'a'"),
-        ({"class_names": ("b", "a")}, kept, r"class_names must be .*'b', 'a', 'c'"),
-        ({"class_names": ("A", "B", "C")}, good, r"class_names must be .*'a', 'b'"),
         ({"transform": knowing}, kept, r"names must be those .* guesses of"),
         (pictures, None, r"class_names must be .*'b', 'a'"),
     ):
@@ -190,29 +178,19 @@ def predicted(model: Path, out: Path, **source: Any) -> tuple[list[list[str]], d
 
 
 def check_new_pictures(model: Path, network: Path, folder: Path, size: Any) -> None:
-    """`predict`, `evaluate` and `export` give the numbers of rows that `embed run` makes."""
+    """`predict` and `export` give the numbers of rows that `embed run` makes."""
     data, rows = str(draw(folder / "pictures", 12, 8, size)), folder / "rows"
     given: dict[str, Any] = {"data": data, "encoder": str(network)}
     Embed(**given, class_names=CLASSES, resize=32, out=rows).run()
-    found, held = EmbeddingSet.open(rows), folder / "held"
-    replace(found, split=np.full(len(found), EVALUATION, np.uint8)).save(held)
     shown = predicted(model, folder / "shown", **given)
     assert shown == predicted(model, folder / "expected", embeddings=rows)
     assert predicted(model, folder / "asked", **given, resize=32) == shown
-    reports = []
-    sources: list[dict[str, Any]] = [given, {"embeddings": held}]
-    for source in sources:
-        at = folder / f"evaluated {len(reports)}"
-        fixed: dict[str, Any] = {"users": 1, "seed": 3, "ledger": Path(NONE), "out": at}
-        Evaluate(model=model, **fixed, **source).run()
-        reports.append(json.loads((at / "evaluation.json").read_text())["accuracy"])
-    assert reports[0] == reports[1]
     asked = None if size == 32 else (size, size) if isinstance(size, int) else size
     exported: dict[str, Any] = {"format": "torch-export", "encoder": str(network)}
     Export(model=model, **exported, input_size=asked, out=folder / "exported").run()
     pixels = open_images(data, size=32 if asked is None else None).images(slice(None))
     classes, shares = run_torch(folder / "exported" / "model.pt2")(pixels)
-    expected = Release.load(model).predict_proba(found.embeddings).numpy()
+    expected = Release.load(model).predict_proba(EmbeddingSet.open(rows).embeddings).numpy()
     assert np.abs(shares - expected).max() < 1e-5
     assert np.mean(classes == expected.argmax(1)) > 0.97
 

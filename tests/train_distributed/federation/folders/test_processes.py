@@ -1,11 +1,5 @@
-"""Commands of docs/units as processes: systemd's units as they stand, compose.yaml's containers.
+"""Commands of docs/units as processes, with a test's folders and ports: of systemd, of compose."""
 
-Folders of units and containers become those of a test, and names of services addresses of this
-machine. The containers' state is in PostgreSQL and the proxy is nginx where they are installed;
-else in files, and a few lines stand for the proxy.
-"""
-
-import configparser
 import json
 import os
 import re
@@ -25,14 +19,13 @@ import pytest
 
 from tests.benchmarks.postgresql import BINARIES, running
 from tests.ports import free_port
-from tests.train_distributed.federation.folders.homes import ROOT, digest_of
-from tests.train_distributed.federation.folders.windows import SETTINGS, Home, terminating
+from tests.train_distributed.federation.folders import homes
 from train_distributed.commands.federation import Start, Status
 from train_distributed.commands.federation.reporting import Report
 from train_distributed.federation.documents.certificates import SERVER, trust, write_certificate
 from train_distributed.ledger.ledger import Ledger
 
-UNITS = ROOT / "docs" / "units"
+UNITS = homes.ROOT / "docs" / "units"
 PROGRAM, FOLDER = "/opt/averaging/bin/blind-averaging", "/var/lib/averaging"
 SERVICES = ("leader", "helper")
 BEFORE = {9443: "leader", 9444: "helper"}  # port of the proxy -> who is behind it
@@ -40,10 +33,8 @@ SECONDS = 120  # that a command may take
 
 
 class Command:
-    """A command as a process; what it says is in a file."""
-
-    def __init__(self, words: list[str], home: Path, log: Path, **environment: str) -> None:
-        given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+    def __init__(self, words: list[str], home: Path, log: Path) -> None:
+        given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(homes.ROOT)}
         command = [sys.executable, "-W", "ignore", "-m", "train_distributed", *words]
         self.log = log
         with log.open("wb") as file:
@@ -54,7 +45,6 @@ class Command:
         return words in self.log.read_text()
 
     def ended(self, code: int = 0) -> str:
-        """Waits for the end; what it has said."""
         assert self.process.wait(SECONDS) == code, self.log.read_text()
         return self.log.read_text()
 
@@ -70,17 +60,13 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-Starting = Callable[..., Command]
-
-
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Starting]:
+def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Starts a command, which ends with the test at the latest."""
     started = []
 
-    def start(words: list[str], home: Path = tmp_path, **environment: str) -> Command:
-        log = tmp_path / f"command{len(started)}.log"
-        started.append(Command(words, home, log, **environment))
+    def start(words: list[str], home: Path = tmp_path) -> Command:
+        started.append(Command(words, home, tmp_path / f"command{len(started)}.log"))
         return started[-1]
 
     yield start
@@ -88,34 +74,26 @@ def command(tmp_path: Path) -> Iterator[Starting]:
         each.kill()
 
 
-def unit(name: str) -> configparser.SectionProxy:
-    parser = configparser.ConfigParser(strict=True, interpolation=None)
-    parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue]
-    parser.read(UNITS / f"averaging-{name}.service")
-    return parser["Service"]
-
-
 def words_of(name: str, home: Path, **environment: str) -> list[str]:
-    """Words of a unit's command, whose folder is `home`."""
-    written = unit(name)["ExecStart"].replace(FOLDER, str(home))
+    text = (UNITS / f"averaging-{name}.service").read_text().replace(FOLDER, str(home))
+    (written,) = re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
     program, *words = shlex.split(re.sub(r"\$\{(\w+)\}", lambda m: environment[m[1]], written))
     assert program == PROGRAM
     return words
 
 
 def party(home: Path, user: int) -> Start:
-    digest = digest_of(home)
+    digest = homes.digest_of(home)
     return Start(home / f"user{user}", home / "fed" / "invitation", accept=digest, patience=60.0)
 
 
-def test_units_of_operator_and_party(initiated, command: Starting, tmp_path: Path) -> None:
-    """Two other parties are threads of this process."""
+def test_units_of_operator_and_party(initiated, command, tmp_path: Path) -> None:
     home, place = initiated(port=free_port()), tmp_path / "party"
     place.mkdir()
     (place / "me").symlink_to(home / "user0")
     (place / "invitation").symlink_to(home / "fed" / "invitation")
     operator = command(words_of("operator", home))
-    own = command(words_of("party", place, DIGEST=digest_of(home)[:16]), place)
+    own = command(words_of("party", place, DIGEST=homes.digest_of(home)[:16]), place)
     until(lambda: operator.says("parties may connect"))
     with ThreadPoolExecutor(2) as pool:
         codes = pool.map(lambda user: party(home, user).run(), (1, 2))
@@ -132,30 +110,18 @@ def test_units_of_operator_and_party(initiated, command: Starting, tmp_path: Pat
     assert report["suitable_for_release"]
 
 
-def test_unit_of_an_aggregator(initiated, command: Starting) -> None:
-    home, port = initiated(**SETTINGS), free_port()
-    Home(home, addresses=(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"))
+def test_unit_of_an_aggregator(initiated, command) -> None:
+    home, port = initiated(**homes.SETTINGS), free_port()
+    homes.Home(home, addresses=(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}"))
     tls, started = trust(home / "window" / "ca.pem"), command(words_of("aggregator", home))
     until(lambda: started.says("listening"))
     with urllib.request.urlopen(f"https://127.0.0.1:{port}/healthz", context=tls) as answer:
         assert answer.status == 204
 
 
-@pytest.mark.parametrize("name", ["operator", "party", "aggregator"])
-def test_a_unit_is_started_again_only_where_that_helps_and_has_few_rights(name: str) -> None:
-    service = unit(name)
-    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
-    assert service["User"] == "averaging"
-    assert service["UMask"] == "0077"
-    for right in ("NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome"):
-        assert service[right] == "yes"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("behind_proxy", [False, True])
-def test_two_sums_of_an_operator_that_is_killed_between_them(
-    initiated, command, behind_proxy: bool, monkeypatch
-) -> None:
+def test_an_operator_killed_between_two_sums(initiated, command, behind_proxy, monkeypatch) -> None:
     """Started again it ends with a model, behind a proxy that has TLS, too; one entry counts."""
     port, own = free_port(), free_port()
     settings: dict[str, Any] = {"options": {"sums": 2}, "behind_proxy": behind_proxy}
@@ -165,7 +131,7 @@ def test_two_sums_of_an_operator_that_is_killed_between_them(
         if behind_proxy:
             write_certificate(home / "tls", ["127.0.0.1"])
             monkeypatch.setenv("SSL_CERT_FILE", str(home / "tls" / SERVER))
-            stack.enter_context(terminating(home / "tls", own, port))
+            stack.enter_context(homes.terminating(home / "tls", own, port))
             start += ["--port", str(own)]
         operator = command(start)
         until(lambda: operator.says("parties may connect"))
@@ -185,7 +151,6 @@ def test_two_sums_of_an_operator_that_is_killed_between_them(
 
 
 def words_of_container(service: str, home: Path, port: int, store: str | None) -> list[str]:
-    """Words of compose.yaml's command, with this machine's folders, ports and database."""
     text = (UNITS / "compose.yaml").read_text()
     entry = text.partition(f"\n  {service}:\n")[2].partition("command: >-\n")[2]
     program, *words = shlex.split(entry.partition("\n    volumes:")[0])
@@ -196,15 +161,6 @@ def words_of_container(service: str, home: Path, port: int, store: str | None) -
     given = given.replace("${PROXY}", "127.0.0.1")
     given = given.replace("0.0.0.0:9200", f"127.0.0.1:{free_port()}")
     return re.sub(r" /(fed|server1|window)\b", rf" {home}/\1", given).split()
-
-
-@contextmanager
-def plain_proxy(home: Path, ports: dict[int, int]) -> Iterator[None]:
-    """TLS at each port, and plain HTTP to the one behind it."""
-    with ExitStack() as stack:
-        for port, behind in ports.items():
-            stack.enter_context(terminating(home / "tls", behind, port))
-        yield
 
 
 @contextmanager
@@ -230,14 +186,18 @@ def nginx(home: Path, ports: dict[int, int]) -> Iterator[None]:
 
 
 def test_the_containers_commands_make_a_model(initiated, command, monkeypatch, capsys) -> None:
-    home = initiated(**SETTINGS, behind_proxy=True)
+    home = initiated(**homes.SETTINGS, behind_proxy=True)
     write_certificate(home / "tls", ["localhost"])
     monkeypatch.setenv("SSL_CERT_FILE", str(home / "tls" / SERVER))  # the system's authorities
     outside, inside = ({name: free_port() for name in SERVICES} for _ in range(2))
     ports = {outside[name]: inside[name] for name in SERVICES}
-    window = Home(home, addresses=tuple(f"localhost:{outside[name]}" for name in SERVICES))
+    window = homes.Home(home, addresses=tuple(f"localhost:{outside[name]}" for name in SERVICES))
     with ExitStack() as stack:
-        stack.enter_context((nginx if shutil.which("nginx") else plain_proxy)(home, ports))
+        if shutil.which("nginx"):
+            stack.enter_context(nginx(home, ports))
+        else:
+            for port, behind in ports.items():
+                stack.enter_context(homes.terminating(home / "tls", behind, port))
         server = stack.enter_context(running()) if BINARIES else None
         aggregators = [
             command(words_of_container(name, home, inside[name], server and server.url))
@@ -254,9 +214,9 @@ def test_the_containers_commands_make_a_model(initiated, command, monkeypatch, c
                 window.report(0).run()
         assert window.used(0) == 0
         capsys.readouterr()
-        link = f"https://localhost:{outside[SERVICES[0]]}/invitations/{digest_of(home)}"
+        link = f"https://localhost:{outside[SERVICES[0]]}/invitations/{homes.digest_of(home)}"
         for user in range(3):
-            Report(home / f"user{user}", link, accept=digest_of(home)).run()
+            Report(home / f"user{user}", link, accept=homes.digest_of(home)).run()
         window.collect().run()
         for each in aggregators:
             each.kill()

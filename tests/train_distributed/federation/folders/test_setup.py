@@ -7,25 +7,16 @@ import json
 import re
 import stat
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from embed import PublicTransform
-from tests.train_distributed.federation.folders.homes import (
-    OWN,
-    ROOT,
-    ROWS,
-    federation_of,
-    init_of,
-    with_config,
-)
-from tests.train_distributed.federation.folders.windows import SETTINGS
+from tests.train_distributed.federation.folders import homes
 from train_distributed.commands.federation import Join, Start, Status
 from train_distributed.commands.federation.enrolling import COLUMNS, parties_of
 from train_distributed.commands.options import RunConfig
@@ -48,11 +39,7 @@ from train_distributed.secure_sum.roll import Roll
 FILLED_IN = {"sums", "rounds", "class_noise", "components"}  # by a public rule
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def test_join_makes_one_file_to_give_out(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+def test_join_makes_one_file_to_give_out(tmp_path) -> None:
     Join(tmp_path / "me", "hospital-a", rows=50).run()
     party = Party.load(tmp_path / "me" / "hospital-a.party.json")
     keys = read_private(tmp_path / "me")
@@ -65,18 +52,17 @@ def test_join_makes_one_file_to_give_out(joined: Callable[..., list[Path]], tmp_
     Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
     again = Party.load(tmp_path / "me" / "hospital-a.party.json")
     assert (again.rows, again.verifying) == (60, party.verifying)
-    joined(1)
-    Join(tmp_path / "user0", "other", embeddings=tmp_path / "user0" / "embeddings").run()
-    assert Party.load(tmp_path / "user0" / "other.party.json").rows == ROWS
+    homes.embeddings(0).save(tmp_path / "rows")
+    Join(tmp_path / "me", "hospital-a", embeddings=tmp_path / "rows").run()
+    assert Party.load(tmp_path / "me" / "hospital-a.party.json").rows == homes.ROWS
 
 
 def test_init_writes_what_everybody_needs(initiated, capsys) -> None:
     home = initiated(deadlines=("come=3600", "answer=0.5"))
-    words = "parties have 3600 s to come, 0.5 s to answer each question and 120 s to send an answer"
-    assert words in capsys.readouterr().out
     Status(home / "fed").run()
-    assert words in capsys.readouterr().out
-    fed, federation = home / "fed", federation_of(home)
+    words = "parties have 3600 s to come, 0.5 s to answer each question and 120 s to send an answer"
+    assert capsys.readouterr().out.count(words) == 2
+    fed, federation = home / "fed", homes.federation_of(home)
     invitation = Invitation.read(fed / "invitation", federation.digest.hex()[:16])
     assert invitation.federation == federation
     assert invitation.address == "127.0.0.1:9092"
@@ -90,14 +76,13 @@ def test_init_writes_what_everybody_needs(initiated, capsys) -> None:
         assert stat.S_IMODE((fed / secret).stat().st_mode) == 0o600
     assert stat.S_IMODE(fed.stat().st_mode) == 0o700
     files = {"ca.pem", "federation.json", "operator.json", "transform.safetensors"}
-    assert names_in(fed / "invitation") == files
+    assert {path.name for path in (fed / "invitation").iterdir()} == files
     with pytest.raises(FileExistsError):
-        write_certificate(fed / "tls", list(OWN))
+        write_certificate(fed / "tls", ["127.0.0.1"])
 
 
-def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]) -> None:
-    """No user is named in what all get."""
-    home = initiated(**SETTINGS)
+def test_with_shares_everybody_gets_its_own_place(initiated) -> None:
+    home = initiated(**homes.SETTINGS)
     fed = home / "fed"
     invitation = Invitation.read(fed / "invitation")
     federation = invitation.federation
@@ -117,26 +102,16 @@ def test_with_shares_everybody_gets_its_own_place(initiated: Callable[..., Path]
     keys = read_private(server)
     assert invitation.placed(keys).identify(keys, server) == FIRST_SERVER + 1
     files = {"ca.pem", "federation.json", "operator.json", "places", "transform.safetensors"}
-    assert names_in(fed / "invitation") == files
+    assert {path.name for path in (fed / "invitation").iterdir()} == files
     agreed = (fed / "invitation" / "ca.pem").read_text()
     own = [(home / name / "tls" / "server.pem").read_text() for name in ("fed", "server1")]
     assert agreed == "".join(own)
 
 
-def test_shares_of_the_classes_are_agreed(initiated: Callable[..., Path]) -> None:
-    options = {"prior": {"b": 0.2, "a": 0.7, "c": 0.1}}
-    terms = federation_of(initiated(options=options, method="softmax")).task
-    assert terms["options"]["prior"] == [0.7, 0.2, 0.1]
-    assert terms["options"]["l2_reg"] > 0  # of the public rule, so that all users train alike
-
-
 @pytest.mark.parametrize("unit", ["record", "user"])
-def test_a_rehearsal_says_what_is_agreed_on(
-    joined, tmp_path, unit: Literal["record", "user"]
-) -> None:
-    """Its promise needs no typing; two clips are of the two sums that it has played."""
+def test_a_rehearsal_says_what_is_agreed_on(tmp_path, unit) -> None:
     config = tmp_path / "configuration.json"
-    init = init_of(tmp_path, joined(3), config=config)
+    init = homes.init_of(tmp_path, homes.join(tmp_path, 3), config=config)
     fitted = PublicTransform.load(tmp_path / "public.safetensors")
     options = {} if unit == "record" else {"user_clip": (1.5, 2.5)}
     promise = Privacy(3.0, 1e-6, unit=unit)
@@ -146,36 +121,34 @@ def test_a_rehearsal_says_what_is_agreed_on(
         with pytest.raises(ValueError, match="as config says, or be left out, got"):
             replace(init, **typed).run()
     replace(init, epsilon=3.0, honest_fraction=0.75).run()
-    task = federation_of(tmp_path).task
+    task = homes.federation_of(tmp_path).task
     assert (task["epsilon"], task["delta"], task["unit"]) == (3.0, 1e-6, unit)
     assert task["honest_fraction"] == 0.75
     assert task["options"]["sums"] == 2
     assert task["options"].get("user_clip") == (None if unit == "record" else [1.5, 2.5])
 
 
-def test_the_file_of_the_documentation_is_taken(joined, tmp_path) -> None:
-    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+def test_the_file_of_the_documentation_is_taken(tmp_path) -> None:
+    page = (homes.ROOT / "docs" / "methods.md").read_text("utf-8")
     (block,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (tmp_path / "c.json").write_text(block)
-    names = ("dog", "cat")
-    init_of(tmp_path, joined(3), class_names=names, config=tmp_path / "c.json").run()
-    task = federation_of(tmp_path).task
+    own = {"class_names": ("dog", "cat"), "config": tmp_path / "c.json"}
+    homes.init_of(tmp_path, homes.join(tmp_path, 3), **own).run()
+    task = homes.federation_of(tmp_path).task
     assert (task["method"], task["options"]["l2_reg"]) == ("softmax", 0.1)
     assert task["options"]["prior"] == [0.3, 0.7]
 
 
-def test_many_users_of_shares_are_clipped_unless_they_are_trusted(
-    joined, tmp_path, monkeypatch, capsys
-) -> None:
+def test_many_users_of_shares_are_clipped_unless_trusted(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("train_distributed.one_shot.request.MANY_USERS", 3)
-    parties = joined(3, 1)
+    parties = homes.join(tmp_path, 3, 1)
 
     def options_of(folder: str, parties: list[Path], **settings: Any) -> dict[str, Any]:
-        init_of(tmp_path, parties, folder=tmp_path / folder, epsilon=5.0, **settings).run()
-        return federation_of(tmp_path, folder).task["options"]
+        homes.init_of(tmp_path, parties, folder=tmp_path / folder, epsilon=5.0, **settings).run()
+        return homes.federation_of(tmp_path, folder).task["options"]
 
     norm = PublicTransform.load(tmp_path / "public.safetensors").clip_norm
-    clips = [round(norm * ROWS, 1), round(norm * ROWS**0.5, 1)]
+    clips = [round(norm * homes.ROWS, 1), round(norm * homes.ROWS**0.5, 1)]
     assert options_of("many", parties, protocol="shares")["user_clip"] == clips
     assert f"vectors are clipped to {clips[0]} and {clips[1]}," in capsys.readouterr().out
     assert options_of("trusted", parties, protocol="shares", trust_users=True).keys() == FILLED_IN
@@ -192,11 +165,8 @@ REFUSED = [  # parties, changes of the settings, words
     (USERS, {"hosts": ("Müller",)}, "hosts must be names or addresses"),
     (USERS, {"transform": Path("old")}, "transform must say which rows it has seen"),
     (USERS, {"trust_users": True}, "trust_users must be left out with protocol secagg"),
-    (USERS, {"deadlines": ("come=soon",)}, "deadlines: come must be a number, got soon"),
     (USERS, {"deadlines": ("comes=1",)}, "deadlines: comes must be left out, got a value"),
     (USERS, {"deadlines": ("come=nan",)}, "deadlines: come must be a number >= 0"),
-    (USERS, {"deadlines": ("come",)}, "deadlines: come must be a number, got "),
-    (USERS, {"deadlines": ("answer=-1",)}, "deadlines: answer must be a number >= 0"),
     ((*USERS, "again"), {}, r"verifying key of its own, .*hospital-0.* and .*again.* share one"),
     ((*USERS, "hospital-0"), {}, "a file twice"),
     (USERS, {"privacy": PROMISE, "options": {"rounds": 2}}, "rounds must be left out in a federat"),
@@ -211,22 +181,14 @@ REFUSED = [  # parties, changes of the settings, words
     (ALL, SHARES | {"behind_proxy": True}, "server adder-1 must join --server without --hosts"),
     (ALL, SHARES | {"privacy": Privacy(5.0, 1e-5, 0.8)}, "honest_fraction must be left out where"),
     (ALL, SHARES | {"deadlines": ("come=1",)}, "deadlines must be left out with protocol shares"),
-    (
-        ALL,
-        SHARES | {"corrupt_fraction": 0.2},
-        "corrupt_fraction must be left out with proto",
-    ),
-    (
-        ALL,
-        SHARES | {"dropout_fraction": 0.2},
-        "dropout_fraction must be left out with proto",
-    ),
+    (ALL, SHARES | {"corrupt_fraction": 0.2}, "corrupt_fraction must be left out with protocol s"),
+    (ALL, SHARES | {"dropout_fraction": 0.2}, "dropout_fraction must be left out with protocol s"),
 ]
 
 
-def test_what_init_refuses_leaves_no_folder(joined, tmp_path, monkeypatch) -> None:
+def test_what_init_refuses_leaves_no_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {path.name.partition(".")[0]: path for path in joined(3, 1)}
+    files = {path.name.partition(".")[0]: path for path in homes.join(tmp_path, 3, 1)}
     more = {"again": ("user0", "again"), "as-user": ("server1", "as-user")}
     for key, (folder, name) in (more | {"namesake": ("namesake", "hospital-1")}).items():
         Join(tmp_path / folder, name, rows=5).run()
@@ -235,9 +197,9 @@ def test_what_init_refuses_leaves_no_folder(joined, tmp_path, monkeypatch) -> No
     for parties, changes, words in REFUSED:
         settings = changes
         if "privacy" in changes:
-            settings = with_config(tmp_path / "config.json", dict(changes))
+            settings = homes.with_config(tmp_path / "config.json", dict(changes))
         with pytest.raises(ValueError, match=words):
-            init_of(tmp_path, [files[name] for name in parties], **settings).run()
+            homes.init_of(tmp_path, [files[name] for name in parties], **settings).run()
         assert not (tmp_path / "fed").exists()
 
 
@@ -250,48 +212,41 @@ def table(files: list[Path]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["files", "folder", "table", "standard input"])
-def test_parties_come_from_files_a_folder_a_table_or_standard_input(
-    kind: str, joined, tmp_path, monkeypatch
-) -> None:
-    files = joined(3, 1)
+def test_parties_come_from_files_a_folder_a_table_or_stdin(kind, tmp_path, monkeypatch) -> None:
+    files = homes.join(tmp_path, 3, 1)
     given = {"files": files, "folder": [tmp_path / "all"], "table": [tmp_path / "p.csv"]}
     (tmp_path / "all").mkdir()
     for path in files:
         (tmp_path / "all" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "p.csv").write_text(table(files))
     monkeypatch.setattr(sys, "stdin", io.StringIO(table(files)))
-    init_of(tmp_path, given.get(kind, [Path("-")]), protocol="shares").run()
+    homes.init_of(tmp_path, given.get(kind, [Path("-")]), protocol="shares").run()
     roll = Roll.read(tmp_path / "fed" / "roll")
     assert [roll[number].name for number in roll] == ["hospital-0", "hospital-1", "hospital-2"]
     assert [roll[n].key.hex() for n in roll] == [Party.load(path).verifying for path in files[:3]]
-    assert federation_of(tmp_path).names == {2**31 + 1: "adder-1"}
+    assert homes.federation_of(tmp_path).names == {2**31 + 1: "adder-1"}
 
 
-def test_a_bad_line_of_a_table_is_named(joined: Callable[..., list[Path]], tmp_path: Path) -> None:
+def test_a_bad_line_of_a_table_is_named(tmp_path) -> None:
     path = tmp_path / "p.csv"
-    head, first, second = table(joined(2)).split("\r\n")[:3]
+    head, first, second = table(homes.join(tmp_path, 2)).split("\r\n")[:3]
     renamed = second.replace("hospital-1", "hospital-9")
     for lines, words in (
         ([head, first, renamed], r"p\.csv:3: signature must be the party's own"),
         ([head, second.replace(",12,", ",13,")], r"p\.csv:2: signature must be"),
         ([head, second.replace(",12,", ",x,")], r"p\.csv:2: rows must be a whole number"),
-        ([head, second.replace(",12,", f",{'9' * 5000},")], r"p\.csv:2: rows must be"),
         ([head, first, second + ",more"], r"p\.csv:3: more must be left out"),
-        ([head, second[:40]], r"p\.csv:2: \w+ must be"),
         ([head.replace("rows", "rules")], r"p\.csv must have columns verifying, sealing, name"),
-        ([""], "must have columns"),
         ([head, '"' + second], "must be CSV in UTF-8"),
-        ([head, "x" * 200_000], "must be CSV in UTF-8"),
-        ([head, "\udcff"], "UTF-8"),
     ):
-        path.write_text("\n".join(lines), errors="surrogateescape")
+        path.write_text("\n".join(lines))
         with pytest.raises(ValueError, match=words) as refused:
             list(parties_of([path]))
         assert len(str(refused.value)) < 400
 
 
-def test_a_place_that_is_not_proved_is_refused(initiated: Callable[..., Path]) -> None:
-    home = initiated(**SETTINGS)
+def test_a_place_that_is_not_proved_is_refused(initiated) -> None:
+    home = initiated(**homes.SETTINGS)
     invitation = Invitation.read(home / "fed" / "invitation")
     keys = [read_private(home / f"user{number}") for number in range(2)]
     own, other = (place_path(invitation.folder / PLACES, k.public.verifying) for k in keys)
@@ -381,19 +336,3 @@ def test_dates_are_named(days: int, words: str, initiated, monkeypatch) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             read()
-
-
-def test_status_says_of_every_window_whether_its_time_is_over(
-    windowed, monkeypatch, capsys
-) -> None:
-    window = windowed.file.window
-    capsys.readouterr()
-    for now, words in (
-        (window.opens - 1, "not open yet"),
-        (window.opens, "open"),
-        (window.closes, "closed, its time is over"),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr("time.time", lambda now=now: now)
-            Status(windowed.home / "fed").run()
-        assert f" UTC: {words}\n" in capsys.readouterr().out

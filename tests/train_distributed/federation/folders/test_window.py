@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train_distributed.federation.folders.homes import FACTS, rows_of
-from tests.train_distributed.federation.folders.windows import SETTINGS, Home
+from tests.train_distributed.federation.folders.homes import FACTS, SETTINGS, Home, rows_of
 from train_distributed import Release
 from train_distributed.commands.federation import Status, aggregating, reporting
 from train_distributed.federation.aggregator_client import Aggregators, Refused
@@ -30,20 +29,12 @@ from train_distributed.secure_sum.opening import Opened
 from train_distributed.secure_sum.window import HELPER, LEADER
 from train_distributed.store.store import read_store
 
-Opening = Callable[..., Home]
 TWO = {"options": {"sums": 2}}
 
 
 def kept_reports(folder: Path) -> list[bytes]:
-    """Reports in the journals of a user's folder."""
     rows = [read_store(path, "journal") for path in (folder / "state").glob(f"*/{FILE}")]
     return [row.content for each in rows for row in each if row.name.endswith(".report")]
-
-
-def spent(owner: Path) -> float:
-    """Epsilon of the one entry in the ledger beside these rows, or of this operator."""
-    (record,) = Ledger.open(owner.with_suffix(".ledger")).state().records
-    return record.entry.cost.at(1e-5)
 
 
 def lines(home: Home) -> Aggregators:
@@ -72,24 +63,24 @@ def centre_of(home: Home) -> bytes:
         return read_centre(home.file.window, found.published())
 
 
-def test_from_reports_to_the_model(opened: Opening, capsys) -> None:
+def test_from_reports_to_the_model(opened, capsys) -> None:
     home = opened()
     for user in (2, 0, 0):
         home.report(user).run()
-    home.collect(status=True).run()
-    said = capsys.readouterr().out
-    assert re.search(r"^aggregator 0: \d reports(, \d waiting)?, 0 refused, open$", said, re.M)
-    assert not home.model.exists()
-    Status(home.home / "fed").run()
-    window = home.file.window
-    named = window.digest.hex()[:16]
-    assert re.search(rf"^window {named}, [^\n]* UTC: open$", capsys.readouterr().out, re.M)
-    home.collect().run()
-    assert "2 of 3 users in" in capsys.readouterr().out
-    home.collect(status=True).run()
-    assert capsys.readouterr().out.count("2 reports, 0 refused, closed\n") == 2
-    Status(home.home / "fed").run()
-    assert re.search(rf"^window {named}, [^\n]* UTC: closed$", capsys.readouterr().out, re.M)
+    window, named = home.file.window, home.file.window.digest.hex()[:16]
+    for state in ("open", "closed"):
+        capsys.readouterr()
+        home.collect(status=True).run()
+        Status(home.home / "fed").run()
+        said = capsys.readouterr().out
+        counts = rf"^aggregator 0: \d reports(, \d waiting)?, 0 refused, {state}$"
+        assert re.search(counts, said, re.M)
+        assert re.search(rf"^window {named}, [^\n]* UTC: {state}$", said, re.M)
+        assert said.count("2 reports, 0 refused, closed\n") == 2 * (state == "closed")
+        assert home.model.exists() == (state == "closed")
+        if state == "open":
+            home.collect().run()
+            assert "2 of 3 users in" in capsys.readouterr().out
     report = model_report(home)
     assert report["survivors"] == 2
     assert report["missing"] == {"user 1 (hospital-1)": "report"}
@@ -104,10 +95,7 @@ def test_from_reports_to_the_model(opened: Opening, capsys) -> None:
 
 
 @pytest.mark.parametrize("sums", [1, 2])
-def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
-    opened, monkeypatch, sums: int
-) -> None:
-    """Either aggregator adds all of the noise."""
+def test_the_model_is_that_of_the_plain_sums_and_the_planned_noise(opened, monkeypatch, sums):
     drawn: list[tuple[float, np.ndarray]] = []
 
     def recorded(std: float, size: int) -> np.ndarray:
@@ -148,7 +136,7 @@ def test_the_model_is_that_of_the_plain_sums_and_of_the_noise_that_was_planned(
     assert (len(planned), window.noise_std) == (sums, planned[0])
 
 
-def test_two_sums_of_one_window(opened: Opening, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_two_sums_of_one_window(opened, monkeypatch, capsys) -> None:
     """A user that comes for the second sum alone pays for both."""
     home = opened(**TWO)
     first_sum(home, 0, 1)
@@ -172,10 +160,11 @@ def test_two_sums_of_one_window(opened: Opening, monkeypatch: pytest.MonkeyPatch
     assert report["noise_by"] == "servers"
     assert [home.used(user) for user in range(3)] == [1, 1, 1]
     for owner in ("fed/operator", "user0/embeddings", "user2/embeddings"):
-        assert spent(home.home / owner) == pytest.approx(5.0, rel=1e-5)
+        (record,) = Ledger.open((home.home / owner).with_suffix(".ledger")).state().records
+        assert record.entry.cost.at(1e-5) == pytest.approx(5.0, rel=1e-5)
 
 
-def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened: Opening) -> None:
+def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened) -> None:
     home = opened()
     home.report(1).run()
     with pytest.raises(ValueError, match=r"TooFewUsers: users to be opened must be >= 2, got 1"):
@@ -193,9 +182,7 @@ def test_too_few_reports_are_not_opened_and_the_window_goes_on(opened: Opening) 
     assert models[0] == models[1]
 
 
-def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session(
-    opened, monkeypatch
-) -> None:
+def test_a_report_killed_before_it_was_kept_is_of_the_same_session(opened, monkeypatch) -> None:
     """One that cannot be made uses up none."""
     home, spend = opened(), reporting.spend_session
     with monkeypatch.context() as patch:
@@ -215,7 +202,6 @@ def test_a_report_that_was_killed_before_it_was_kept_is_made_in_the_same_session
 
 @pytest.mark.parametrize("sums", [1, 2])
 def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, sums: int) -> None:
-    """Without a session left it waits for nobody."""
     home = opened(options={"sums": sums})
     home.report(0, patience=0.2).run()
     other = home.changed_window(nonce=bytes(32))
@@ -224,8 +210,7 @@ def test_a_user_reports_in_as_many_windows_as_sessions_were_agreed(opened, sums:
     assert home.used(0) == 1
 
 
-def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened: Opening) -> None:
-    """In another window or the same one: the ledger beside the rows remembers."""
+def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened) -> None:
     home = opened()
     home.report(0).run()
     beside = Ledger.open(home.home / "user0" / "embeddings.ledger")
@@ -237,7 +222,7 @@ def test_a_user_whose_state_is_lost_gives_nothing_away_twice(opened: Opening) ->
         assert not kept_reports(home.home / "user0")
 
 
-def test_a_window_that_was_changed_gets_no_report(windowed: Home) -> None:
+def test_a_window_that_was_changed_gets_no_report(windowed) -> None:
     for changes, words in (
         ({"minimum": 1}, "must be of federation"),
         ({"dimension": 7}, "must be of federation"),

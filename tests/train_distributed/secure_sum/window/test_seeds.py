@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.train_distributed.secure_sum.window.conftest import window_of
-from tests.train_distributed.secure_sum.window.rolls import make_roll
+from tests.train_distributed.secure_sum.window.conftest import make_roll, window_of
 from train_distributed.proofs import field
 from train_distributed.secure_sum.aggregator import AGGREGATORS, COMMIT, OPEN, Helper, write_order
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, ProtocolError, TooFewUsers

@@ -103,11 +103,7 @@ NAMED = {  # at which message, what; whether the session goes on without a secon
     "no key shares": (Kind.KEY_SHARES, _payload(lambda p: b""), True),
     "packets nobody opens": (Kind.KEY_SHARES, _undecryptable, False),
     "one packet of small order": (Kind.KEY_SHARES, _packets(lambda p: SMALL + p[32:], ONE), False),
-    "one packet unsigned": (
-        Kind.KEY_SHARES,
-        _packets(_flipped(-1), ONE, signed=False),
-        False,
-    ),
+    "one packet unsigned": (Kind.KEY_SHARES, _packets(_flipped(-1), ONE, signed=False), False),
     "shares that are not as shown": (Kind.KEY_SHARES, _packets(_other_hashes), False),
     "shares of no secret": (Kind.KEY_SHARES, _no_secret, True),
     "short vector": (Kind.MASKED, _payload(_cut), True),

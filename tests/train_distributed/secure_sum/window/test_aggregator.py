@@ -144,10 +144,8 @@ def test_an_altered_answer_of_the_helper_is_not_believed(make_service) -> None:
     service = make_service()
     service.send(0)
     before: list[bytes] = []
-    with pytest.raises(BadSignature):
-        service.leader.work(
-            lambda job: service.helper.prepare(job)[:-1] + b"\xff"
-        )  # no signature ends so
+    with pytest.raises(BadSignature):  # no signature ends in 0xff
+        service.leader.work(lambda job: service.helper.prepare(job)[:-1] + b"\xff")
     service.send(1)
     service.leader.work(lambda job: before.append(service.helper.prepare(job)) or before[0])
     for user in (2, 3):  # as many as before

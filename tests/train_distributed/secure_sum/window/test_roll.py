@@ -91,9 +91,7 @@ def test_a_node_is_no_line() -> None:
     assert roll.root != hashlib.sha256(b"\0" + leaves).digest()
 
 
-def test_a_key_or_a_name_twice_is_found_and_others_are_told_apart(
-    monkeypatch,
-) -> None:
+def test_a_key_or_a_name_twice_is_found_and_others_are_told_apart(monkeypatch) -> None:
     monkeypatch.setattr(module, "PIECE", 8)
     for first, second in [(0, 1), (3, 19), (18, 20), (0, 20)]:
         for what, words in (("key", "a key"), ("name", "a name")):

@@ -160,21 +160,10 @@ def test_every_user_is_as_likely_on_a_list() -> None:
 
 
 def _lists(generator: np.random.Generator, w: int, corrupt: int, degree: int) -> NDArray[np.bool_]:
-    """(h, w) bool: whom each honest user has on its list; the first users are corrupt.
-
-    Floyd's sampling without repetition, a step for all lists at once. Place `corrupt + i` of user
-    i's own row stands for user w - 1, and the two change places at the end.
-    """
-    honest = w - corrupt
-    chosen = np.zeros(honest * w, bool)
-    start = np.arange(honest) * w
-    for last in range(w - 1 - degree, w - 1):
-        drawn = start + generator.integers(0, last + 1, len(start), dtype=np.uint16)
-        chosen[np.where(chosen[drawn], start + last, drawn)] = True
-    own = start + corrupt + np.arange(honest)
-    chosen[start + w - 1] = chosen[own]
-    chosen[own] = False
-    return chosen.reshape(-1, w)
+    """(h, w) bool: whom each honest user has on its list; the first users are corrupt."""
+    rank = generator.random((w - corrupt, w))
+    rank[np.arange(w - corrupt), np.arange(corrupt, w)] = 1.0  # nobody is on its own list
+    return rank <= np.sort(rank, 1)[:, degree - 1 : degree]
 
 
 def _greedy(chosen: NDArray[np.bool_], corrupt: int, graph: Degree) -> tuple[int, int]:

@@ -1,10 +1,4 @@
-"""`secagg` gives the plain sum modulo 2^64, bit for bit; what an adversary sees says nothing else.
-
-An audit runs a protocol from outside and reports what it finds wrong, of plausible mistakes, too.
-
-Views, constructively: all randomness is recorded; the inputs are changed; the streams that the
-adversary cannot expand are replaced by exactly the difference; every byte it sees stays the same.
-"""
+"""`secagg` gives the plain sum modulo 2^64, bit for bit; an adversary sees nothing else."""
 
 import functools
 import itertools
@@ -277,7 +271,10 @@ def _secagg_run(inputs: Words, dropped: int):
 
 
 def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum():
-    """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest."""
+    """6 users: 5 drops out after sharing keys, 4 colludes with the server, 0 to 3 are honest.
+
+    Inputs change, and streams that the adversary cannot expand by the difference: no byte it sees.
+    """
     corrupt, dropped, honest = 4, 5, range(4)
     first = np.random.default_rng(2).integers(0, 2**64, (6, D), np.uint64)
     second = first.copy()

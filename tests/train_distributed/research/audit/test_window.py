@@ -1,8 +1,4 @@
-"""The audit attacks real windows: reports with proofs, two aggregators, one of them corrupt.
-
-All users but one are corrupt: the attacker knows what they send, and sends for them. It also has
-the leader, whose noise it takes off the opened sum. What is left hides the last user's record.
-"""
+"""The audit attacks real windows: it has all but one user, and the leader with its noise."""
 
 import math
 from collections.abc import Iterator

@@ -354,15 +354,9 @@ def test_a_vector_is_asked_for_when_it_is_masked_and_spent_when_signed(liar: Lia
 
 LIAR = 0
 # Whatever has the right length is a statement that its sender may make.
-OPAQUE = (
-    *(Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.SURVIVORS),
-    *(Kind.COMPLAINT, Kind.DEFENCE, Kind.EXPOSED),  # see the insiders' tests
-)
+OPAQUE = ["ADVERTISE", "KEY_SHARES", "MASKED", "SURVIVORS", "COMPLAINT", "DEFENCE", "EXPOSED"]
 PUBLIC = (Kind.ADVERTISE, Kind.AGREED, Kind.COMPLAINT)
-QUESTIONS = (
-    *(Kind.NEIGHBOURS, Kind.INBOX, Kind.SURVIVORS, Kind.UNMASK, Kind.ACCUSED),
-    Kind.CONVICTED,
-)
+QUESTIONS = ["NEIGHBOURS", "INBOX", "SURVIVORS", "UNMASK", "ACCUSED", "CONVICTED"]
 # So are whole messages of others in another order, or fewer of them; bytes of their payloads.
 PASSED_ON = {Kind.NEIGHBOURS: ADVERTISE_BYTES, Kind.ACCUSED: COMPLAINT_BYTES}
 FALSE = (Kind.CONVICTED, Kind.EXPOSED)  # there if user 0 advertises another commitment
@@ -394,7 +388,7 @@ class Fuzzer:
             machine._advert = Advert(payload[:64] + bytes(32) + payload[96:])
             message = self.parties.sign(kind, LIAR, EVERYONE, machine._advert.payload)
         if (kind, user) == (self.target, self.victim):
-            self._send(message, kind in QUESTIONS)
+            self._send(message, kind.name in QUESTIONS)
         return message
 
     def _send(self, message: bytes, question: bool) -> None:
@@ -456,7 +450,7 @@ def may_say(kind: Kind, payload: bytes, found: bytes) -> bool:
             [each[i : i + size] for i in range(0, len(each), size)] for each in (found, payload)
         )
         return len(said) == len(set(said)) and set(said) <= set(known)
-    return kind in OPAQUE and len(found) == len(payload)
+    return kind.name in OPAQUE and len(found) == len(payload)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -42,12 +42,6 @@ def test_no_amplification_where_a_record_used_once_is_cheaper():
     assert found == accounting.noise_multiplier(1.0, 1e-5)
 
 
-def test_unequal_rates_cost_between_their_extremes():
-    rates = ((0.01,) * 60, (0.01,) * 30 + (0.02,) * 30, (0.02,) * 60)
-    low, mixed, high = (amplification.composed_epsilon(2.0, 1e-5, each) for each in rates)
-    assert low < mixed <= high
-
-
 def exact_log_moment(power, s):
     """ln T_j of an even j: the two ends of the proof, summed with 400 digits."""
     with mpmath.workdps(400):

@@ -22,7 +22,7 @@ from train_distributed.secure_sum.wire import Kind, payload_of
 W, D, INSIDER = 7, 5, 2
 VECTORS = np.random.default_rng(0).integers(0, 2**64, (W, D), np.uint64)
 FRACTIONS: dict[str, Any] = {"corrupt_fraction": 0.2, "dropout_fraction": 0.2}
-GRAPH = FRACTIONS | {"dropout_fraction": 0.3}
+GRAPH: dict[str, Any] = FRACTIONS | {"dropout_fraction": 0.3}
 SMALL = bytes([1]) + bytes(31)  # a point of order 1 on the curve
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.ports import free_port
-from tests.train_distributed.secure_sum.window.rolls import make_roll
+from tests.train_distributed.secure_sum.window.conftest import make_roll
 from train_distributed.federation.documents.certificates import AGREED, SERVER, write_certificate
 from train_distributed.federation.documents.place import ROLL
 from train_distributed.federation.documents.private_keys import write_party

@@ -1,6 +1,7 @@
-"""The sampler has the law it claims; submissions are the integers plus exactly its draws."""
+"""Noise has the law that it claims; integers add up to the real sum, plus exactly its draws."""
 
 import math
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -9,10 +10,16 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from train_distributed.privacy import discrete_gaussian as module
+from train_distributed.privacy import float_noise
 from train_distributed.privacy.discrete_gaussian import add_noise, discrete_gaussian
+from train_distributed.privacy.fixed_point import FixedPoint, is_power_of_two
 
 EDGE = math.nextafter(1 / module.BLOCK_PER_STD, 0)  # the largest s whose blocks are one integer
 STDS = [5e-324, 1e-3, 0.3, EDGE, 0.85, 1.0, 3.7, 1e4 / 3, 2.0**40 / 3, 2.0**53]
@@ -199,3 +206,115 @@ def test_what_cannot_be_drawn_is_refused(std: float) -> None:
         add_noise(np.zeros((2, 2), np.uint64), 1.0)
     with pytest.raises(ValueError, match="count must be >= 0, got -1"):
         discrete_gaussian(1.0, -1)
+
+
+GENERATORS = {"seeded": lambda: torch.Generator().manual_seed(4), "system": lambda: None}
+LEVEL = 1e-6  # the system's numbers differ every time: one false alarm in a million runs
+
+
+@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
+def test_uniform_and_normal(make):
+    uniform = float_noise.uniform((20_000,), make())
+    assert 0 < uniform.min() < uniform.max() < 1
+    assert scipy.stats.kstest(uniform.numpy(), "uniform").pvalue > LEVEL
+    normal = float_noise.normal((2, 10_000), make())
+    assert scipy.stats.kstest(normal.flatten().numpy(), "norm").pvalue > LEVEL
+
+
+@pytest.mark.parametrize("make", GENERATORS.values(), ids=GENERATORS)
+@pytest.mark.parametrize("dimension", [1, 2, 3, 50])
+def test_exponential_norm_has_gamma_length_and_uniform_direction(make, dimension):
+    vectors = float_noise.exponential_norm((20_000, dimension), make())
+    length = vectors.norm(dim=-1)
+    assert scipy.stats.kstest(length.numpy(), "gamma", args=(dimension,)).pvalue > LEVEL
+    if dimension == 1:
+        assert abs(float((vectors > 0).double().mean()) - 0.5) < 0.02
+        return
+    # On the sphere in R^d, (1 + u_1)/2 is Beta((d-1)/2, (d-1)/2); along any fixed axis too.
+    half = (dimension - 1) / 2
+    for axis in (torch.eye(dimension)[-1], torch.ones(dimension) / math.sqrt(dimension)):
+        cosine = (vectors / length[:, None]) @ axis.double()
+        shares = ((1 + cosine) / 2).numpy()
+        assert scipy.stats.kstest(shares, "beta", args=(half, half)).pvalue > LEVEL
+    # Length and direction are independent.
+    assert abs(float(torch.corrcoef(torch.stack([length, vectors[:, 0] / length]))[0, 1])) < 0.05
+
+
+def test_half_the_noise_fails_the_same_test():
+    halved = 0.5 * float_noise.exponential_norm((20_000, 5), torch.Generator().manual_seed(4))
+    length = halved.norm(dim=-1).numpy()
+    assert scipy.stats.kstest(length, "gamma", args=(5,)).pvalue < LEVEL
+
+
+def test_a_generator_is_reproducible_and_the_system_is_not():
+    seeded = [float_noise.normal((5,), GENERATORS["seeded"]()) for _ in range(2)]
+    assert torch.equal(*seeded)
+    assert not torch.equal(float_noise.normal((5,), None), float_noise.normal((5,), None))
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_the_rarest_words_stay_inside_the_open_interval(monkeypatch, byte) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: byte * count)
+    assert 0 < float_noise.uniform((3,), None)[0] < 1
+    assert float_noise.normal((3,), None).isfinite().all()
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.integers(1, 200), st.integers(-30, 10), st.floats(0, 1e6), st.integers(0, 2**32 - 1))
+def test_the_modular_sum_is_the_sum_of_the_rounded_values(parties, exponent, bound, seed) -> None:
+    step = 2.0**exponent
+    x = np.random.default_rng(seed).uniform(-bound, bound, (parties, 3))
+    x[:, 0], x[:, 1] = bound, -bound  # the extremes, all at once
+    code = FixedPoint(step, bound, parties)
+    total = np.zeros(3, np.uint64)
+    for row in x:
+        total += code.encode(row)
+    exact = [sum(round(v / step) for v in column) for column in x.T.tolist()]
+    assert total.view(np.int64).tolist() == exact
+    assert code.decode(total) == pytest.approx(x.sum(0), abs=parties * step / 2 + 1e-9 * bound)
+
+
+def test_the_largest_admitted_sum_does_not_wrap() -> None:
+    step, parties = 1.0, 2**10
+    bound = 2.0**53 - 16
+    code = FixedPoint(step, bound, parties)
+    total = np.full(1, np.uint64(0))
+    for _ in range(parties):
+        total += code.encode([bound])
+    assert int(total.view(np.int64)[0]) == parties * int(bound)
+    FixedPoint(1.0, 0.0, 10, noise_std=2.0**55)
+
+
+@pytest.mark.parametrize("value", [1.0 + 1e-9, -2.0, math.nan, math.inf, -math.inf])
+def test_a_value_beyond_the_bound_is_refused_not_clipped(value: float) -> None:
+    with pytest.raises(ValueError, match=r"\|x\| <= bound=1"):
+        FixedPoint(2.0**-20, 1.0, 3).encode([0.0, value])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((0.0, 1.0, 3), "step must be finite and > 0, got 0.0"),
+        ((math.nan, 1.0, 3), "step must be finite and > 0, got nan"),
+        ((1.0, -1.0, 3), r"bound must be in \[0, inf\), got -1.0"),
+        ((1.0, math.inf, 3), r"bound must be in \[0, inf\), got inf"),
+        ((1.0, 1.0, 0), "parties must be >= 1, got 0"),
+        ((1.0, 1.0, 1, -2.0), r"noise_std must be in \[0, inf\), got -2.0"),
+        ((1.0, 2.0**53, 2**10), r"must be < 2\^63, got"),
+        ((1.0, 0.0, 22, 2.0**56), r"noise_std=7\.2"),
+    ],
+)
+def test_impossible_fields_are_named(fields: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FixedPoint(*fields)  # pyright: ignore[reportArgumentType]
+
+
+def test_only_uint64_is_decoded() -> None:
+    with pytest.raises(ValueError, match="total must be uint64, got int64"):
+        FixedPoint(1.0, 1.0, 1).decode(np.zeros(2, np.int64))
+
+
+def test_powers_of_two_are_known_as_others_round_when_they_divide() -> None:
+    assert all(map(is_power_of_two, [2.0**-1022, 2.0**-20, 0.5, 1.0, 2.0**1023]))
+    others = [0.3, 3.0, 0.0, -2.0, math.nextafter(1.0, 2), math.inf, math.nan]
+    assert not any(map(is_power_of_two, others))

@@ -1,5 +1,6 @@
 """The integer release is never claimed more private than it is, and costs under 0.1 %."""
 
+import functools
 import math
 
 import mpmath
@@ -20,6 +21,11 @@ def _pmf(std: float, reach: int) -> np.ndarray:
     z = np.arange(-reach, reach + 1)
     mass = np.exp(-(z**2) / (2 * std**2))
     return mass / mass.sum()
+
+
+def _sum_of(law: np.ndarray, count: int) -> np.ndarray:
+    """Law of the sum of so many draws."""
+    return functools.reduce(np.convolve, [law] * count)
 
 
 @settings(derandomize=True, deadline=None, max_examples=25)
@@ -66,32 +72,33 @@ def test_any_admitted_step_is_charged_more_than_the_float_path(shrink, h, d, eps
 
 
 def test_the_theorems_terms_at_coarse_noise_by_hand() -> None:
-    """Noise of 2 steps: every term is visible, so a dropped one would show."""
+    """Noise of one step: e^ζ shows in delta and 2 ζ in epsilon, so that no term is dropped."""
     release = DiscreteGaussian(
-        local_std=2.0, step=1.0, sensitivity=3.0, honest=9, dimension=4, rounded_users=2
+        local_std=1.0, step=1.0, sensitivity=3.0, honest=20, dimension=4, rounded_users=2
     )
     with mpmath.workdps(60):
-        terms = sum(
-            mpmath.exp(-2 * mpmath.pi**2 * 4 * mpmath.mpf(k) / (k + 1)) for k in range(1, 9)
-        )
+        terms = sum(mpmath.exp(-2 * mpmath.pi**2 * mpmath.mpf(k) / (k + 1)) for k in range(1, 20))
         zeta = 4 * (5 * terms + 5 * mpmath.exp(-2 * mpmath.pi**2 * 16))
         assert release.log_zeta == pytest.approx(float(mpmath.log(zeta)), rel=1e-12)
-    assert release.noise_multiplier == pytest.approx(math.sqrt(9 * 4 - 16) / (3 + 2 * 2))
+    assert release.noise_multiplier == pytest.approx(math.sqrt(20 - 16) / (3 + 2 * 2))
     z = float(zeta)
+    assert 1e-5 < z < 1e-1
     continuous = accounting.delta(1 - 2 * z, release.noise_multiplier)
     assert release.delta(1.0) == pytest.approx(math.exp(z) * continuous, rel=1e-12)
-    assert release.epsilon(release.delta(1.0)) == pytest.approx(1.0, rel=1e-9)
+    spent = accounting.epsilon(math.exp(-z) * 1e-5, release.noise_multiplier)
+    assert release.epsilon(1e-5) == pytest.approx(spent + 2 * z, rel=1e-9)
+    many = {"honest": 100_000, "dimension": 1, "rounded_users": 0}
+    local = accounting.noise_multiplier(1.0, 1e-5) / math.sqrt(100_000)
+    planned = for_promise(1.0, 1e-5, sensitivity=1.0, step=local / 1.1, **many)
+    assert 1e-6 < math.exp(planned.log_zeta) < 1e-4  # more would hide in its own slack
+    assert planned.epsilon(1e-5) <= 1.0
 
 
 @pytest.mark.parametrize("std", [0.75, 1.0, 1.25])
 @pytest.mark.parametrize("parties", [2, 3, 8])
 def test_a_sum_of_discrete_gaussians_is_within_its_share_of_zeta(std: float, parties: int) -> None:
     """Step 2 of the proof, checked on the exact laws, and not vacuously."""
-    reach = 60
-    law = _pmf(std, reach)
-    total = law
-    for _ in range(parties - 1):
-        total = np.convolve(total, law)
+    total = _sum_of(_pmf(std, 60), parties)
     middle = len(total) // 2
     near = slice(middle - 2 * parties, middle + 2 * parties + 1)
     ratio = np.abs(np.log(total[near] / _pmf(math.sqrt(parties) * std, middle)[near])).max()
@@ -104,11 +111,8 @@ def test_a_sum_of_discrete_gaussians_is_within_its_share_of_zeta(std: float, par
 @pytest.mark.parametrize("shift", [5, 15])
 def test_the_claimed_delta_covers_the_exact_one_of_the_integer_sum(shift: int) -> None:
     """d = 1, noise of 6 steps, integer inputs `shift` apart: the hockey-stick sum is exact."""
-    std, honest, reach = 6.0, 6, 100
-    law = _pmf(std, reach)
-    total = law
-    for _ in range(honest - 1):
-        total = np.convolve(total, law)
+    std, honest = 6.0, 6
+    total = _sum_of(_pmf(std, 100), honest)
     p = np.pad(total, (shift, 0))
     q = np.pad(total, (0, shift))
     release = DiscreteGaussian(

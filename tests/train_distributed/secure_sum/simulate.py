@@ -178,15 +178,12 @@ def simulate_sum(
     corrupt_fraction: float = 0.1,
     dropout_fraction: float = 0.2,
 ) -> SumResult:
-    """Sums the users' vectors by protocol `secagg`.
+    """Sums the users' (w, d) vectors by protocol `secagg`.
 
     Args:
-        vectors: (w, d) uint64, one row per user, w >= 2.
         drop: stage (0 advertise keys, 1 share keys, 2 masked input, 3 unmask) -> users whose
             message of that stage, and of later ones, never comes.
         minimum: m_min, fewest users whose sum is opened; default more than half.
-        corrupt_fraction: see `choose_degree`.
-        dropout_fraction: likewise.
     """
     w, last = len(vectors), dict[int, int]()
     for stage, dropped in sorted((drop or {}).items(), reverse=True):

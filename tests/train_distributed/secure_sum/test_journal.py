@@ -7,11 +7,7 @@ import pytest
 
 from tests.train_distributed.secure_sum.simulate import VolatileJournal
 from train_distributed.secure_sum.errors import AlreadyOpened
-from train_distributed.secure_sum.journal import (
-    DurableJournal,
-    Journal,
-    ResumedJournal,
-)
+from train_distributed.secure_sum.journal import DurableJournal, Journal, ResumedJournal
 
 SESSION = b"s" * 32
 

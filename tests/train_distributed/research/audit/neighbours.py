@@ -1,7 +1,4 @@
-"""Changes where one record is replaced: other rows, sums before noise, reports.
-
-Pictures are written as their owners hold them, in every format that `embed run` reads.
-"""
+"""Changes where one record is replaced: other rows, sums before noise, reports; of every format."""
 
 import contextlib
 import csv
@@ -22,7 +19,7 @@ from PIL import Image
 from embed import EmbeddingSet, PublicTransform
 from embed.engines import trial_pictures
 from embed.hold_out import By, random_keys, with_held_out
-from embed.run import Exclude, Run
+from embed.run import Exclude
 from embed.store import columns
 from embed.water_filling import Centre
 from pretrain.datasets import ImageSet
@@ -146,8 +143,7 @@ def _npz_files(records: Records, folder: Path, classes: Sequence[str]) -> str:
 
 
 def _arrays(folder: Path, records: Records, **pictures: Any) -> str:
-    users = np.array([record.user for record in records])
-    labels = np.array([record.label for record in records])
+    labels, users = [record.label for record in records], [record.user for record in records]
     np.savez(folder / "set.npz", **pictures, y_train=labels, writer_train=users)
     return str(folder / "set.npz")
 
@@ -181,8 +177,8 @@ def _web_dataset(records: Records, folder: Path, classes: Sequence[str]) -> str:
     with tarfile.open(folder / "set.tar", "w") as tar:
         for r in records:
             members = {"png": r.data, "cls": r.label.encode(), "user": r.user.encode()}
-            for extension, data in members.items():
-                member = tarfile.TarInfo(f"{r.name}.{extension}")
+            for kind, data in members.items():
+                member = tarfile.TarInfo(f"{r.name}.{kind}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
     return f"wds:{folder / 'set.tar'}"
@@ -190,12 +186,11 @@ def _web_dataset(records: Records, folder: Path, classes: Sequence[str]) -> str:
 
 def _leaf(records: Records, folder: Path, classes: Sequence[str]) -> str:
     """Federated EMNIST's classes take the place of the records', in their order."""
-    users: dict[str, dict[str, list[Any]]] = {}
+    users = defaultdict[str, dict[str, list[Any]]](lambda: {"x": [], "y": []})
     for record in records:
-        held = users.setdefault(record.user, {"x": [], "y": []})
         grey = decode(record.data, record.name, size=EMNIST_SIDE).mean(2) / 255
-        held["x"].append(grey.flatten().tolist())
-        held["y"].append(classes.index(record.label))
+        users[record.user]["x"].append(grey.flatten().tolist())
+        users[record.user]["y"].append(classes.index(record.label))
     for split in ("train", "test"):
         (folder / split).mkdir()
     content = {"users": list(users), "user_data": users}
@@ -260,13 +255,13 @@ def differing(first: Any, second: Any, at: str = "") -> list[str]:
     """Places in which two reports differ, those of the noised sum left out."""
     if at in OF_THE_SUM:
         return []
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        found = [
-            differing(first.get(name), second.get(name), f"{at}.{name}".strip("."))
-            for name in sorted(first.keys() | second.keys())
-        ]
-        return [place for places in found for place in places]
-    return [] if first == second else [at]
+    if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
+        return [] if first == second else [at]
+    return [
+        place
+        for name in sorted(first.keys() | second.keys())
+        for place in differing(first.get(name), second.get(name), f"{at}.{name}".strip("."))
+    ]
 
 
 @dataclass(frozen=True)
@@ -312,11 +307,12 @@ class PipelineAudit:
     def embedded(self, source: str, records: Records, **options: Any) -> EmbeddingSet:
         """The set that `embed run` makes of the records, in a new directory."""
         place = self.folder / f"{len(list(self.folder.iterdir())):04d}"
-        place.mkdir()
         given = write_source(source, records, place / "source", self.classes)
-        given |= {**self.encoder, **options, "skip_unreadable": True, "out": place / "rows"}
+        return self._run(place, **given, **options, skip_unreadable=True)
+
+    def _run(self, place: Path, **options: Any) -> EmbeddingSet:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            RunBy(**given).run()
+            RunBy(**{**self.encoder, **options, "out": place / "rows"}).run()
         return EmbeddingSet.open(place / "rows")
 
     def neighbours(self, source: str, **options: Any) -> Iterator[tuple[str, EmbeddingSet]]:
@@ -333,9 +329,7 @@ class PipelineAudit:
         place.mkdir()
         pixels = trial_pictures(200, RESIZE, RESIZE).permute(0, 2, 3, 1).numpy()
         np.savez(place / "set.npz", x_train=pixels, y_train=np.arange(200) % 5)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            Run(data=str(place / "set.npz"), **self.encoder, out=place / "rows").run()
-        return EmbeddingSet.open(place / "rows")
+        return self._run(place, data=str(place / "set.npz"))
 
 
 def checks(

@@ -1,8 +1,4 @@
-"""Exact privacy losses of rounds: ADMM's messages, and learning messages of a client of Charter.
-
-Of ADMM one node is watched, whose neighbours send zeros, as an adversary may. Noise densities are
-known in closed form, so the log-likelihood ratio, the best test there is, is computed exactly.
-"""
+"""Exact privacy losses: of an ADMM node whose neighbours send zeros, and of a client of Charter."""
 
 import math
 from dataclasses import dataclass, replace

@@ -53,7 +53,9 @@ def test_intervals_are_those_of_clopper_and_pearson(hits: int, trials: int) -> N
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 0.05), (1.0, 1e-5), (1.0, 0.1), (8.0, 1e-6)])
-def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> None:
+def test_bounds_of_exact_rates_are_the_promise_and_no_power_proves_nothing(
+    epsilon: float, delta: float
+) -> None:
     """With infinitely many trials either bound attains ε of a Gaussian sum; no cut exceeds it."""
     mu = 1 / accounting.noise_multiplier(epsilon, delta)
     cuts = np.linspace(-8, 8, 8001)  # the best one lies at 5.99 at most
@@ -63,9 +65,6 @@ def test_bounds_of_exact_rates_are_the_promise(epsilon: float, delta: float) -> 
     assert max(found) <= epsilon * (1 + 1e-9)
     middle = gaussian_epsilon(float(norm.sf(-mu / 2)), float(norm.sf(mu / 2)), delta)
     assert middle == pytest.approx(epsilon, rel=1e-6)
-
-
-def test_no_power_proves_nothing() -> None:
     for bound in (epsilon_of_test, gaussian_epsilon):
         assert (bound(0.4, 0.5, 1e-5), bound(1.0, 0.0, 1e-5)) == (0, math.inf)
 
@@ -123,10 +122,8 @@ def test_neighbours_differ_in_what_is_protected(unit, group_size: int) -> None:
         changed = (pair.first.embeddings != pair.second.embeddings).any(1)
         changed |= pair.first.labels != pair.second.labels
         touched = np.flatnonzero(changed)
-        if unit == "user":
-            assert set(pair.first.users[touched]) <= set(range(7 - group_size, 7))
-        else:
-            assert len(touched) <= group_size
+        assert unit == "record" or set(pair.first.users[touched]) <= set(range(7 - group_size, 7))
+        assert unit == "user" or len(touched) <= group_size
         assert touched.min() >= 7 * 2 - group_size * (2 if unit == "user" else 1)
         assert set(pair.first.users[touched]).isdisjoint([*federation.dishonest, 2])
 
@@ -237,11 +234,19 @@ def test_the_command_says_so_and_exits_with_it(call, tmp_path, monkeypatch) -> N
     saved = json.loads((tmp_path / "good" / "audit.json").read_text())
     assert saved["audits"][0]["claim"] == {"epsilon": 8.0, "delta": 1e-5, "gaussian": True}
     right = mechanism.gaussian
-    monkeypatch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 5, g))
-    code, printed, _ = call("audit", *words.split(), "--out", "bad")
+    with monkeypatch.context() as patch:
+        patch.setattr(mechanism, "gaussian", lambda size, std, g: right(size, std / 5, g))
+        code, printed, _ = call("audit", *words.split(), "--out", "bad")
     assert code == 1
     assert "BROKEN" in printed
     assert json.loads((tmp_path / "bad" / "audit.json").read_text())["broken"] == 1
+    code, printed, error = call("audit --method svm --canaries 64 --trials 20 --out both")
+    assert (code, error) == (0, "")
+    assert "by one run" in printed
+    (saved,) = json.loads((tmp_path / "both" / "audit.json").read_text())["audits"]
+    assert (saved["canaries"], saved["trials"]) == (64, 20)
+    bounds = [saved[name] for name in ("one_run", "clopper_pearson", "gaussian")]
+    assert saved["epsilon_at_least"] == max(bounds)
 
 
 @pytest.mark.parametrize(
@@ -387,29 +392,6 @@ def test_a_canary_attains_the_stated_sensitivity_in_every_sum(options: dict) -> 
         assert together == pytest.approx(math.sqrt(MANY) * moved / 2, rel=far)
 
 
-@pytest.mark.parametrize("options", [{}, TWO], ids=["one sum", "two sums"])
-def test_a_right_release_is_not_broken_and_most_of_its_promise_is_found(options: dict) -> None:
-    found = attack(discriminant(1.0, options=options), canaries=CANARIES)
-    assert not found.broken
-    assert found.epsilon > 0.45
-    json.dumps(found.as_dict(), allow_nan=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, TWO], ids=["one sum", "two sums"])
-@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
-def test_twenty_seeds_stay_below_the_claim(epsilon: float, options: dict) -> None:
-    """Each at 99 %, so that two of 20 above it are no chance; at 1, most of the claim."""
-    target = discriminant(epsilon, options=options)
-    found = [
-        audit_once(target, canaries=CANARIES, confidence=0.99, seed=seed).epsilon
-        for seed in range(20)
-    ]
-    print(f"epsilon {epsilon:g}, {1 + len(options) // 2} sums: {min(found):.3f}, {max(found):.3f}")
-    assert sum(each > epsilon for each in found) <= 1
-    assert epsilon != 1 or min(found) >= 0.45
-
-
 def no_factor_2(patch: pytest.MonkeyPatch) -> None:
     right, first = class_moments.least_squares_sensitivity, FeatureSum.record_sensitivity
     patch.setattr(class_moments, "least_squares_sensitivity", lambda *given: right(*given) / 2)
@@ -433,14 +415,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(name, marks=[pytest.mark.slow] * ("two sums" in name)) for name in FAULTS],
-)
+PLANTED = [pytest.param(name, marks=[pytest.mark.slow] * ("two sums" in name)) for name in FAULTS]
+
+
+@pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found_in_one_release(fault: str, monkeypatch) -> None:
     plant, target = FAULTS[fault]
     right, promised = canaries_of(target), target.federation.privacy.epsilon
     assert right <= promised
+    assert promised > 1 or right > 0.45
     plant(monkeypatch)
     wrong = canaries_of(target)
     print(f"{fault}: promised {promised:g}, {right:.2f} without it, {wrong:.2f} with it")
@@ -460,17 +443,6 @@ def test_the_first_of_two_sums_counts() -> None:
     assert 0 < right.mu_per_sum[0] < math.sqrt(0.1) * whole
     assert right.mu_per_sum[1] < math.sqrt(0.9) * whole
     assert right.epsilon <= 8
-
-
-def test_both_bounds_are_in_the_table_and_in_the_report(call, tmp_path) -> None:
-    words = "--method svm --canaries 64 --trials 20 --out both"
-    code, printed, error = call("audit", *words.split())
-    assert (code, error) == (0, "")
-    assert "by one run" in printed
-    (saved,) = json.loads((tmp_path / "both" / "audit.json").read_text())["audits"]
-    assert (saved["canaries"], saved["trials"]) == (64, 20)
-    bounds = [saved[name] for name in ("one_run", "clopper_pearson", "gaussian")]
-    assert saved["epsilon_at_least"] == max(bounds)
 
 
 def test_where_one_release_proves_nothing_it_is_by_trials() -> None:

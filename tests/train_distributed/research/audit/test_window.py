@@ -1,8 +1,4 @@
-"""The audit attacks real windows: reports with proofs, two aggregators, one of them corrupt.
-
-All users but one are corrupt: the attacker knows what they send, and sends for them. It also has
-the leader, whose noise it takes off the opened sum. What is left hides the last user's record.
-"""
+"""The audit attacks real windows: it has all but one user, and the leader with its noise."""
 
 import math
 from collections.abc import Iterator
@@ -37,12 +33,6 @@ class WindowTarget(Target):
     folder: Path = field(kw_only=True)
     honest: bool = field(kw_only=True)
     numbers: Iterator[int] = field(default_factory=count)
-
-    @classmethod
-    def of(cls, folder: Path, *, honest: bool = True) -> "WindowTarget":
-        """Three users with a row each."""
-        where = WorstCase(3, 1, 1, 2, PROMISE)
-        return cls("discriminant", where, folder=folder, honest=honest)
 
     def opened(self, data: EmbeddingSet) -> Tensor:
         """(D,) the opened sum without the leader's noise."""
@@ -86,21 +76,28 @@ class WindowTarget(Target):
         return encoder, words, max(encoder.norm_bounds(statistic, users.sizes))
 
 
+def window(folder: Path, *, honest: bool = True) -> WindowTarget:
+    """Three users with a row each."""
+    return WindowTarget(
+        "discriminant", WorstCase(3, 1, 1, 2, PROMISE), folder=folder, honest=honest
+    )
+
+
 def test_the_noise_of_one_server_alone_keeps_the_promise(tmp_path: Path) -> None:
-    target = WindowTarget.of(tmp_path)
+    target = window(tmp_path)
     data = next(iter(target.federation.neighbours())).first
     seen = torch.stack([target.opened(data) - target.noiseless(data) for _ in range(12)])
     encoder, *_ = target._words(data)
     spread = 5 / math.sqrt(2 * seen.numel())
     assert float(seen.std()) == pytest.approx(encoder.local_std, rel=spread)
-    bare = WindowTarget.of(tmp_path / "bare", honest=False)
+    bare = window(tmp_path / "bare", honest=False)
     assert torch.equal(bare.opened(data), target.noiseless(data))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("honest", "trials"), [(True, 250), (False, 160)])
 def test_real_windows_keep_the_promise_unless_noise_is_left_out(tmp_path, honest, trials) -> None:
-    found = attack(WindowTarget.of(tmp_path, honest=honest), trials=trials)
+    found = attack(window(tmp_path, honest=honest), trials=trials)
     print(f"honest: {honest}, promised {found.claim.epsilon:.2f}, at least {found.epsilon:.2f}")
     assert found.broken is not honest
     assert found.epsilon > 1  # the attack sees something

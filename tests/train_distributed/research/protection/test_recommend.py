@@ -30,7 +30,7 @@ def constants(tau, budget=0.4, c1=0.6):
 @pytest.mark.parametrize("m", [1, 7690, 10**6])
 @pytest.mark.parametrize("tau", [1e-12, 1e-4, 0.01, 0.3, 0.5, 0.9, 1 - 1e-9])
 @pytest.mark.parametrize("delta", [1e-12, 1e-3, 5e8])
-def test_each_power_solves_its_own_constraint(m, tau, delta):
+def test_each_mechanism_solves_its_own_constraint(m, tau, delta):
     mpmath.mp.dps = 60
     for mechanism in POWERS:
         optimum = constants(tau).solve(0.4, mechanism, FormulaInputs(m, delta))
@@ -45,15 +45,10 @@ def test_each_power_solves_its_own_constraint(m, tau, delta):
         }[mechanism.name]
         assert abs(optimum.log_parameter - exact) <= 1e-9
         assert -math.expm1(-m * float(excess)) == pytest.approx(optimum.tau, rel=1e-9)
-
-
-@pytest.mark.parametrize("tau", [1e-12, 1e-4, 0.01])
-def test_randomisation_solves_its_constraint(tau):
-    given = FormulaInputs(1, inverse_variances=8769.0)
-    optimum = constants(tau).solve(0.4, mechanisms.Randomisation, given)
-    assert optimum.parameter is not None
-    lhs = math.log(optimum.parameter) + math.log(8769.0) - math.log(100)
-    assert lhs == pytest.approx(math.log(optimum.tau), abs=1e-9)
+    if tau <= 0.01:
+        given = FormulaInputs(1, inverse_variances=8769.0)
+        optimum = constants(tau).solve(0.4, mechanisms.Randomisation, given)
+        assert optimum.parameter == pytest.approx(100 * optimum.tau / 8769.0, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +144,9 @@ def test_the_bounds_of_leakage_hold_however_clients_and_records_differ():
         shape = draw.choice([0.05, 0.3, 1.0, 5.0], size=records + 1)
         p = draw.dirichlet(shape, clients)
         q = draw.dirichlet([0.05] * records + [draw.choice([0.1, 3.0])], clients)
-        value = leakage.root_js(p, q).mean()
+        found = leakage.root_js(p, q)
+        assert np.allclose(found, jensenshannon(p.T, q.T))
+        value = found.mean()
         attack, blind = 1 - p[:, -1].mean(), 1 - q[:, -1].mean()
         assert abs(attack - blind) / math.sqrt(2) <= value + 1e-12
         assert value <= leakage._concave(min(1.0, attack + blind)) + 1e-12
@@ -197,15 +194,6 @@ def test_repeated_attacks_on_one_model_do_not_narrow_the_interval():
     assert once.interval() == often.interval()
     blind = Recoveries(often.hits, shared=False)
     assert np.ptp(blind.interval()) < np.ptp(often.interval())
-
-
-def test_root_js_against_its_definition():
-    generator = np.random.default_rng(0)
-    p, q = generator.dirichlet(np.ones(5), 20), generator.dirichlet(np.ones(5), 20)
-    expected = [jensenshannon(a, b) for a, b in zip(p, q, strict=True)]
-    assert np.allclose(leakage.root_js(p, q), expected)
-    apart = leakage.root_js(np.array([1.0, 0]), np.array([0, 1.0]))
-    assert apart == pytest.approx(math.sqrt(math.log(2)))
 
 
 def point(mechanism, parameter, leaked, loss, megabits, high=None):

@@ -102,13 +102,6 @@ def test_the_audit_stays_below_the_promise_and_catches_little_noise(method):
 SETS = ["--embeddings", "private", "--public", "public", "--out", "out"]
 
 
-@pytest.fixture
-def sets(tmp_path):
-    """A private and a public set, where SETS looks for them."""
-    rows(3).save(tmp_path / "private")
-    rows(3, seed=1, test=0).save(tmp_path / "public")
-
-
 @pytest.mark.usefixtures("sets")
 def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
     method = "admm-primal"
@@ -126,7 +119,7 @@ def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("admm-dual --edges pieces", "graph must be connected, got 2 pieces"),
+        ("admm-dual --edges pieces", "graph must be connected, got 6 pieces"),
         ("admm-dual --edges words", "edges must be two numbers a line, got 'a b' in line 1"),
         ("admm-dual --edges nowhere", "nowhere: No such file or directory"),
         ("admm-dual --noise discrete", "noise must be 'float' for method 'admm-dual'"),

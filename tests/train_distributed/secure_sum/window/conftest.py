@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.train_distributed.secure_sum.window.rolls import make_roll
 from train_distributed.secure_sum.aggregator import (
     AGGREGATORS,
     COMMIT,
@@ -20,15 +19,26 @@ from train_distributed.secure_sum.aggregator import (
     write_order,
 )
 from train_distributed.secure_sum.errors import ProtocolError
-from train_distributed.secure_sum.keys import PrivateKeys
+from train_distributed.secure_sum.keys import KEY_BYTES, PrivateKeys
 from train_distributed.secure_sum.opening import Opened, combine
 from train_distributed.secure_sum.report_store import ReportStore
 from train_distributed.secure_sum.reports import check_acknowledgement, make_report
-from train_distributed.secure_sum.roll import Roll
+from train_distributed.secure_sum.roll import USER, Roll
 from train_distributed.secure_sum.window import HELPER, LEADER, Window, WindowWithKeys
 from train_distributed.store.sql import open_sql
 
 OPENS, CLOSES, BOUND = 1000, 2000, 5000
+
+
+def make_roll(
+    keys: Sequence[bytes], rows: Sequence[int], names: Sequence[str] | None = None
+) -> Roll:
+    """Roll of users in the order of their numbers."""
+    lines = np.zeros(len(keys), USER)
+    lines["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+    lines["rows"] = rows
+    lines["name"] = [f"user-{i}" for i in range(len(keys))] if names is None else names
+    return Roll(lines)
 
 
 def window_of(
@@ -108,15 +118,11 @@ class Service:
 
     @property
     def leader(self) -> Leader:
-        machine = self.machines[LEADER]
-        assert isinstance(machine, Leader)
-        return machine
+        return cast(Leader, self.machines[LEADER])
 
     @property
     def helper(self) -> Helper:
-        machine = self.machines[HELPER]
-        assert isinstance(machine, Helper)
-        return machine
+        return cast(Helper, self.machines[HELPER])
 
     def report(
         self, user: int, vector: NDArray[np.int64] | None = None, bound: int | None = None
@@ -175,8 +181,3 @@ def make_service(tmp_path: Path) -> Callable[..., Service]:
         return Service.of(tmp_path / folder, range(1, w + 1), d, minimum)
 
     return make
-
-
-@pytest.fixture
-def vector() -> Callable[..., NDArray[np.int64]]:
-    return vector_of

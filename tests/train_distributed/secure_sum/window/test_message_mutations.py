@@ -1,8 +1,4 @@
-"""Every message of the service, changed anywhere: refused by name, and nothing else happens.
-
-A stranger changes bytes; an insider signs what it changed, so that what follows the signature is
-reached as well. `MUTATIONS=100000` is the long run's number.
-"""
+"""Messages of the service, changed by a stranger or signed by an insider, are refused by name."""
 
 import asyncio
 import functools
@@ -105,22 +101,17 @@ def recorded_at_the_end(service: Service) -> tuple[dict[str, Message], np.ndarra
     orders = [write_order(service.window, COMMIT, commits[:1], service.keys[LEADER])]
     orders.append(write_order(service.window, OPEN, commits, service.keys[LEADER]))
     openings = [machine.order(orders[1]) for machine in service.machines.values()]
-    found: dict[str, Message] = {}
-    for number, machine in service.machines.items():
-        for order, what in zip(orders, ("COMMIT with a set", "OPEN"), strict=True):
-            found[f"{what} to {number - LEADER}"] = Message(order, machine.order)
+    found = {
+        f"{what} to {number - LEADER}": Message(order, machine.order)
+        for number, machine in service.machines.items()
+        for order, what in zip(orders, ("COMMIT with a set", "OPEN"), strict=True)
+    }
     found["set"] = Message(commits[0], lambda m: combine(service.window, m, openings))
     found["set of the helper"] = Message(commits[1], lambda m: combine(service.window, m, openings))
-    for place in range(2):
-
-        def opened(message: bytes, place: int = place) -> None:
-            combine(
-                service.window, commits[0], [*openings[:place], message, *openings[place + 1 :]]
-            )
-
-        found[f"share of {place}"] = Message(openings[place], opened)
-    total = combine(service.window, commits[0], openings).total.view(np.int64)
-    return found, total
+    opened = functools.partial(combine, service.window, commits[0])
+    found["share of 0"] = Message(openings[0], lambda m: opened([m, openings[1]]))
+    found["share of 1"] = Message(openings[1], lambda m: opened([openings[0], m]))
+    return found, opened(openings).total.view(np.int64)
 
 
 def refuse(messages: dict[str, Message], count: int, draw: random.Random) -> None:
@@ -187,10 +178,10 @@ def resigned(service: Service, count: int) -> None:
     before = state(service)
     for number in range(count):
         kind = number % 3
+        added = list[Any]()
         if kind == 0:  # the leader's job about a user that the helper does not know
             payload = changed(item, draw, others)
             message = write(window, Kind.JOB, LEADER, HELPER, payload, keys[LEADER].signing)
-            added = list[Any]()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(service.stores[HELPER], "add", lambda *g, to=added: not to.append(g))
                 attempt(lambda m=message: service.helper.prepare(m))
@@ -199,11 +190,8 @@ def resigned(service: Service, count: int) -> None:
         elif kind == 1:  # the helper's verdicts
             payload = changed(payload_of(verdicts), draw, others)
             message = write(window, Kind.VERDICTS, HELPER, LEADER, payload, keys[HELPER].signing)
-            added = list[Any]()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(
-                    service.stores[LEADER], "decide", lambda *given, to=added: to.append(given)
-                )
+                patch.setattr(service.stores[LEADER], "decide", lambda *g, to=added: to.append(g))
                 attempt(lambda m=message: service.leader.work(lambda _: m))
             for reasons, total in added:
                 assert bool(total.any()) == (not any(reasons.values()))

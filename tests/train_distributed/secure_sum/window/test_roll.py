@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.train_distributed.secure_sum.window.rolls import make_roll
+from tests.train_distributed.secure_sum.window.conftest import make_roll
 from train_distributed.secure_sum import roll as module
 from train_distributed.secure_sum.keys import PrivateKeys
 from train_distributed.secure_sum.roll import USER, Roll, User
@@ -30,9 +30,8 @@ def merkle_tree_hash(lines: list[bytes]) -> bytes:
     k = 1
     while 2 * k < n:
         k *= 2
-    return hashlib.sha256(
-        b"\1" + merkle_tree_hash(lines[:k]) + merkle_tree_hash(lines[k:])
-    ).digest()
+    both = merkle_tree_hash(lines[:k]) + merkle_tree_hash(lines[k:])
+    return hashlib.sha256(b"\1" + both).digest()
 
 
 @pytest.mark.parametrize("block", [2, 4, 256])
@@ -46,11 +45,8 @@ def test_the_hash_is_that_of_the_rfc_and_every_place_is_proved(block, monkeypatc
             user = roll.placed(number)
             assert len(user.proof) <= int(w - 1).bit_length()
             assert user.root(number, w) == roll.root
-            assert (user.key, user.rows, user.name) == (
-                roll.lines[number]["key"].tobytes(),
-                roll.lines[number]["rows"],
-                f"user-{number}",
-            )
+            key, rows, _ = roll.lines[number]
+            assert (user.key, user.rows, user.name) == (key.tobytes(), rows, f"user-{number}")
 
 
 @pytest.mark.parametrize("w", [1, 2, 3, 6, 7, 8, 13])
@@ -90,14 +86,12 @@ def test_a_node_is_no_line() -> None:
     """A line is longer than two hashes, and hashed after another first byte and a label."""
     assert USER.itemsize > 64
     roll = a_roll(2)
-    leaves = b"".join(
-        hashlib.sha256(b"\0" + LABEL + each.tobytes()).digest() for each in roll.lines
-    )
+    leaves = b"".join(merkle_tree_hash([LABEL + each.tobytes()]) for each in roll.lines)
     assert roll.root == hashlib.sha256(b"\1" + leaves).digest()
     assert roll.root != hashlib.sha256(b"\0" + leaves).digest()
 
 
-def test_a_key_twice_is_found_wherever_it_stands_and_a_name_too(monkeypatch) -> None:
+def test_a_key_or_a_name_twice_is_found_and_others_are_told_apart(monkeypatch) -> None:
     monkeypatch.setattr(module, "PIECE", 8)
     for first, second in [(0, 1), (3, 19), (18, 20), (0, 20)]:
         for what, words in (("key", "a key"), ("name", "a name")):
@@ -110,12 +104,8 @@ def test_a_key_twice_is_found_wherever_it_stands_and_a_name_too(monkeypatch) -> 
     Roll(lines).check_distinct("key")
     assert [Roll(lines).find(line["key"].tobytes()) for line in lines] == list(range(21))
     assert Roll(lines).find(lines["key"][0, :8].tobytes() + bytes(24)) is None
-
-
-def test_names_that_differ_in_their_ends_only_are_told_apart() -> None:
     names = [f"{'x' * 30}-{number:05d}" for number in range(2000)]
-    keys = [hashlib.sha256(name.encode()).digest() for name in names]
-    roll = make_roll(keys, [1] * 2000, names)
+    roll = make_roll(list(a_roll(2000).lines["key"]), [1] * 2000, names)
     roll.check_distinct("name")
     assert roll.has_name(names[-1])
     assert not roll.has_name("x")
@@ -129,17 +119,14 @@ def test_an_aggregator_has_the_roll_that_was_agreed_on(make_service) -> None:
     twice = roll.lines.copy()
     twice["key"][2] = twice["key"][0]
     other = replace(window, sizes=window.sizes | {4: (2, 9)}, minimum=1)
+    regrouped = replace(window, sizes={3: (1, 9), 4: (1, 9), 5: (2, 9)})
     for changed, lines, words in (
         (window, roll.lines[::-1].copy(), "roll must have the hash"),
         (window, roll.lines[:3], "users on the roll must be 4, got 3"),
         (replace(window, roll=Roll(twice).root), twice, "a key of its own"),
         (replace(window, roll=with_server.root), with_server.lines, "one is user 3's"),
         (other, roll.lines, "users on the roll must be 5"),
-        (
-            replace(window, sizes={3: (1, 9), 4: (1, 9), 5: (2, 9)}),
-            roll.lines,
-            "as many users of each size",
-        ),
+        (regrouped, roll.lines, "as many users of each size"),
     ):
         with pytest.raises(ValueError, match=words):
             WindowWithKeys(changed, Roll(lines))

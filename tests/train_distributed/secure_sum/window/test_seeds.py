@@ -1,9 +1,8 @@
 """Windows in a seed: the real aggregators and reports on simulated disks, lines and clocks.
 
-Every user sends a one-hot vector and noise is a multiple of `NOISE`, so that what a sum holds can
-be read off it: a 2 is a report that was added twice, a hole one that was lost, another multiple a
-second draw. From its seed alone a run decides who acts next, which messages are lost, doubled or
-come late, and at which commit of a transaction an aggregator is killed, just before or just after.
+Users send one-hot vectors, noise is a multiple of `NOISE`: a 2 in the sum is a report added twice,
+a hole a lost one, another multiple a second draw. The seed decides who acts, what is lost, late or
+doubled, and at which commit of a transaction an aggregator is killed, before or after it.
 
 To replay a seed: `python -c "import tests.train_distributed.secure_sum.window.test_seeds as t;
 t.run(SEED)"`.
@@ -21,8 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.train_distributed.secure_sum.window.conftest import window_of
-from tests.train_distributed.secure_sum.window.rolls import make_roll
+from tests.train_distributed.secure_sum.window.conftest import make_roll, window_of
 from train_distributed.proofs import field
 from train_distributed.secure_sum.aggregator import AGGREGATORS, COMMIT, OPEN, Helper, write_order
 from train_distributed.secure_sum.errors import NotYet, OutOfOrder, ProtocolError, TooFewUsers
@@ -109,12 +107,7 @@ def prepared(number: int, user: int, message: bytes) -> Any:
 
 
 class Federation:
-    """One run.
-
-    Args:
-        draw: decides all that happens.
-        chances: aggregator -> what becomes of it at each commit (default: `draw` decides).
-    """
+    """One run; `chances` are what becomes of an aggregator at each commit (default: a draw)."""
 
     def __init__(
         self, draw: random.Random, chances: Mapping[int, Callable[[], float]] | None = None
@@ -136,11 +129,7 @@ class Federation:
             self._boot(number)
 
     def run(self) -> None:
-        """Acts until the sum was opened twice.
-
-        Raises:
-            Wrong: something does not hold.
-        """
+        """Acts until the sum was opened twice; raises Wrong where something does not hold."""
         actions = [self._report] * 6 + [self._job] * 4 + [self._stray, self._tick, self._collect]
         for _ in range(MOST_STEPS):
             self._random.choice(actions)()
@@ -379,13 +368,7 @@ class Fair(random.Random):
 
 
 class WholeWindow(Federation):
-    """From the first report to two openings; whoever was killed is asked again.
-
-    Args:
-        victim: aggregator that is killed.
-        at: at this transaction of its, from 0.
-        fate: what `Disk` makes of it.
-    """
+    """From the first report to two openings; the victim is killed at one of its transactions."""
 
     def __init__(self, victim: int, at: int, fate: float) -> None:
         self.transactions = 0

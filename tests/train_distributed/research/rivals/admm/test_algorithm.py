@@ -1,6 +1,5 @@
 """ADMM against its limit and the paper's listing; audits that know its noise; rows of UCI Adult."""
 
-import gzip
 import itertools
 import math
 from dataclasses import replace
@@ -434,20 +433,6 @@ def test_no_step_is_further_from_its_problem_than_is_charged(of, held):
 @pytest.mark.parametrize("of", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_learners_of_many_rounds_end_or_say_why_not(of, held):
     held("rounds", 10 * of, check_learner)
-
-
-HEADER = "age, workclass, fnlwgt, education-num, capital-gain, capital-loss, hours-per-week, Salary"
-
-
-def test_adult_rows_are_scaled_one_hot_and_of_norm_one(tmp_path):
-    path = tmp_path / "adult.data.gz"
-    people = "50, State-gov, 750000, 16, 0, 0, 50, <=50K", "25, ?, 0, 1, 100000, 0, 100, >50K"
-    path.write_bytes(gzip.compress("\n".join([HEADER, *people, "", ""]).encode()))
-    x, labels = read_adult(path)
-    assert labels.tolist() == [0, 1]
-    rows = [[1, 0.5, 0, 1, 0.5, 1, 0, 0, 0.5], [1, 0.25, 1, 0, 0, 0, 1, 0, 1]]  # "?" is first
-    expected = torch.tensor(rows, dtype=torch.float64)
-    assert torch.allclose(x, expected / expected.norm(dim=1, keepdim=True))
 
 
 def test_the_real_file(reference_data):

@@ -52,27 +52,12 @@ def test_reaches_scipys_optimum(dimension, seed):
     planes = vaidya.cutting_planes(dimension, 20.0)
     x, found = next(planes), np.inf
     for _ in range(20 * dimension + 40):
+        assert np.abs(x).max() < 20
         found = min(found, value(x))
         if found <= lowest + 1e-6:
             break
         x = planes.send(gradient(x))
     assert found <= lowest + 1e-6
-
-
-def test_no_cut_removes_the_minimiser():
-    """Of max_i a_i·(x - x*), whose least value is 0 as the a_i have mean 0."""
-    draw = np.random.default_rng(1)
-    slopes = draw.normal(size=(15, 5))
-    slopes -= slopes.mean(0)
-    centre = draw.uniform(-0.5, 0.5, size=5)
-    planes = vaidya.cutting_planes(5, 1.0)
-    x = next(planes)
-    for _ in range(60):
-        slope = slopes[np.argmax(slopes @ (x - centre))]
-        assert -slope @ centre >= -slope @ x - 1e-12  # the minimiser is on the side that is kept
-        assert np.abs(x).max() < 1
-        x = planes.send(slope)
-    assert (slopes @ (x - centre)).max() < (slopes @ -centre).max()
 
 
 def test_a_zero_gradient_ends_the_search():

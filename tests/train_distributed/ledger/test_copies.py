@@ -4,13 +4,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from embed import EmbeddingSet
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed.__main__ import MENU
-from train_distributed.commands.counting import Merge, Reserve, Show
+from train_distributed.commands.counting import Merge, Show
 from train_distributed.ledger.ledger import Ledger, Limit
 
 COPY = r"ledger must be {original}, which counts for all copies, got its copy .*: --ledger "
@@ -43,7 +41,6 @@ def chosen(embeddings: Path, given: Path | None = None) -> Ledger:
 def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, place, capsys) -> None:
     copy = copied(original, tmp_path / place)
     beside = Ledger.beside(copy)
-    words = COPY.format(original=original.path)
     for write in (
         lambda: chosen(copy),
         lambda: beside.reserve(GAUSSIAN),
@@ -51,31 +48,18 @@ def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, pla
         lambda: beside.spend(beside.state().records[0].id),
         lambda: beside.merge(original),
     ):
-        with pytest.raises(ValueError, match=words) as refused:
+        with pytest.raises(ValueError, match=COPY.format(original=original.path)) as refused:
             write()
         assert "\n" not in str(refused.value)
     assert beside.state() == original.state()
-    Show(ledger=beside.path).run()
-    assert f"a copy: what counts is {original.path}, which may" in capsys.readouterr().out
-    Show(ledger=original.path).run()
-    assert "a copy" not in capsys.readouterr().out
+    for shown in (beside, original):
+        Show(ledger=shown.path).run()
+        said = f"a copy: what counts is {original.path}, which may"
+        assert (said in capsys.readouterr().out) is (shown is beside)
     chosen(copy, original.path).reserve(GAUSSIAN)  # as the error says
     chosen(tmp_path / "mine").reserve(GAUSSIAN)
     assert len(original.state().records) == 3
     assert len(beside.state().records) == 1
-
-
-def test_the_rows_of_a_copied_set_can_be_reserved_in_the_original_by_hand(tmp_path) -> None:
-    for name in ("mine", "copy"):
-        EmbeddingSet(embeddings=np.eye(2), labels=np.arange(2)).save(tmp_path / name)
-    given = {"embeddings": tmp_path / "mine", "epsilon": 1.0, "delta": 1e-5}
-    Reserve(**given).run()
-    shutil.copy(tmp_path / "mine.ledger", tmp_path / "copy.ledger")
-    given |= {"embeddings": tmp_path / "copy"}
-    with pytest.raises(ValueError, match=f"--ledger {tmp_path}/mine.ledger$"):
-        Reserve(**given).run()
-    Reserve(ledger=tmp_path / "mine.ledger", **given).run()
-    assert len(Ledger.open(tmp_path / "mine.ledger").state().records) == 2
 
 
 def test_a_ledger_that_has_a_limit_only_is_known_as_a_copy_too(tmp_path) -> None:
@@ -151,11 +135,7 @@ def test_ledgers_of_unrelated_rows_are_merged_whatever_the_limit(original, tmp_p
 
 
 def test_what_cannot_be_merged_is_refused(original, tmp_path) -> None:
-    for other in (
-        original.path,
-        tmp_path / "nowhere.ledger",
-        tmp_path / ".." / tmp_path.name / "n",
-    ):
+    for other in (original.path, tmp_path / "nowhere.ledger"):
         with pytest.raises(ValueError, match="other must be another ledger that exists, got"):
             Merge(ledger=original.path, other=other).run()
     assert len(original.state().records) == 1

@@ -34,14 +34,9 @@ def test_what_is_reserved_counts_whether_or_not_it_is_spent(ledger) -> None:
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
     ledger.spend(first)
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
-    second = ledger.reserve(GAUSSIAN)
-    assert first != second
+    assert ledger.reserve(GAUSSIAN) != first
     assert spent(ledger) == pytest.approx(1.465, rel=1e-3)
     assert [r.spent for r in ledger.state().records] == [True, False]
-
-
-def test_only_what_is_reserved_is_spent_and_once(ledger) -> None:
-    ledger.spend(first := ledger.reserve(GAUSSIAN))
     for id, words in (("", UNKNOWN), ("0" * 16, UNKNOWN), (first, "not spent yet")):
         with pytest.raises(ValueError, match=words):
             ledger.spend(id)
@@ -210,17 +205,15 @@ def test_many_at_once_stay_within_the_limit(ledger) -> None:
         ledger.reserve(GAUSSIAN)
 
 
-def test_the_ledger_of_a_set_lies_beside_it_and_outlives_it(tmp_path, monkeypatch) -> None:
+def test_the_ledger_of_a_set_lies_beside_it(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "mine.ledger"
-    for name in ("mine", "mine/", "./mine", str(tmp_path / "mine"), "mine/."):
-        assert Ledger.beside(Path(name)).path == place
     (tmp_path / "link").symlink_to("mine")
-    assert Ledger.beside(Path("link")).path == place
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "mine/", "./mine", str(tmp_path / "mine"), "mine/.", "link"):
+        assert Ledger.beside(Path(name)).path == tmp_path / "mine.ledger"
     chosen = Ledger.chosen(None, Path("mine"))
     assert chosen is not None
-    assert chosen.path == place
+    assert chosen.path == tmp_path / "mine.ledger"
     assert Ledger.chosen(Path("none"), Path("mine")) is None
 
 
@@ -242,20 +235,16 @@ def test_rows_that_another_ledger_counts_are_refused(tmp_path, change) -> None:
 
 
 def test_what_a_result_says_of_its_entry(ledger) -> None:
-    id = ledger.reserve(GAUSSIAN)
-    told = ledger.report(id)
+    told = ledger.report(id := ledger.reserve(GAUSSIAN))
     assert json.loads(json.dumps(told)) == told
-    assert told["entry"] == id
-    assert told["file"] == "rows.ledger"
+    assert (told["entry"], told["file"]) == (id, "rows.ledger")
     assert told["epsilon_total"] == pytest.approx(1.0, rel=1e-4)
     bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
     assert ledger.report(ledger.reserve(bare))["epsilon_total"] == "not private"
 
 
 def test_another_release_of_a_set_is_called_so(ledger) -> None:
-    assert ledger.release_kind("d") == "release"
-    ledger.reserve(replace(GAUSSIAN, data="d", kind="evaluation"))
-    assert ledger.release_kind("d") == "release"
-    ledger.reserve(replace(GAUSSIAN, data="d"))
-    assert ledger.release_kind("d") == "re-release"
+    for kind, expected in (("evaluation", "release"), ("release", "re-release")):
+        ledger.reserve(replace(GAUSSIAN, data="d", kind=kind))
+        assert ledger.release_kind("d") == expected
     assert ledger.release_kind("e") == "release"

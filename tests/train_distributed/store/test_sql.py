@@ -1,8 +1,8 @@
 """The same aggregators on PostgreSQL: several workers, kills of workers and of the database."""
 
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def stores(server: Server, service: Service, count: int) -> dict[int, list[ReportStore]]:
     """As many connections as processes would have, to the state of either aggregator."""
-    digest = os.urandom(4).hex()
-    return {
-        number: [
-            ReportStore(Postgresql(server.url, f"a{number}_{digest}"), service.enrolled, number)
-            for _ in range(count)
-        ]
-        for number in (LEADER, HELPER)
-    }
+    found, digest = {}, os.urandom(4).hex()
+    for number in (LEADER, HELPER):
+        opened = [Postgresql(server.url, f"a{number}_{digest}") for _ in range(count)]
+        found[number] = [ReportStore(each, service.enrolled, number) for each in opened]
+    return found
 
 
 def make_service(folder: Path, users: int = 4) -> Service:
@@ -96,7 +93,6 @@ def test_workers_of_one_state_share_the_work_and_add_every_report_once(server, t
     held = stores(server, service, workers)
     for store in (*held[LEADER], *held[HELPER]):
         store.close()  # this thread's connection
-    sent, failed = [], list[BaseException]()
 
     def make(kind: type, number: int, place: int):
         store, keys = held[number][place], service.keys[number]
@@ -105,25 +101,18 @@ def test_workers_of_one_state_share_the_work_and_add_every_report_once(server, t
     def work(place: int) -> None:
         leader, helper = make(Leader, LEADER, place), make(Helper, HELPER, place)
         try:
-            own = range(place, users, workers)
-            reports = [service.report(user) for user in own]
+            reports = [service.report(user) for user in range(place, users, workers)]
             for report in reports:
                 leader.take([report, report])
-                sent.append(leader.work(helper.prepare))
+                leader.work(helper.prepare)
             while leader.work(helper.prepare):
                 pass
-        except BaseException as error:
-            failed.append(error)
         finally:
             for each in held.values():
                 each[place].close()
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
     for number, kind in ((LEADER, Leader), (HELPER, Helper)):
         service.stores[number] = held[number][0]
         service.machines[number] = make(kind, number, 0)

@@ -65,28 +65,6 @@ def test_of_many_racing_claims_one_wins(path) -> None:
         assert sum(pool.map(claim, range(32))) == 1
 
 
-def _claims(path: Path, first: int, out) -> None:
-    for number in range(first, first + 8):
-        try:
-            with Store(path, "store") as store:
-                store.claim(str(number), b"")
-            out.put(number)
-        except Claimed:
-            pass
-
-
-def test_processes_that_race_claim_each_name_once(path) -> None:
-    context = multiprocessing.get_context("fork")
-    out = context.Queue()
-    workers = [context.Process(target=_claims, args=(path, first, out)) for first in (0, 0, 4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    assert sorted(out.get(timeout=9) for _ in range(12)) == list(range(12))
-    assert len(contents(path)) == 12
-
-
 def test_killed_at_any_statement_it_holds_a_transaction_or_nothing_of_it(path, tmp_path) -> None:
     """Copies of the disk at each statement, as a kill would leave it."""
     with Store(path, "store") as store:

@@ -130,8 +130,7 @@ def test_rows_that_were_trained_on(released: Release, rows: EmbeddingSet) -> Non
 def test_nobody_counts_the_training_rows_that_are_let_in(released: Release, rows) -> None:
     """The number would be exact, and no ε covers it: nothing but the sum may depend on it."""
     x = np.array(rows.embeddings)
-    train, held = np.flatnonzero(rows.split == 0), np.flatnonzero(rows.split == 2)
-    x[train[:3]] = x[held[:3]]
+    x[np.flatnonzero(rows.split == 0)[:3]] = x[np.flatnonzero(rows.split == 2)[:3]]
     reports = [
         evaluate(released, replace(rows, embeddings=each, meta={}), SOME, overlap="add").report
         for each in (rows.embeddings, x)
@@ -169,9 +168,8 @@ def test_users_that_drop_out(released: Release, rows: EmbeddingSet) -> None:
 
 
 def test_clusters_widen_intervals(released: Release, rows: EmbeddingSet) -> None:
-    alone, whole = (
-        evaluate(released, rows, NONE, sampling=by).estimates.accuracy for by in ("rows", "users")
-    )
+    found = (evaluate(released, rows, NONE, sampling=by) for by in ("rows", "users"))
+    alone, whole = (each.estimates.accuracy for each in found)
     assert whole.high - whole.low > 1.8 * (alone.high - alone.low)  # sqrt(5 rows of every user)
 
 

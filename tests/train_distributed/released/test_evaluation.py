@@ -219,9 +219,7 @@ def drawn(
         ([50] * 60, [0.95] * 60, 1.0),
     ],
 )
-def test_balanced_accuracy_and_recalls_are_covered(
-    sizes: list[int], recalls: list[float], noise: float
-) -> None:
+def test_balanced_accuracy_and_recalls_are_covered(sizes, recalls, noise: float) -> None:
     truth, found = float(np.mean(recalls)), drawn(sizes, recalls, noise, 500)
     means = [shares.mean() for shares in found]
     assert np.mean([each.low <= truth <= each.high for each in means]) >= LEAST

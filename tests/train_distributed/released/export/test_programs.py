@@ -35,7 +35,6 @@ from train_distributed.released.export import (
     run_torch,
     save_onnx,
     save_torch,
-    scaling_matrix,
     some_pictures,
     trace,
 )
@@ -152,18 +151,6 @@ def test_a_file_with_a_known_encoder_is_as_predict(tmp_path, kind, name, preproc
     encoder = build_encoder(name, weights="random" if "timm" in name else None)
     released = learned(encoder, preprocess, size)
     check(save(kind, released, encoder, size, tmp_path), released, encoder, size)
-
-
-@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest-exact"])
-@pytest.mark.parametrize(("side", "target"), [(32, 128), (50, 32), (224, 96), (7, 5), (9, 9)])
-def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -> None:
-    x = torch.rand(2, 3, side, 40, generator=torch.Generator().manual_seed(0))
-    antialias = mode != "nearest-exact" and target < side
-    options = {"antialias": antialias} if antialias else {}
-    expected = functional.interpolate(x, size=(target, 23), mode=mode, **options)
-    rows = scaling_matrix(side, target, mode, antialias=antialias)
-    columns = scaling_matrix(40, 23, mode, antialias=antialias)
-    assert torch.allclose(rows @ x @ columns.T, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +50,6 @@ MAIN = """
 import json, sys
 from train_distributed.__main__ import main
 
-reference = sys.argv[1] == "reference"
 for line in json.load(open("lines.json")):
     sys.argv[1:] = line.split()
     try:
@@ -60,13 +58,6 @@ for line in json.load(open("lines.json")):
         code = stop.code
     if code:
         sys.exit(f"{line}: {code}")
-
-if reference:
-    from docs.site import hooks
-    from train_distributed import commands
-
-    assert "## careful\\n\\nTrain as `run` does" in hooks._commands()
-    assert "half: Take half of it." in commands.careful.__doc__
 """
 SETS = "--embeddings mine --public public --epsilon 5"
 PICTURES = "--layout user-class --encoder pooled.safetensors"
@@ -110,8 +101,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     method = method.partition("if __name__")[0]
     (folder / "program.py").write_text(encoder + method + COMMAND + MAIN)
     (folder / "lines.json").write_text(json.dumps(LINES))
-    (folder / "docs").symlink_to(ROOT / "docs")
-    command = [sys.executable, "program.py", "reference" if find_spec("mkdocs") else "none"]
+    command = [sys.executable, "program.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout

@@ -181,7 +181,6 @@ CARD = "card --model model"
 
 @pytest.fixture
 def model(sets, tmp_path) -> Path:
-    """A released model."""
     released = release(EmbeddingSet.open(sets[0]), "discriminant", Privacy(1.0, 1e-5), sums=1)
     released.save(tmp_path / "model")
     return tmp_path / "model"
@@ -276,19 +275,14 @@ def test_files_elsewhere_are_called_by_name_alone_and_a_federation_has_no_comman
     assert _command(None) is None
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        "--public public --unit user --user-clip 2 9",
-        "--public public --prior SHARES.json",
-        "--public fitted/transform.safetensors",
-    ],
-)
+@pytest.mark.parametrize("more", ["--unit user --user-clip 2 9", "--prior SHARES.json", ""])
 def test_the_command_on_the_card_makes_a_model_of_the_same_settings(say, no_pictures, more) -> None:
     """What a public rule has filled in may be typed, but for what nobody can type."""
     Path("SHARES.json").write_text('{"a": 0.5, "b": 0.25, "c": 0.25}')
     say.done("embed fit-transform --public public --out fitted")
-    say.done(f"run --embeddings private --epsilon 3.0 --ledger none --out model {more}")
+    public = "public" if more else "fitted/transform.safetensors"
+    given = f"--embeddings private --public {public} --epsilon 3.0 --ledger none"
+    say.done(f"run {given} {more} --out model")
     kept = report("model")["configuration"]
     _, *again = shlex.split(_command(kept) or "")
     again[again.index("--out") + 1] = "again"

@@ -127,7 +127,6 @@ def test_what_does_the_same_is_the_same(one: Encoding, other: Encoding) -> None:
     ],
 )
 def test_what_does_another_thing_is_another(one: Encoding, other: Encoding) -> None:
-    """The message names both."""
     how = "with one preprocessing" if one.encoder == other.encoder else "by one encoder"
     with pytest.raises(ValueError, match=f"theirs and mine must be embedded {how}") as caught:
         refuse_other(one, other, ("theirs", "mine"))

@@ -40,7 +40,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @functools.cache
 def helped(typed: str) -> str:
-    """Help of a command."""
     with redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit) as stopped:
         ROOMS.parse([*typed.split(), "--help"], "blind-averaging")
     assert not stopped.value.code

@@ -120,8 +120,7 @@ def test_no_noise_is_never_free_nor_are_users_of_other_partitions(run, call, led
 
 
 def test_a_ledger_is_elsewhere_or_none_unless_another_counts_the_rows(run, ledger) -> None:
-    printed = run.done("--ledger", "none", "--out", "made")
-    assert re.search(r"^ledger +none$", printed, re.MULTILINE)
+    assert re.search(r"^ledger +none$", run.done("--ledger none --out made"), re.MULTILINE)
     assert report("made")["ledger"] == "none"
     run.done("--ledger", "central.ledger")
     run.refused("", "central.ledger, which counts these rows already")
@@ -337,7 +336,7 @@ def test_an_error_after_the_entry_says_that_it_counts(run, ledger, monkeypatch) 
 
 
 @pytest.mark.parametrize("stop", STOPS[:2])
-def test_so_of_an_evaluation(say, sets, no_pictures, monkeypatch, stop: signal.Signals) -> None:
+def test_so_of_an_evaluation(say, monkeypatch, stop: signal.Signals) -> None:
     say.done("embed hold-out --embeddings private --share 0.4 --out held")
     say.done(f"{RUN} --embeddings held --epsilon 5 --out model")
     held, said = Ledger(Path("held.ledger")), []
@@ -399,7 +398,7 @@ def alone(folder: Path, said: Path, place: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("place", range(len(PLACES)))
-def test_a_process_that_is_killed_at_any_point(sets, tmp_path, ledger, place: int) -> None:
+def test_a_process_that_is_killed_at_any_point(tmp_path, ledger, place: int) -> None:
     """Nothing stays but what was drawn, or the whole model, and its entry."""
     child = FORKS.Process(target=alone, args=(tmp_path, tmp_path / "said", place))
     child.start()
@@ -413,7 +412,7 @@ def test_a_process_that_is_killed_at_any_point(sets, tmp_path, ledger, place: in
 
 
 @pytest.mark.parametrize("said", [Path("/dev/full"), CLOSED])
-def test_an_output_that_nobody_reads_costs_no_model(sets, tmp_path, ledger, said: Path) -> None:
+def test_an_output_that_nobody_reads_costs_no_model(tmp_path, ledger, said: Path) -> None:
     child = FORKS.Process(target=alone, args=(tmp_path, said))
     child.start()
     child.join(60)

@@ -46,27 +46,20 @@ def journalled(folder: Path) -> list[str]:
     return [row.name for journal in journals for row in read_store(journal, "journal")[1:]]
 
 
-def interrupted_at(number: int, monkeypatch, before=lambda: None) -> list[str]:
-    """Interrupts the job of this number; keys of those that began, as they begin."""
-    played, real = [], runner._Stage.play
-
-    def counted(stage, job):
-        played.append(f"{job.key}, {[each.epsilon for each in stage.plan.promises]}")
-        if len(played) == number:
-            before()
-            raise KeyboardInterrupt
-        return real(stage, job)
-
-    monkeypatch.setattr(runner._Stage, "play", counted)
-    return played
-
-
 def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, capsys):
     """A kill leaves the same: what is finished is on the disk before the next job begins."""
     once: dict[str, Any] = {"seeds": 1, "epsilons": (2.0,)}
     sweep(sets, tmp_path / "whole", "frontier", **once).run()
-    played = interrupted_at(12, monkeypatch, lambda: kept.extend(journalled(tmp_path)))
-    kept = list[str]()
+    played, kept, real = list[str](), list[str](), runner._Stage.play
+
+    def counted(stage, job):
+        played.append(f"{job.key}, {[each.epsilon for each in stage.plan.promises]}")
+        if len(played) == 12:
+            kept.extend(journalled(tmp_path))
+            raise KeyboardInterrupt
+        return real(stage, job)
+
+    monkeypatch.setattr(runner._Stage, "play", counted)
     with pytest.raises(KeyboardInterrupt, match=r"rows of 11 of \d+ jobs are kept in .*continues"):
         sweep(sets, tmp_path / "resumed", "frontier", **once).run()
     assert not (tmp_path / "resumed").exists()
@@ -125,8 +118,6 @@ def test_summaries_take_the_best_setting_of_a_label():
 
 def test_public_labels_are_withheld_and_no_digit_is_on_both_sides():
     images, labels = digit_sets.load_digits()
-    assert images.shape == (5000, 1, 28, 28)
-    assert images.dtype == torch.uint8
     public, private = digit_sets.split_digits(digit_sets.pixels(images), labels)
     assert not public.labels.any()
     assert (private.labels == labels[digit_sets.PUBLIC :]).all()

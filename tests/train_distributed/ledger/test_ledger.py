@@ -6,8 +6,9 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, tzinfo
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -132,7 +133,8 @@ def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
 
 def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
     """Who knows the entry, its time, place and all lines before it does not find the hash."""
-    monkeypatch.setattr(ledger_file, "datetime", Frozen)
+    clock = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone))
+    monkeypatch.setattr(ledger_file, "datetime", clock)  # which stands still
     told = []
     for _ in range(2):
         ledger = Ledger.open(tmp_path / "rows.ledger")
@@ -140,14 +142,6 @@ def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monke
         told.append({report["head"], report["entry"]})
         ledger.path.unlink()
     assert not told[0] & told[1]
-
-
-class Frozen:
-    """A clock that stands still."""
-
-    @staticmethod
-    def now(zone: tzinfo) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=zone)
 
 
 def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(tmp_path, monkeypatch):

@@ -206,12 +206,11 @@ def test_entries_come_back_from_json(entry) -> None:
 
 
 def test_an_entry_says_who_adds_the_noise_and_one_of_an_older_ledger_does_not() -> None:
-    noise = {"noise": "discrete", "sigma": 3.7307, "sensitivity": 1.0}
     by = Privacy(1.0, 1e-5, noise_by="servers")
+    noise = {"noise": "discrete", "sigma": 3.7307, "sensitivity": 1.0}
     entry = Entry.of(by, noise, kind="release", data="d", method="discriminant")
-    assert entry.noise_by == "servers"
     stored = to_words(entry)
-    del stored["noise_by"]
+    assert stored.pop("noise_by") == entry.noise_by == "servers"
     older = read_fields(Entry, stored)
     assert older.noise_by == "not stated"
     assert older.cost == entry.cost

@@ -141,8 +141,8 @@ FEDERATED = {
     "holds_against": "the server, colluding with at most 0.1 of the users",
     **{"epsilon_of_all_sessions": 1.5, "ledger": NOTED},
 }
-SHRUNK = {"preprocess": {"image_size": 32, "crop": 0.5}, "weights": "shipped"}
-ENCODING = SHRUNK | {"encoder": "simclr-small", "encoder_hash": "12ab"}
+SMALL = {"encoder": "simclr-small", "encoder_hash": "12ab", "weights": "shipped"}
+ENCODING = SMALL | {"preprocess": {"image_size": 32, "crop": 0.5}}
 TWO_SUMS = {"rounds": 2, "share_per_round": [0.05, 0.95], "common_share": 0.7251}
 GRADIENTS = {"rounds": 5, "share_per_round": [0.5] + [0.125] * 4}
 ONE_PROCESS = {"method": "charter", "encoding": ENCODING, "user_clip": 10.6249, "ledger": "none"}

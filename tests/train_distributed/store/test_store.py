@@ -186,14 +186,10 @@ def stores(server: Server, service: Service, count: int) -> dict[int, list[Repor
     return found
 
 
-def make_service(folder: Path, users: int = 4) -> Service:
-    return Service.of(folder, range(1, users + 1), 5, 2)
-
-
 @pytest.fixture
 def service(server: Server, tmp_path: Path) -> Iterator[Service]:
     """Both aggregators' state is in PostgreSQL."""
-    service = make_service(tmp_path)
+    service = Service.of(tmp_path, range(1, 5), 5, 2)
     for number, (store,) in stores(server, service, 1).items():
         service.stores[number] = service.machines[number]._store = store
     yield service
@@ -235,7 +231,7 @@ def test_a_connection_that_breaks_inside_a_block_is_not_made_again_in_it(server,
 
 def test_workers_of_one_state_share_the_work_and_add_every_report_once(server, tmp_path) -> None:
     workers, users = 4, 40
-    service = make_service(tmp_path, users)
+    service = Service.of(tmp_path, range(1, users + 1), 5, 2)
     held = stores(server, service, workers)
     for store in (*held[LEADER], *held[HELPER]):
         store.close()  # this thread's connection

@@ -89,12 +89,10 @@ def put(name: str, content: str | bytes) -> Spoil:
 
 
 def gone(name: str) -> Spoil:
-    """Removes a file."""
     return lambda folder: (folder / name).unlink()
 
 
 def as_folder(name: str) -> Spoil:
-    """Puts a directory where a file was."""
 
     def spoil(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)

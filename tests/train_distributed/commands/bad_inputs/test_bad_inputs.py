@@ -33,6 +33,7 @@ from tests.train_distributed.commands.bad_inputs.case import (
 )
 
 BARE = "--embeddings unlabelled --public public"
+INTO = "--out pictures --overwrite"
 RED, FITTED = "pictures/red/1.png", "transform.safetensors"
 META, ROWS = "private/meta.json", "private/embeddings.npy"
 HEADER, ROW = "path,label,user,split", "pictures/red/0.png,red,user0,train"
@@ -42,7 +43,6 @@ OBJECTS = np.array([1, None, 2, 0], object)
 
 
 def csv(*rows: str) -> Spoil:
-    """Writes t.csv of these rows."""
     return put("t.csv", "".join(f"{row}\n" for row in (HEADER, *rows)))
 
 
@@ -84,7 +84,6 @@ def names(of_classes: Any) -> Spoil:
 
 
 def array(name: str, values: Any) -> Spoil:
-    """Puts an array in the place of a file."""
     return lambda folder: np.save(folder / name, values)
 
 
@@ -145,9 +144,8 @@ TYPED = {
         ("hf:private", "private must .* got|hf must have"),
         ("cifar10:pictures", "pictures must hold cifar10 .* got"),
         ("private", "private must hold .* got none"),
-        ("csv:pictures/t.csv --out pictures --overwrite", OVER),
-        ("'wds:pictures/*.tar' --out pictures --overwrite", OVER),
-        ("pictures/red --layout flat --out pictures --overwrite", OVER),
+        (f"csv:pictures/t.csv {INTO} | 'wds:pictures/*.tar' {INTO}", OVER),
+        (f"pictures/red --layout flat {INTO}", OVER),
     ],
     "embed run --encoder network.safetensors --data csv:t.csv": [
         ("", r"t\.csv must have a first row .* empty", put("t.csv", "")),
@@ -195,7 +193,6 @@ TYPED = {
         ("timm:resnet18 --weights nowhere.pt", r"weights must be .* got nowhere\.pt"),
         ("model/encoder.safetensors --out model --overwrite", OVER),
         ("mirrored:hf:model@8,invert --out model --overwrite", OVER),
-        ("mirrored:hf:model --out model --overwrite", OVER),
     ],
     "embed": [
         ("run --data pictures --weights random", "weights must be left out .* got random"),

@@ -23,7 +23,6 @@ SIZE = 8
 
 
 def make(root: Path) -> None:
-    """Everything, below `root`."""
     for seed, name in enumerate(("network", "other")):
         tiny_encoder(root / f"{name}.safetensors", seed)
     _pictures(root)

@@ -45,6 +45,8 @@ def test_run_writes_model_report_and_figure(call):
     assert (found["epsilon"], found["noise"], found["users"]) == (3, "discrete", 8)
     assert found["suitable_for_release"] is True
     assert found["configuration"]["method"] == "discriminant"
+    call.done(f"rival non-private-svm {SETS} --epsilon inf --out bare")
+    assert report("bare")["suitable_for_release"] is False
 
 
 @pytest.mark.parametrize("method", ["discriminant", "softmax"])

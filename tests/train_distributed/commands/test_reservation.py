@@ -229,6 +229,8 @@ def test_reserve_and_spend_by_hand(call, ledger) -> None:
     id = call.done(f"{reserve} --epsilon .5 --delta 1e-6 --method survey --part train")
     call.done(f"{spend} --id {id}")
     call.refused(f"{spend} --id {id}", "not spent yet")
+    elsewhere = f"{reserve} --epsilon .5 --delta 1e-6 --ledger far.ledger"
+    call.refused(elsewhere, "private.ledger, which counts these rows already")
     noise = "--epsilon 1 --delta 1e-5 --sigma 3.7307 --sensitivity 1"
     call.done(f"{reserve} {noise} --part train")
     assert ledger.total().epsilon(1e-5) == pytest.approx(1.5, abs=0.02)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,10 @@ def test_interrupted_sweep_equals_uninterrupted(sets, tmp_path, monkeypatch, cap
     assert not (tmp_path / "resumed").exists()
     assert kept == journalled(tmp_path)
     assert len(set(kept)) == len(kept) > 0
-    capsys.readouterr()
-    sweep(sets, tmp_path / "resumed", "frontier", **once).run()
+    other = once | {"epsilons": (0.5,), "schemes": ("iid",)}
+    sweep(sets, tmp_path / "resumed", "frontier", **other).run()
+    assert "kept: an unfinished sweep with other options" in capsys.readouterr().err
+    replace(sweep(sets, tmp_path / "resumed", "frontier", **once), overwrite=True).run()
     assert "rows of 11 of" in capsys.readouterr().err
     twice = {key for key in played if played.count(key) > 1}
     assert twice == {played[11]}  # the interrupted one is the only one started twice

@@ -112,7 +112,6 @@ METHODS = [  # dp-fl takes as long as all others together
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_that_audit_offers_is_attacked(call, monkeypatch, method: str):
-    """Without another option."""
     monkeypatch.setattr(worst_case, "DEGREES", (0, 180))  # 3 pairs of data sets, not 25
     printed = call.done(f"audit --method {method} --trials 16 --out made")
     assert "0 of 1 promises broken" in printed
@@ -138,6 +137,12 @@ def test_a_model_is_evaluated_and_counted(say, held) -> None:
     printed = say.done(f"{given} good")
     for words in ("balanced_accuracy", "expected_calibration_error", "recall of a"):
         assert words in printed
+    few, whole = (
+        say(f"embed hold-out --embeddings private --out {share[:4]} --share {share}")[1]
+        for share in ("0.043", "0.4 --by user")
+    )
+    assert "of 8 users hold out no row" in few
+    assert "users are held out with all of their rows" in whole
     report = evaluation("good")
     assert report["suitable_for_release"]
     assert (report["rows"] > 0, len(report["model"])) == (True, 64)

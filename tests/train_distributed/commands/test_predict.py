@@ -40,7 +40,6 @@ def place(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def here(place: Path, tmp_path: Path) -> None:
-    """The test's own folder has all of it."""
     for each in place.iterdir():
         (tmp_path / each.name).symlink_to(each)
 

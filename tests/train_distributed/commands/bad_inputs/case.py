@@ -22,8 +22,6 @@ Spoil = Callable[[Path], object]  # of the folder that the command runs in
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a table."""
-
     typed: str  # without the program's name
     says: str  # a regular expression: argument, rule, value
     spoil: Spoil | None = None
@@ -102,5 +100,4 @@ def as_folder(name: str) -> Spoil:
 
 
 def arrays(**held: object) -> Spoil:
-    """Writes data.npz of these arrays."""
     return lambda folder: np.savez(folder / "data.npz", **held)  # pyright: ignore[reportArgumentType]

@@ -42,8 +42,6 @@ def further(**settings: object) -> Spoil:
 
 
 def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
-    """A directory `rows` for `heads fit`."""
-
     def spoil(folder) -> None:
         (folder / "rows").mkdir()
         np.save(folder / "rows" / "embeddings.npy", np.ones((4, 1)) if x is None else x)
@@ -59,7 +57,6 @@ def chosen(**changes: Any) -> Spoil:
 
 
 def option(**given: Any) -> Spoil:
-    """The same, with these options."""
     return chosen(options=given)
 
 
@@ -194,6 +191,8 @@ TYPED = {
         ("--embeddings private", "embeddings and public must be given together, got one"),
         ("--embeddings private --public foreign", "one encoder"),
         ("--embeddings unlabelled --public public", "embeddings must have labels"),
+        ("--images nowhere.npz", "images must be"),
+        ("--prefer-utility 0", "must not both be 0"),
         ("--settings nowhere.json", r"nowhere\.json must be a readable JSON object"),
     ],
     "protect --settings s.json": [
@@ -202,6 +201,7 @@ TYPED = {
         ("", r"s\.json must be a readable", put("s.json", "{"), put("s.json", '{"step": NaN}')),
         ("", r"s\.json must be a JSON object, got list", put("s.json", "[]")),
         ("", r"s\.json must have names of components, .* got model", further(model=3)),
+        ("", r"s\.json: rows: Expected `int`, got `str`, got 'all'", further(rows="all")),
         ("--clients 3", r"victims must be in \[1, 3\]", further(models=1, steps=0, victims=4)),
     ],
     "account": [

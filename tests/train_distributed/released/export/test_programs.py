@@ -45,7 +45,6 @@ KINDS = {"onnx": (save_onnx, run_onnx), "pt2": (save_torch, run_torch)}
 
 
 def pictures(rows: int, size: tuple[int, int], seed: int, light: float = 1.0) -> np.ndarray:
-    """Noisy shapes of three colours, in turns."""
     rng = np.random.default_rng(seed)
     own = 180 * np.eye(3)[np.arange(rows) % 3][:, :, None, None] + 40
     low = torch.from_numpy(rng.normal(0, 60, (rows, 3, 4, 4)) + own)
@@ -99,7 +98,6 @@ SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
 
 @pytest.fixture(scope="module")
 def files(small, tmp_path_factory) -> tuple[Release, dict[str, Path]]:
-    """One model, and both its files."""
     folder, released = tmp_path_factory.mktemp("files"), learned(small, SHRUNK)
     return released, {kind: save(kind, released, small, SIZE, folder) for kind in KINDS}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from embed import EmbeddingSet, PublicTransform
 from embed.concat import Concat
@@ -21,6 +21,7 @@ from embed.hold_out import with_held_out
 from embed.identity import refuse_leak
 from embed.run import Run
 from pretrain.preprocess import Preprocess, Size, pair
+from tests.embedding_sets import clusters
 from tests.train_distributed.commands.bad_inputs.case import DEEP
 from tests.train_distributed.sized_pictures import OTHER, SAME, draw, embedded, tiny_encoder
 from train_distributed import Privacy, release
@@ -39,15 +40,9 @@ OTHERS = {
 
 
 def rows(seed: int, encoding: Encoding | None, **meta: Any) -> EmbeddingSet:
-    rng = np.random.default_rng(seed)
-    meta = {"class_names": ["a", "b"], **meta, **({} if encoding is None else encoding.to_json())}
-    return EmbeddingSet(
-        embeddings=rng.standard_normal((40, 5)).astype(np.float32),
-        labels=np.arange(40) % 2,
-        users=np.arange(40) // 4,
-        split=np.repeat([0, 1], [32, 8]),
-        meta=meta,
-    )
+    made = clusters(40, 2, 5, noise=1.0, seed=seed, test=8, users=10)
+    known = {} if encoding is None else encoding.to_json()
+    return replace(made, meta=made.meta | meta | known)
 
 
 def test_a_set_says_what_made_it() -> None:
@@ -66,35 +61,27 @@ def test_sets_of_older_versions_stay_comparable_and_paths_are_not_compared() -> 
     del old["weights"]
     read = Encoding.of(old)
     assert read is not None
-    assert read.weights == "unknown"
-    assert read.preprocess == OURS.preprocess
+    assert (read.weights, read.preprocess) == ("unknown", OURS.preprocess)
     refuse_other(read, OURS)
     with pytest.raises(ValueError, match="one encoder"):
         refuse_other(read, OTHERS["encoder"])
-
-
-def test_an_unreadable_description_is_an_error() -> None:
-    for broken in ("as in the paper", {"sizes": 3}, {"crop": "most"}, {"crop": 2.0}):
+    sizes = ("as in the paper", {"sizes": 3}, {"crop": "most"}, {"crop": 2.0})
+    broken = [{"preprocess": each} for each in sizes]
+    for each in (*broken, {"encoder_hash": 3}, {"weights": ["hub"]}):
         with pytest.raises(ValueError, match=r"must (be|have)"):
-            Encoding.of(OURS.to_json() | {"preprocess": broken})
-    for broken in ({"encoder_hash": 3}, {"weights": ["hub"]}):
-        with pytest.raises(ValueError, match=r"must (be|have)"):
-            Encoding.of(OURS.to_json() | broken)
+            Encoding.of(OURS.to_json() | each)
 
 
 def test_a_transform_keeps_it(tmp_path: Path) -> None:
-    fitted = PublicTransform.fit(rows(0, OURS))
-    assert fitted.encoding == OURS
+    fitted, old = PublicTransform.fit(rows(0, OURS)), tmp_path / "old.safetensors"
     fitted.save(tmp_path / "t.safetensors")
     loaded = PublicTransform.load(tmp_path / "t.safetensors")
-    assert loaded.encoding == OURS
+    assert fitted.encoding == loaded.encoding == OURS
     assert fitted.same_rows(replace(loaded, encoding=None))
-    assert "encoding" not in loaded.tensors()
-    old = tmp_path / "old.safetensors"
-    save_file(load_file(tmp_path / "t.safetensors"), old)
+    save_file(loaded.tensors(), old)
     assert PublicTransform.load(old).encoding is None
-    assert PublicTransform.fit(rows(0, None)).encoding is None
-    assert PublicTransform.fit(rows(0, OURS).embeddings).encoding is None
+    for unknown in (rows(0, None), rows(0, OURS).embeddings):
+        assert PublicTransform.fit(unknown).encoding is None
     for text in ("{", "[]", '{"encoder": "x"}', "null", DEEP):
         save_file(loaded.tensors(), old, {"encoding": text})
         with pytest.raises(ValueError, match=r"old\.safetensors: encoding must be readable"):
@@ -140,7 +127,6 @@ def test_what_does_the_same_is_the_same(one: Encoding, other: Encoding) -> None:
     ],
 )
 def test_what_does_another_thing_is_another(one: Encoding, other: Encoding) -> None:
-    """The message names both."""
     how = "with one preprocessing" if one.encoder == other.encoder else "by one encoder"
     with pytest.raises(ValueError, match=f"theirs and mine must be embedded {how}") as caught:
         refuse_other(one, other, ("theirs", "mine"))
@@ -166,37 +152,26 @@ def test_a_size_that_contradicts_itself_is_refused() -> None:
     for shape in ([3, 24, 24], [3, 32], [3, 32, 32.0], "32", [3, 0, 32]):
         with pytest.raises(ValueError, match=r"pictures must be 32 x 32 px|three sizes > 0"):
             _ = rows(0, of(32), image_shape=shape).encoding
-    for size in (0, -1, 1.5, (3,), (3, 4, 5), True):
+    sizes: list[Any] = [0, -1, 1.5, (3,), (3, 4, 5), True]
+    for size in sizes:
         with pytest.raises(ValueError, match="pictures must be >= 1"):
-            Preprocess(pictures=size)  # pyright: ignore[reportArgumentType]
+            Preprocess(pictures=size)
 
 
-DOORS: dict[str, Callable[[EmbeddingSet, EmbeddingSet], Any]] = {
-    "release": lambda public, private: release(
-        private, "discriminant", Privacy(1.0, 1e-5), transform=PublicTransform.fit(public), sums=1
-    ),
-    "admit": lambda public, private: validate(
-        private, PublicTransform.fit(public), None, discrete=True
-    ),
-    "refuse_leak": refuse_leak,
-}
+def by_release(public: EmbeddingSet, private: EmbeddingSet) -> None:
+    transform = PublicTransform.fit(public)
+    release(private, "discriminant", Privacy(1.0, 1e-5), transform=transform, sums=1)
 
 
-@pytest.mark.parametrize("other", ["encoder", "size"])
-@pytest.mark.parametrize("door", DOORS)
-def test_no_door_lets_them_meet(door: str, other: str) -> None:
-    with pytest.raises(ValueError, match="must be embedded") as caught:
-        DOORS[door](rows(0, OTHERS[other]), rows(1, OURS))
-    assert str(OTHERS[other]) in str(caught.value)
-    assert str(OURS) in str(caught.value)
-
-
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize(("theirs", "mine"), [(OURS, OURS), (None, OURS), (OURS, None)])
-def test_equal_and_unknown_ones_pass(
-    door: str, theirs: Encoding | None, mine: Encoding | None
-) -> None:
-    DOORS[door](rows(0, theirs), rows(1, mine))
+@pytest.mark.parametrize("door", [by_release, refuse_leak])
+def test_no_function_lets_them_meet(door: Callable[[EmbeddingSet, EmbeddingSet], None]) -> None:
+    for known, other in ((OURS, OURS), (None, OURS), (OURS, None)):  # what is unknown may meet all
+        door(rows(0, known), rows(1, other))
+    for other in ("encoder", "size"):
+        with pytest.raises(ValueError, match="must be embedded") as caught:
+            door(rows(0, OTHERS[other]), rows(1, OURS))
+        assert str(OTHERS[other]) in str(caught.value)
+        assert str(OURS) in str(caught.value)
 
 
 Place = Callable[[str], Path]
@@ -266,12 +241,6 @@ def line(door: str, a: Path, b: Path) -> str:
 PREDICT = "model and set: predict"
 
 
-def described(folder: Path) -> str:
-    encoding = EmbeddingSet.open(folder / "public").encoding
-    assert encoding is not None
-    return str(encoding.preprocess)
-
-
 @pytest.mark.parametrize(
     ("door", "other"),
     [
@@ -279,14 +248,13 @@ def described(folder: Path) -> str:
         *((PREDICT, other) for other in OTHER if other not in ("resize", "as stored")),
     ],
 )
-def test_two_that_differ_are_refused_and_both_named(
-    say, place: Place, tmp_path: Path, door: str, other: str
-) -> None:
+def test_two_that_differ_are_refused_and_both_named(say, place, tmp_path, door, other) -> None:
     ours, theirs = place("same resize"), place(f"other {other}")
+    encodings = [EmbeddingSet.open(each / "public").encoding for each in (ours, theirs)]
+    both = [f"{each.preprocess})" for each in encodings if each]
+    assert both[0] == "32 x 32 px)"
     for a, b in ((ours, theirs), (theirs, ours)):
-        both = (f"{described(each)})" for each in (a, b))
         say.refused(line(door, a, b), "must be embedded with one preprocessing", *both)
-    assert described(ours) == "32 x 32 px"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -307,38 +275,24 @@ def test_equal_spellings_give_equal_rows(tmp_path: Path, size: int) -> None:
     for shape in ((40, 40), (40, 57), (61, 40)):
         data = str(draw(tmp_path / str(shape), 3, 5, shape))
         rows = []
-        for name, after, resize in (("a", "", size), ("b", f"@{size}", None)):
-            out = tmp_path / f"{shape} {name}"
+        for after, resize in (("", size), (f"@{size}", None)):
+            out = tmp_path / f"{shape} {resize}"
             Run(data=data, encoder=encoder + after, out=out, resize=resize).run()
             rows.append(EmbeddingSet.open(out).embeddings)
         assert np.array_equal(*rows)
 
 
-def test_a_configuration_says_what_it_was_chosen_on(place: Place, tmp_path: Path) -> None:
-    path = place("same resize") / "config.json"
-    assert json.loads(path.read_text())["encoding"]["preprocess"]["pictures"] == 32
-    chosen = RunConfig.read(path)
-    assert chosen.encoding == EmbeddingSet.open(place("same resize") / "public").encoding
-    older = json.loads(path.read_text())
-    del older["encoding"]
-    (tmp_path / "old.json").write_text(json.dumps(older))
-    assert RunConfig.read(tmp_path / "old.json").encoding is None
-
-
 def test_sets_of_pictures_brought_to_two_sizes_are_not_joined(tmp_path: Path) -> None:
     """The encoder that they would name is another; with --resize it is the one."""
-    data, names = str(draw(tmp_path / "pictures", 3, 0)), ("simclr-small", "mirrored:simclr-small")
-    for folder, resize in (("bare", None), ("sized", 40)):
-        for size, name in zip((24, 32), names, strict=True):
-            out = tmp_path / folder / str(size)
-            Run(data=data, encoder=f"{name}@{size}", out=out, resize=resize).run()
-    sets = [tmp_path / "bare" / size for size in ("24", "32")]
+    data, names = str(draw(tmp_path / "pictures", 3, 0)), ("simclr-small@24", "simclr-small@32")
+    sets = {resize: tuple(tmp_path / f"{resize} {name}" for name in names) for resize in (None, 40)}
+    for resize, folders in sets.items():
+        for name, out in zip(names, folders, strict=True):
+            Run(data=data, encoder=name, out=out, resize=resize).run()
     with pytest.raises(ValueError, match=r"one size \(with one --resize.* 24 x 24 px.* 32 x 32 px"):
-        Concat(sets=tuple(sets), out=tmp_path / "joined").run()
-    sets = [tmp_path / "sized" / size for size in ("24", "32")]
-    joined = EmbeddingSet.open(Concat(sets=tuple(sets), out=tmp_path / "joined").run())
-    together = "concat:simclr-small@24+mirrored:simclr-small@32"
-    Run(data=data, encoder=together, out=tmp_path / "once").run()
+        Concat(sets=sets[None], out=tmp_path / "joined").run()
+    joined = EmbeddingSet.open(Concat(sets=sets[40], out=tmp_path / "joined").run())
+    Run(data=data, encoder=f"concat:{'+'.join(names)}", out=tmp_path / "once").run()
     once = EmbeddingSet.open(tmp_path / "once")
     assert np.array_equal(joined.embeddings, once.embeddings)
     assert joined.encoding == once.encoding

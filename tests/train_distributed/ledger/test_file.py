@@ -1,7 +1,11 @@
 """A ledger keeps what it was given, whoever is killed; what was altered is refused."""
 
 import os
+import random
 import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +14,13 @@ import pytest
 
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
 from train_distributed.commands.counting import Show
-from train_distributed.ledger.entry import to_words
-from train_distributed.ledger.ledger import Ledger, Limit
+from train_distributed.ledger.entry import Entry, Limit, to_words
+from train_distributed.ledger.ledger import Ledger
+from train_distributed.ledger.state import LedgerState
 
 BROKEN = r"must be an unbroken chain|cannot be read|must be as it was written|of layout"
 TEXT = b'{"body": {"entry": {"kind": "release"}}, "kind": "reserve", "hash": "00"}\n'
+ENTRY = to_words(GAUSSIAN)
 REFUSED = r"ledger must be of version 0\.2 or later, got one of version 0\.1: .*rows\.ledger "
 
 
@@ -24,7 +30,6 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def change(path: Path, *statements: str) -> None:
-    """Alters the file by hand."""
     file = sqlite3.connect(path)
     with file:
         for statement in statements:
@@ -112,12 +117,10 @@ def test_an_end_cut_off_shows_against_an_earlier_report(ledger) -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
-        ("gift", {"entry": to_words(GAUSSIAN)}, "kind must be one of this version's, got 'gift'"),
-        ("reserve", {}, "cannot be read"),
-        ("reserve", {"entry": 3}, "cannot be read"),
-        ("reserve", {"entry": to_words(GAUSSIAN) | {"colour": 1}}, "cannot be read"),
-        ("reserve", {"entry": {}}, "cannot be read"),
-        ("reserve", {"entry": to_words(GAUSSIAN) | {"sigma": "much"}}, "cannot be read"),
+        ("gift", {"entry": ENTRY}, "kind must be one of this version's, got 'gift'"),
+        *(("reserve", body, "cannot be read") for body in ({}, {"entry": 3}, {"entry": {}})),
+        ("reserve", {"entry": ENTRY | {"colour": 1}}, "cannot be read"),
+        ("reserve", {"entry": ENTRY | {"sigma": "much"}}, "cannot be read"),
     ],
 )
 def test_a_chained_line_that_says_nonsense_is_refused(ledger, kind, body, words) -> None:
@@ -127,31 +130,11 @@ def test_a_chained_line_that_says_nonsense_is_refused(ledger, kind, body, words)
         ledger.state()
 
 
-@pytest.mark.parametrize("content", [b"\0" * 99, b"RQLite format 3\0", None])
-def test_a_file_that_is_no_ledger_stays_as_it_is(ledger, content: bytes | None) -> None:
-    """None: another program's database."""
-    if content is None:
-        change(ledger.path, "CREATE TABLE contact (name)")
-    else:
-        ledger.path.write_bytes(content)
-    before = ledger.path.read_bytes()
-    words = "must be a store of layout" if content is None else "line 1 is altered"
-    with pytest.raises(ValueError, match=words):
+def test_a_file_that_is_no_ledger_stays_as_it_is(ledger) -> None:
+    ledger.path.write_bytes(bytes(99))
+    with pytest.raises(ValueError, match="line 1 is altered"):
         ledger.reserve(GAUSSIAN)
-    assert ledger.path.read_bytes() == before
-
-
-def test_a_place_that_cannot_be_written_reserves_nothing(tmp_path) -> None:
-    missing = tmp_path / "missing" / "rows.ledger"
-    with pytest.raises(OSError, match="ledger cannot be written: No such file"):
-        Ledger(missing).reserve(GAUSSIAN)
-    (tmp_path / "directory.ledger").mkdir()
-    for path, words in (
-        (missing, r"ledger must be in a folder that exists, got .*missing"),
-        (tmp_path / "directory.ledger", "ledger must be a file"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            Ledger.open(path)
+    assert ledger.path.read_bytes() == bytes(99)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -200,3 +183,107 @@ def test_lines_that_were_torn_in_it_count_as_far_as_they_could_be_read(ledger, c
     ledger.spend(record.id)
     Show(ledger=ledger.path).run()
     assert "torn lines: 2; what can be read of them is counted" in capsys.readouterr().out
+
+
+ROOT = Path(__file__).parents[3]
+DELTA = 1e-5
+
+
+def entry(draw: random.Random, number: int) -> Entry:
+    """Gaussian or stated, of a cost that no other entry of the worker has."""
+    stated = replace(STATED, epsilon=draw.uniform(0.001, 0.01), delta=1e-12)
+    noised = replace(GAUSSIAN, epsilon=9.0, sigma=1.0, sensitivity=draw.uniform(0.001, 0.05))
+    made = noised if draw.random() < 0.7 else stated
+    return replace(made, result=f"{os.getpid()}-{number}")
+
+
+def work(path: Path, seed: int) -> None:
+    """Reserves, notes as spent and sets limits, until killed.
+
+    `acknowledged`, a file that the operating system holds, has a line of each reservation, written
+    after `reserve` has returned and before any noise would be drawn.
+    """
+    draw, ledger, reserved = random.Random(seed), Ledger(path), []
+    acknowledged = os.open(f"{path}.acknowledged", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for number in range(10**9):
+        chosen = draw.random()
+        if chosen < 0.6:
+            one = entry(draw, number)
+            reserved.append(ledger.reserve(one))
+            os.write(acknowledged, f"{one.result}\n".encode())
+        elif chosen < 0.9 and reserved:
+            ledger.spend(reserved.pop(draw.randrange(len(reserved))))
+        else:
+            ledger.limit(Limit(epsilon=draw.uniform(50, 99), delta=DELTA), raised=True)
+        os.write(1, b".")
+
+
+def start(path: Path, seed: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, str(path), str(seed)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+
+
+def killed_after(path: Path, operations: int, workers: int, draw: random.Random) -> int:
+    """Lets workers operate on one ledger and kills them, each in the middle of something."""
+    running = [start(path, draw.randrange(2**31)) for _ in range(workers)]
+    done = 0
+    for process in running:
+        assert process.stdout is not None
+        done += len(process.stdout.read(draw.randint(1, operations)))
+    time.sleep(draw.uniform(0, 0.02))
+    for process in running:
+        process.kill()
+    for process in running:
+        assert process.stdout is not None
+        done += len(process.stdout.read())
+        process.wait()
+        process.stdout.close()
+    return done
+
+
+def torn(path: Path) -> None:
+    """What a machine that loses its power leaves: half a transaction, and what undoes it."""
+    file = sqlite3.connect(path, isolation_level=None)
+    file.execute("PRAGMA cache_size = 1")  # so that pages reach the disk before the end
+    file.execute("BEGIN IMMEDIATE")
+    file.execute("UPDATE entry SET content = zeroblob(9000)")
+    journal = Path(f"{path}-journal")
+    left = {each: each.read_bytes() for each in (path, journal)}
+    file.execute("ROLLBACK")
+    file.close()
+    assert left[path] != path.read_bytes()
+    for each, content in left.items():
+        each.write_bytes(content)
+
+
+def check(path: Path) -> LedgerState:
+    """All that was acknowledged is in the ledger, and its total is at least theirs."""
+    state = Ledger.open(path).state()
+    acknowledged = Path(f"{path}.acknowledged").read_text().split()
+    held = {record.entry.result: record for record in state.records}
+    missing = [name for name in acknowledged if name not in held]
+    assert not missing, missing
+    known = [held[name].entry for name in acknowledged]
+    at_least = type(state.total()).of(known, "record").epsilon(DELTA)
+    assert state.total().epsilon(DELTA) >= at_least > 0
+    return state
+
+
+@pytest.mark.parametrize(
+    ("operations", "workers"),
+    [(60, 2), *(pytest.param(1000, k, marks=pytest.mark.slow) for k in (1, 3))],
+)
+def test_processes_that_are_killed_lose_no_entry(tmp_path: Path, operations, workers) -> None:
+    path, draw, done = tmp_path / "rows.ledger", random.Random(workers), 0
+    while done < operations:
+        done += killed_after(path, 40, workers, draw)
+        state = check(path)
+        if draw.random() < 0.5:
+            torn(path)
+            assert check(path) == state
+    assert check(path).length >= 60
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,15 +2,19 @@
 
 import json
 import math
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, tzinfo
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN, STATED
+from train_distributed.__main__ import MENU
+from train_distributed.commands.counting import Merge, Show
 from train_distributed.ledger import ledger as ledger_file
 from train_distributed.ledger.entry import Entry, Limit, gaussian_fields
 from train_distributed.ledger.ledger import Ledger
@@ -34,14 +38,9 @@ def test_what_is_reserved_counts_whether_or_not_it_is_spent(ledger) -> None:
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
     ledger.spend(first)
     assert spent(ledger) == pytest.approx(1.0, rel=1e-4)
-    second = ledger.reserve(GAUSSIAN)
-    assert first != second
+    assert ledger.reserve(GAUSSIAN) != first
     assert spent(ledger) == pytest.approx(1.465, rel=1e-3)
     assert [r.spent for r in ledger.state().records] == [True, False]
-
-
-def test_only_what_is_reserved_is_spent_and_once(ledger) -> None:
-    ledger.spend(first := ledger.reserve(GAUSSIAN))
     for id, words in (("", UNKNOWN), ("0" * 16, UNKNOWN), (first, "not spent yet")):
         with pytest.raises(ValueError, match=words):
             ledger.spend(id)
@@ -134,7 +133,8 @@ def test_only_parts_of_a_set_are_parts(ledger, part: str) -> None:
 
 def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monkeypatch) -> None:
     """Who knows the entry, its time, place and all lines before it does not find the hash."""
-    monkeypatch.setattr(ledger_file, "datetime", Frozen)
+    clock = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone))
+    monkeypatch.setattr(ledger_file, "datetime", clock)  # which stands still
     told = []
     for _ in range(2):
         ledger = Ledger.open(tmp_path / "rows.ledger")
@@ -142,14 +142,6 @@ def test_nobody_can_try_rows_on_what_a_result_says_of_its_ledger(tmp_path, monke
         told.append({report["head"], report["entry"]})
         ledger.path.unlink()
     assert not told[0] & told[1]
-
-
-class Frozen:
-    """A clock that stands still."""
-
-    @staticmethod
-    def now(zone: tzinfo) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=zone)
 
 
 def test_two_that_open_ledgers_of_the_same_rows_at_once_are_not_both_counted(tmp_path, monkeypatch):
@@ -210,17 +202,15 @@ def test_many_at_once_stay_within_the_limit(ledger) -> None:
         ledger.reserve(GAUSSIAN)
 
 
-def test_the_ledger_of_a_set_lies_beside_it_and_outlives_it(tmp_path, monkeypatch) -> None:
+def test_the_ledger_of_a_set_lies_beside_it(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "mine.ledger"
-    for name in ("mine", "mine/", "./mine", str(tmp_path / "mine"), "mine/."):
-        assert Ledger.beside(Path(name)).path == place
     (tmp_path / "link").symlink_to("mine")
-    assert Ledger.beside(Path("link")).path == place
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "mine/", "./mine", str(tmp_path / "mine"), "mine/.", "link"):
+        assert Ledger.beside(Path(name)).path == tmp_path / "mine.ledger"
     chosen = Ledger.chosen(None, Path("mine"))
     assert chosen is not None
-    assert chosen.path == place
+    assert chosen.path == tmp_path / "mine.ledger"
     assert Ledger.chosen(Path("none"), Path("mine")) is None
 
 
@@ -244,20 +234,160 @@ def test_rows_that_another_ledger_counts_are_refused(tmp_path, change) -> None:
 
 
 def test_what_a_result_says_of_its_entry(ledger) -> None:
-    id = ledger.reserve(GAUSSIAN)
-    told = ledger.report(id)
+    told = ledger.report(id := ledger.reserve(GAUSSIAN))
     assert json.loads(json.dumps(told)) == told
-    assert told["entry"] == id
-    assert told["file"] == "rows.ledger"
+    assert (told["entry"], told["file"]) == (id, "rows.ledger")
     assert told["epsilon_total"] == pytest.approx(1.0, rel=1e-4)
     bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
     assert ledger.report(ledger.reserve(bare))["epsilon_total"] == "not private"
 
 
 def test_another_release_of_a_set_is_called_so(ledger) -> None:
-    assert ledger.release_kind("d") == "release"
-    ledger.reserve(replace(GAUSSIAN, data="d", kind="evaluation"))
-    assert ledger.release_kind("d") == "release"
-    ledger.reserve(replace(GAUSSIAN, data="d"))
-    assert ledger.release_kind("d") == "re-release"
+    for kind, expected in (("evaluation", "release"), ("release", "re-release")):
+        ledger.reserve(replace(GAUSSIAN, data="d", kind=kind))
+        assert ledger.release_kind("d") == expected
     assert ledger.release_kind("e") == "release"
+
+
+COPY = r"ledger must be {original}, which counts for all copies, got its copy .*: --ledger "
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Ledger:
+    """Ledger of the set `mine`, which has spent once."""
+    (tmp_path / "mine").mkdir()
+    ledger = Ledger.beside(tmp_path / "mine")
+    ledger.spend(ledger.reserve(GAUSSIAN))
+    return ledger
+
+
+def copied(original: Ledger, place: Path) -> Path:
+    """The set that a copy of the ledger lies beside, as `cp -r` makes both."""
+    place.parent.mkdir(exist_ok=True)
+    place.mkdir()
+    shutil.copy(original.path, place.with_name(f"{place.name}.ledger"))
+    return place
+
+
+def chosen(embeddings: Path, given: Path | None = None) -> Ledger:
+    ledger = Ledger.chosen(given, embeddings)
+    assert ledger is not None
+    return ledger
+
+
+@pytest.mark.parametrize("place", ["copy", "elsewhere/mine"])
+def test_a_copy_names_its_original_which_counts_for_both(original, tmp_path, place, capsys) -> None:
+    copy = copied(original, tmp_path / place)
+    beside = Ledger.beside(copy)
+    for write in (
+        lambda: chosen(copy),
+        lambda: beside.reserve(GAUSSIAN),
+        lambda: beside.limit(Limit(epsilon=1.0, delta=1e-5)),
+        lambda: beside.spend(beside.state().records[0].id),
+        lambda: beside.merge(original),
+    ):
+        with pytest.raises(ValueError, match=COPY.format(original=original.path)) as refused:
+            write()
+        assert "\n" not in str(refused.value)
+    assert beside.state() == original.state()
+    for shown in (beside, original):
+        Show(ledger=shown.path).run()
+        said = f"a copy: what counts is {original.path}, which may"
+        assert (said in capsys.readouterr().out) is (shown is beside)
+    chosen(copy, original.path).reserve(GAUSSIAN)  # as the error says
+    chosen(tmp_path / "mine").reserve(GAUSSIAN)
+    assert len(original.state().records) == 3
+    assert len(beside.state().records) == 1
+
+
+def test_a_ledger_that_has_a_limit_only_is_known_as_a_copy_too(tmp_path) -> None:
+    (tmp_path / "mine").mkdir()
+    original = Ledger.beside(tmp_path / "mine")
+    original.limit(Limit(epsilon=1.5, delta=1e-5))
+    copy = copied(original, tmp_path / "elsewhere" / "mine")
+    with pytest.raises(ValueError, match=COPY.format(original=original.path)):
+        Ledger.beside(copy).reserve(GAUSSIAN)
+
+
+def test_what_was_moved_or_renamed_or_is_seen_by_another_path_goes_on(original, tmp_path) -> None:
+    (tmp_path / "there").mkdir()
+    moved = Ledger(original.path.rename(tmp_path / "there" / "rows.ledger"))
+    moved.reserve(GAUSSIAN)
+    (tmp_path / "link").symlink_to("there")
+    Ledger(tmp_path / "link" / "rows.ledger").reserve(GAUSSIAN)
+    again = Ledger(moved.path.rename(tmp_path / "there" / "other.ledger"))
+    Ledger(tmp_path / "there" / "rows.ledger").reserve(replace(GAUSSIAN, data="of other rows"))
+    again.reserve(GAUSSIAN)
+    assert len(again.state().records) == 4
+
+
+def test_a_place_that_has_a_ledger_of_other_rows_or_none_now_is_no_original(original, tmp_path):
+    moved = Ledger(original.path.rename(tmp_path / "moved.ledger"))
+    for content in (b"2026-01-01 * Opening balance\n", b""):
+        original.path.write_bytes(content)
+        moved.reserve(GAUSSIAN)
+    original.path.unlink()
+    original.path.mkdir()
+    moved.reserve(GAUSSIAN)
+
+
+def test_two_that_went_their_own_ways_are_refused_until_they_are_one(original, tmp_path) -> None:
+    """As where the original was on another machine meanwhile."""
+    away = tmp_path / "away"
+    copy = copied(original, tmp_path / "copy")
+    original.path.rename(away)
+    Ledger.beside(copy).reserve(STATED)
+    away.rename(original.path)
+    other = tmp_path / "copy.ledger"
+    with pytest.raises(ValueError, match=rf"be {other}, which counts .* --ledger {other}$"):
+        original.reserve(GAUSSIAN)  # as the copy holds all of it, and more
+    original.reserve(replace(GAUSSIAN, data="of other rows"))
+    for ours, theirs in ((original.path, other), (other, original.path)):
+        words = (
+            f"without what {theirs} counts: blind-averaging ledger merge --ledger {ours} --other"
+        )
+        with pytest.raises(ValueError, match=words):
+            Ledger(ours).reserve(GAUSSIAN)
+    expected = Ledger.open(original.path).total().cost.squared_mu
+    Merge(ledger=original.path, other=other).run()
+    entries = [record.entry for record in original.state().records]
+    assert entries == [GAUSSIAN, replace(GAUSSIAN, data="of other rows"), STATED]
+    assert original.total().cost.squared_mu == expected
+    assert original.total().cost.epsilon == STATED.epsilon
+    original.reserve(GAUSSIAN)
+    assert original.merge(Ledger(other)) == 0
+    shutil.move(original.path, away)  # whatever becomes of the first
+    with pytest.raises(ValueError, match=COPY.format(original=original.path)):
+        Ledger(other).reserve(GAUSSIAN)
+
+
+def test_ledgers_of_unrelated_rows_are_merged_whatever_the_limit(original, ledger) -> None:
+    original.limit(Limit(epsilon=1.0, delta=1e-5))
+    for data in ("a", "b"):
+        ledger.reserve(replace(GAUSSIAN, data=data))
+    assert original.merge(ledger) == 2
+    assert original.total().epsilon(1e-5) > 1.5
+    with pytest.raises(ValueError, match="limit of ledger"):
+        original.reserve(replace(GAUSSIAN, sigma=1e6))
+
+
+def test_what_cannot_be_merged_is_refused(original, tmp_path) -> None:
+    for other in (original.path, tmp_path / "nowhere.ledger"):
+        with pytest.raises(ValueError, match="other must be another ledger that exists, got"):
+            Merge(ledger=original.path, other=other).run()
+    assert len(original.state().records) == 1
+    typed = ["merge", "--embeddings", "mine", "--other", "o"]
+    assert MENU.parse(["ledger", *typed], "x") == Merge(embeddings=Path("mine"), other=Path("o"))
+
+
+def test_an_original_that_cannot_be_read_is_not_there(original, tmp_path, monkeypatch) -> None:
+    copy = copied(original, tmp_path / "elsewhere" / "mine")
+    is_file = Path.is_file
+
+    def closed(path: Path) -> bool:
+        if path == original.path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    Ledger.beside(copy).reserve(GAUSSIAN)

@@ -77,7 +77,7 @@ def test_no_replaced_record_moves_the_sum_further(classes: int, bins: int, grid:
     sent = torch.stack(sent)
     furthest = torch.cdist(sent, sent).max().item()
     assert furthest <= method.record_sensitivity(NO_SIZES) * (1 + 1e-12)
-    if bins > classes:
+    if bins > classes or not bins:
         assert furthest >= method.record_sensitivity(NO_SIZES) - 3 * grid * method.weight
     alone = sent.norm(dim=1).max().item()
     assert alone <= method.zero_out_sensitivity(NO_SIZES)
@@ -114,25 +114,12 @@ def test_no_record_moves_two_predictions_further(classes: int, bins: int) -> Non
 
 
 def test_users_move_it_by_all_their_rows() -> None:
-    method = Evaluation(num_classes=2, bins=10)
+    method, seven = Evaluation(num_classes=2, bins=10), torch.tensor([7])
     first = submit(method, [0] * 7, answers([1.0] * 7, [0] * 7, 2))
     second = submit(method, [1] * 7, answers([0.9 + 4e-6] * 7, [0] * 7, 2))
-    moved = (first - second).norm().item()
-    seven = torch.tensor([7])
     bound = method.user_sensitivity(seven).item()
-    assert bound * 0.9999 <= moved <= bound
+    assert bound * 0.9999 <= (first - second).norm().item() <= bound
     assert method.user_zero_out(seven).item() == 7 * method.zero_out_sensitivity(NO_SIZES)
-
-
-def test_every_part_moves_by_the_square_root_of_two() -> None:
-    method = Evaluation(num_classes=4, bins=10)
-    records = ((1.0, 0), (0.5, 1))
-    sent = [submit(method, [label], answers([c], [0], 4)) for c, label in records]
-    parts = zip(*(method.parts(each) for each in sent), strict=True)
-    matrix, by_class, by_bin, rest = [float((a - b).norm()) for a, b in parts]
-    assert matrix == by_class == by_bin == pytest.approx(math.sqrt(2))
-    assert rest <= 1 / 10
-    assert Evaluation(num_classes=4, bins=0).record_sensitivity(NO_SIZES) == 2
 
 
 @pytest.mark.parametrize("grid", [2.0**-20, 2.0**-13, 2.0**-8])
@@ -156,20 +143,9 @@ def test_any_model_can_be_asked() -> None:
         assert sent.isfinite().all()
         assert sent.norm() <= method.zero_out_sensitivity(NO_SIZES) + 1e-9
         assert method.parts(sent)[0].sum() == method.parts(sent)[2].sum() == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"num_classes": 1}, "num_classes must be >= 2, got 1"),
-        ({"num_classes": 2, "predictions": 0}, "predictions must be >= 1, got 0"),
-        ({"num_classes": 2, "bins": -1}, "bins must be in .0, 50., got -1"),
-        ({"num_classes": 2, "bins": MOST_BINS + 1}, "bins must be in .0, 50., got 51"),
-    ],
-)
-def test_bad_settings(settings: dict[str, int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Evaluation(**settings).validate()
+    for wrong in ({"num_classes": 1}, {"predictions": 0}, {"bins": -1}, {"bins": MOST_BINS + 1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be .*got"):
+            Evaluation(**{"num_classes": 2} | wrong).validate()
 
 
 CONFIDENCE, LEAST = 0.95, 0.93  # stated; found, of 250 draws and more, by correct code
@@ -243,9 +219,7 @@ def drawn(
         ([50] * 60, [0.95] * 60, 1.0),
     ],
 )
-def test_balanced_accuracy_and_recalls_are_covered(
-    sizes: list[int], recalls: list[float], noise: float
-) -> None:
+def test_balanced_accuracy_and_recalls_are_covered(sizes, recalls, noise: float) -> None:
     truth, found = float(np.mean(recalls)), drawn(sizes, recalls, noise, 500)
     means = [shares.mean() for shares in found]
     assert np.mean([each.low <= truth <= each.high for each in means]) >= LEAST
@@ -313,19 +287,16 @@ def test_the_largest_share_is_covered_whichever_class_looks_largest(noise: float
     assert len(winners) > 1 or not noise
 
 
-def test_a_model_that_always_says_the_same_is_warned_of() -> None:
+def test_a_model_is_warned_of_what_its_answers_show_whatever_the_noise() -> None:
     report = estimated(np.zeros_like(LABELS), LABELS, 5.0, 0).as_dict(NAMES)
     above, few = report["warnings"]
     assert "of always answering with the most frequent class" in above
     assert few == "few classes: 95 % of the rows hold 5 classes and are taken for 1"
     assert (report["majority_class"], report["accuracy"]["high"] > 0.25) == ("a", True)
-
-
-def test_a_good_model_is_warned_of_nothing_but_a_shift_whatever_the_noise() -> None:
-    found = estimated(LABELS, LABELS, 5.0, 0)
-    assert found.as_dict(NAMES)["warnings"] == []
+    good = estimated(LABELS, LABELS, 5.0, 0)
+    assert good.as_dict(NAMES)["warnings"] == []
     learned = dict(zip(NAMES, (0.8, 0.05, 0.05, 0.05, 0.05), strict=True))
-    (words,) = found.as_dict(NAMES, learned)["warnings"]
+    (words,) = good.as_dict(NAMES, learned)["warnings"]
     assert words.startswith("the classes are shifted: the model goes by 80.0 % of 'a'")
     for seed in range(20):
         warned = estimated(LABELS, LABELS, 150.0, seed).as_dict(NAMES)["warnings"]

@@ -22,8 +22,6 @@ Spoil = Callable[[Path], object]  # of the folder that the command runs in
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a table."""
-
     typed: str  # without the program's name
     says: str  # a regular expression: argument, rule, value
     spoil: Spoil | None = None
@@ -89,12 +87,10 @@ def put(name: str, content: str | bytes) -> Spoil:
 
 
 def gone(name: str) -> Spoil:
-    """Removes a file."""
     return lambda folder: (folder / name).unlink()
 
 
 def as_folder(name: str) -> Spoil:
-    """Puts a directory where a file was."""
 
     def spoil(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -104,5 +100,4 @@ def as_folder(name: str) -> Spoil:
 
 
 def arrays(**held: object) -> Spoil:
-    """Writes data.npz of these arrays."""
     return lambda folder: np.savez(folder / "data.npz", **held)  # pyright: ignore[reportArgumentType]

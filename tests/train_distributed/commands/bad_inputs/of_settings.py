@@ -30,7 +30,9 @@ PETS, SHARES = '{"cat": 0.5, "dog": 0.5}', '{"blue": 0.2, "green": 0.3, "red": 0
 CUT, EXACT = b"\x1f\x8b\0", "non-private-svm"
 SGD = {"solver": "sgd", "epochs": 2, "batch_size": 2}
 MODEL, ENCODER = "model/model.safetensors", "model/encoder.safetensors"
-REPORT, OTHER, NONE = "model/report.json", '{"model": "00"}', '{"ledger": "none"}'
+REPORT, OTHER = "model/report.json", '{"model": "00"}'
+REPORTS = ("[]", "nonsense", '{"ledger": "none"}', DEEP)
+BAD = ('"frontier"', "[]")  # experiments without rows
 EMPTY = b"\x08" + b"\0" * 7 + b"{}      "
 
 
@@ -40,8 +42,6 @@ def further(**settings: object) -> Spoil:
 
 
 def head(x: np.ndarray | None = None, y: np.ndarray | None = None) -> Spoil:
-    """A directory `rows` for `heads fit`."""
-
     def spoil(folder) -> None:
         (folder / "rows").mkdir()
         np.save(folder / "rows" / "embeddings.npy", np.ones((4, 1)) if x is None else x)
@@ -57,7 +57,6 @@ def chosen(**changes: Any) -> Spoil:
 
 
 def option(**given: Any) -> Spoil:
-    """The same, with these options."""
     return chosen(options=given)
 
 
@@ -74,6 +73,10 @@ def of_two(**changes: Any) -> Spoil:
     return spoil
 
 
+def as_report(content: str) -> Spoil:
+    return put("r.json", content)
+
+
 def other_encoder(folder: Path) -> None:
     shutil.copy(folder / "other.safetensors", folder / ENCODER)
 
@@ -88,14 +91,10 @@ TYPED = {
         ("--epsilon soon", "epsilon.*soon"),
         ("--delta 1 | --delta nan", r"delta must be in \(0, 1\), got {}"),
         ("--delta 1e-320", "delta must be >= 1e-290"),
-        ("--honest-fraction 2", r"honest_fraction must be in \(0, 1\], got 2"),
-        ("--group-size 0", "group_size must be >= 1, got 0"),
         ("--seed -1", r"seed must be in \[0, 2\^63\), got -1"),
-        ("--seed 999999999999999999999999999999", r"seed must be in \[0, 2\^63\), got 999"),
         ("--num-classes 9", "num_classes must be 3"),
         ("--epochs 3", "Unrecognized options: --epochs"),
         ("--method forest", "method"),
-        ("--colour red", "--colour"),
         ("--components 9", r"components must be in \[1, 6\], got 9"),
         ("--prior flat", "prior must be .* got flat"),
         ("--prior p.json", r"prior must .*p\.json.* classes blue, green, red", put("p.json", PETS)),
@@ -109,30 +108,20 @@ TYPED = {
         ("--with-encoder other.safetensors", r"weights must be left out for network.* got other"),
         ("--ledger broken/broken.ledger", r"broken\.ledger"),
         ("--ledger limited.ledger", r"limit of ledger limited\.ledger must be"),
-        ("--ledger pictures", "pictures"),
         ("--ledger no/where.ledger", r"ledger must be in a folder .* got no/where\.ledger"),
-        ("--ledger model/report.json", r"report\.json"),
+        ("--ledger pictures | --ledger model/report.json", "{}"),
     ],
     "run --embeddings private --public public --config c.json": [
         ("", r"config .*c\.json.*known_noise is no option", option(known_noise=[0])),
-        ("", r"config .*c\.json.*epochs: Expected `int . null`, got `float`", option(epochs=2.5)),
         ("", r"config .*c\.json.*l2_reg: Expected `float . null`, got `bool`", option(l2_reg=True)),
-        ("", r"config .*c\.json.*edges is no option", option(edges=5)),
         ("", r"config .*c\.json.*method must be one of", chosen(method="admm-dual")),
         ("", "config .*components: Expected `int . null`, got `str`", option(components="3")),
-        (
-            "",
-            r"config .*c\.json.*Expected `float`, got `str`",
-            chosen(privacy=PROMISE | {"epsilon": "soon"}),
-        ),
-        ("", r"config .*c\.json.*unexpected keyword", chosen(users=3)),
         ("", "privacy must be what config was", chosen(privacy=PROMISE | {"unit": "user"})),
         ("", r"config must be .*c\.json", put("c.json", "[]"), put("c.json", '{"method": 3}')),
         ("", r"config must be .*c\.json", put("c.json", DEEP)),
     ],
     "simulate --embeddings private --public public": [
-        ("--users 999999999999999999999999999999", r"users must be in \[1, 48\], .* got 999"),
-        ("--users 0", r"users must be in \[1, 48\], .* got 0"),
+        (f"--users 0 | --users {10**30 - 1}", r"users must be in \[1, 48\], .* got {}"),
         ("--seed 1 --noise discrete", "generator must be None for noise 'discrete'"),
         ("--scheme own --users 4", "users must be left out for scheme 'own', got 4"),
         ("--scheme dirichlet --users 4", "concentration must be given"),
@@ -146,14 +135,11 @@ TYPED = {
     ],
     "rehearse --public public --users 4 --rows-per-user 12 --num-classes 2": [
         ("--users 0", "users must be >= 1, got 0"),
-        ("--rows-per-user 0", "rows_per_user must be >= 1, got 0"),
         ("--epsilon inf", "epsilon must be finite, .* got inf"),
         ("--epsilon 0 | --epsilon 1 0", "epsilon must be > 0, got 0"),
         ("--delta 1", r"delta must be in \(0, 1\), got 1"),
-        ("--num-classes 99", "must .* got"),
         ("--num-classes 1", "num_classes must be >= 2, got 1"),
         ("--epsilon", "epsilon"),
-        ("--unit everybody", "everybody"),
         ("--out public --overwrite", OVER),
         ("--out old", NEW),
     ],
@@ -165,43 +151,32 @@ TYPED = {
     "sweep frontier --embeddings private --public public": [
         ("--out private --overwrite", OVER),
         ("--users 1000", r"users must be in \[1, 48\]"),
-        ("--epsilons 0", "epsilons? must be > 0, got .*0"),
         ("--seeds 0", "seeds must be >= 1, got 0"),
     ],
     "plot": [
         ("report.json", "results must be the JSON of a sweep, got"),
         ("r.json.gz", "results must be the JSON of a sweep, got", put("r.json.gz", CUT)),
         ("r.json", "results must be the JSON of a sweep", put("r.json", DEEP)),
-        ("r.json", "results must", put("r.json", '{"experiment": "frontier"}')),
-        ("r.json", "results must be", put("r.json", '{"experiment": []}')),
+        ("r.json", "results must", *(put("r.json", f'{{"experiment": {x}}}') for x in BAD)),
     ],
     "audit": [
         ("--epsilon 1", "epsilon must be left out for method all, whose list states its own"),
         ("--method servers --users 2", "users must be left out for method servers"),
     ],
     "audit --method discriminant": [
-        ("--trials 8", "trials must be >= .* got 8"),
-        ("--canaries 1", "canaries must be >= 2, got 1"),
-        ("--users 0", "users must be .* got 0"),
         ("--rows 0", "rows must be .* got 0"),
         ("--canaries 0 --rows 1000000000000", "memory must suffice, got: Unable to allocate"),
         ("--confidence 1", r"confidence must be in \(0, 1\), got 1"),
-        ("--epsilon -3", "epsilon must be > 0, got -3"),
         ("--epsilon inf", "epsilon must be finite for an audit, got inf"),
         ("--out old", NEW),
     ],
     "audit --trials 16 --config c.json": [
         ("--users 1", "group_size must be <= 3", chosen(privacy=PROMISE | {"group_size": 9})),
         ("--method svm", "method must be softmax as config says, .* got svm", chosen()),
-        ("--epsilon 2", r"epsilon must be 1\.0 as config says, .* got 2", chosen()),
-        ("--unit user", "unit must be record as config says, .* got user", chosen()),
         ("", "known_noise is no option", option(known_noise=[0])),
-        ("", "l2_reg must be finite and > 0, got 0", option(l2_reg=0)),
         ("", "method must be one of .* got 'forest'", chosen(method="forest")),
-        ("", "method must be one of .* got 'non-private-svm'", chosen(method=EXACT)),
         ("", "config must be left out for method all", chosen(method="all")),
         ("", "options must be left out for an evaluation", chosen(method="evaluation")),
-        ("", "options must fit method 'svm'", chosen(method="svm", options={"rounds": 3})),
         ("--canaries 9", "canaries must be .* or 0 for method 'softmax'", chosen(options=SGD)),
         ("", "honest_fraction must be left out or 1 for", chosen(method="admm-dual", privacy=HALF)),
     ],
@@ -209,45 +184,29 @@ TYPED = {
         ("amp --canaries 9", "canaries must be left out or 0 for method 'amp'"),
         ("charter-sum --noise float", "noise must be 'discrete'"),
         ("amp --noise discrete", "noise must be 'float' for 'amp'"),
-        ("charter --rows 2", "rounds must be <= rows/3"),
-        ("non-private-svm", "method"),
     ],
     "protect": [
         ("--images private.npz --out . --overwrite", "out must not hold what|output directory"),
         ("--budget -1", "budget must be .* got -1"),
-        ("--clients 0", "clients must be .* got 0"),
         ("--embeddings private", "embeddings and public must be given together, got one"),
         ("--embeddings private --public foreign", "one encoder"),
         ("--embeddings unlabelled --public public", "embeddings must have labels"),
-        ("--attacks 0", "attacks must be >= 1, got 0"),
-        ("--seed -1 --rounds 1", "seed must be .* got -1"),
-        ("--settings nowhere.json", r"nowhere\.json must be a readable JSON object"),
-        ("--clients 2501", r"users must be in \[1, 2500\]"),
-        ("--prefer-utility -1", r"prefer_utility must be in \[0, inf\)"),
-        ("--prefer-utility 0", "must not both be 0"),
         ("--images nowhere.npz", "images must be"),
+        ("--prefer-utility 0", "must not both be 0"),
+        ("--settings nowhere.json", r"nowhere\.json must be a readable JSON object"),
     ],
     "protect --settings s.json": [
         ("", r"threshold must be in \(0, 1\), got 2", further(threshold=2)),
-        ("", "servers must be .* got 1", further(servers=1)),
         ("", "key_bits must be >= 2048", further(key_bits=1024)),
-        ("", "half_width must be finite and > 0", further(half_width=0)),
-        ("", r"s\.json must be a readable JSON object", put("s.json", "{")),
-        ("", r"s\.json must be a readable JSON object", put("s.json", '{"step": NaN}')),
+        ("", r"s\.json must be a readable", put("s.json", "{"), put("s.json", '{"step": NaN}')),
         ("", r"s\.json must be a JSON object, got list", put("s.json", "[]")),
         ("", r"s\.json must have names of components, .* got model", further(model=3)),
         ("", r"s\.json: rows: Expected `int`, got `str`, got 'all'", further(rows="all")),
-        ("", r"s\.json: models: Expected `int`, got `bool`", further(models=True)),
-        ("", r"s\.json: step: Expected `float`, got `null`", further(step=None)),
-        ("", "models must be >= 1", further(models=0)),
         ("--clients 3", r"victims must be in \[1, 3\]", further(models=1, steps=0, victims=4)),
     ],
     "account": [
         ("--epsilon 1", "exactly two of .* must be given, got 1"),
         ("--epsilon 1 --delta .1 --noise-multiplier 1", "exactly two of .* must be given, got 3"),
-        ("--epsilon 0 --delta 1e-5", "epsilon must be > 0, got 0"),
-        ("--epsilon 1 --delta 2", r"delta must be in \(0, 1\), got 2"),
-        ("--epsilon 1 --delta 1e-5 --compositions 0", "compositions must be .* >= 1, got 0"),
         ("--epsilon nan --noise-multiplier 1", "epsilon must be .* got nan"),
     ],
     "account --epsilon 1 --delta .1 --honest-fraction .5": [
@@ -255,9 +214,7 @@ TYPED = {
         ("", "honest_fraction must be left out without users"),
     ],
     "federation join --folder me --name": [
-        ("'' --rows 3", "name must be .* got ''"),
-        ("'../A' --rows 3", r"name must be .* got '\.\./A'"),
-        ("'H A' --rows 3", "name must be 1 to 40 of a-z"),
+        ("'' --rows 3 | '../A' --rows 3 | 'H A' --rows 3", "name must be 1 to 40 of a-z"),
         ("a --rows 1 --server", "be left out for a server"),
         ("a", "exactly one of rows and embeddings must be given, got"),
         ("a --rows 0", r"rows must be in \[1, \d+\], got 0"),
@@ -265,7 +222,6 @@ TYPED = {
         ("a --embeddings unlabelled", "must have labels"),
     ],
     INIT: [
-        ("nowhere.party.json --transform transform.safetensors", r"nowhere\.party\.json"),
         ("table.csv --transform transform.safetensors", r"table\.csv"),
         ("a --port 0", r"port must be in \[1, 65535\], got 0"),
     ],
@@ -274,8 +230,6 @@ TYPED = {
         ("", r"config must be .*c\.json", put("c.json", DEEP)),
         ("", "config must be .*known_noise is no", option(known_noise=[0])),
         ("--epsilon 2", r"epsilon must be 1\.0 as config says, .* got 2", chosen()),
-        ("--delta .1", r"delta must be 1e-05 as config says, .* got 0\.1", chosen()),
-        ("--group-size 2", "group_size must be 1 as config says, .* got 2", chosen()),
     ],
     f"{INIT} a.party.json b.party.json --transform transform.safetensors --config c.json": [
         ("", "method must be one of discriminant, findings.* got 'amp'", of_two(method="amp")),
@@ -285,17 +239,12 @@ TYPED = {
         ("", "prior must have the classes", of_two(options={"prior": {"cat": 0.5, "dog": 0.5}})),
         ("", "prior must hold shares of sum 1", of_two(options={"prior": {"0": 0.5, "1": 0.6}})),
         ("", "config must be .*prior", of_two(options={"prior": "p.json"})),
-        ("", "noise_by must be 'users' with", of_two(privacy=PROMISE | {"noise_by": "servers"})),
     ],
     "federation": [
-        ("join --folder table.csv/me --name a --rows 3", r"table\.csv"),
-        ("join --folder table.csv --name a --rows 3", r"table\.csv"),
-        ("init --folder old --hosts h --parties a", "output directory must not exist, got old"),
+        ("join --name a --rows 3 --folder table.csv/me", r"table\.csv"),
+        ("join --name a --rows 3 --folder table.csv", r"table\.csv"),
         ("init --folder fed --parties a", "hosts must be given, got none"),
         ("status --folder private | start --folder private", "must|private"),
-    ],
-    "heads fit --data rows --out old --num-classes 2 --l2-reg 1": [
-        ("--clip-norm 2", "out must not exist, got old", head()),
     ],
     "heads fit --data rows --out fitted --num-classes 2 --l2-reg 1 --clip-norm": [
         ("1.5", r"data must hold a readable embeddings\.npy, got"),
@@ -303,24 +252,17 @@ TYPED = {
         ("1.5", "finite", head(x=np.full((4, 1), np.nan))),
         ("1.5", r"y must lie in \[0, 2\), got 2", head(y=np.array([0, 1, 2, 1]))),
         ("1.5", r"labels\.npy must hold integers, got float64", head(y=np.ones(4))),
-        ("-1", "clip_norm must be .* got -1", head()),
-        ("2 --l2-reg 0", "l2_reg must be finite and > 0, got 0", head()),
         ("2 --radius 1", "head must have radius None for an exact solution, got 1", head()),
+        ("2 --out old", "out must not exist, got old", head()),
         ("2 --solver sgd --epochs 0", "epochs must be >= 1, got 0", head()),
-        ("2 --method forest", "forest", head()),
-        ("2 --l2-reg much", "much", head()),
         ("2", r"\(n,\), got \(4, 1\) and \(3,\)", head(y=np.zeros(3, int))),
         ("2", r"data must hold a readable labels\.npy", head(y=np.array([{}] * 4, object))),
         ("2 --noise-multiplier 0", "noise_multiplier must be finite and > 0, got 0", head()),
         ("2 --data unlabelled", "must have labels to learn from, got unlabelled"),
         ("2", "must .* got|n must be", head(x=np.zeros((0, 1)), y=np.zeros(0, int))),
     ],
-    "heads": [
-        ("train", "command must be 'fit', got train"),
-        ("fit", "--data"),
-    ],
     "": [
-        ("select --public public", "select has been retired: type rehearse"),
+        ("heads fit", "--data"),
         ("embed", "command must be one of run, .* got none"),
         ("pretrain forest", "simclr, convert, probe"),
         ("forest", "one of .*audit, protect, ledger, federation, pretrain.* got forest"),
@@ -348,7 +290,6 @@ TYPED = {
         ("--encoder timm:resnet18", "encoder must be left out with embeddings, got"),
         ("--out model --overwrite", OVER),
         ("--out old", NEW),
-        ("--out /proc/nowhere/out", "/proc/nowhere"),
     ],
     "predict --embeddings private --model": [
         ("nowhere | table.csv", "release must be an existing directory, got {}"),
@@ -364,10 +305,7 @@ TYPED = {
     "evaluate --model model --embeddings private": [
         ("--epsilon 0", "epsilon must be > 0, got 0"),
         ("--delta 1", r"delta must be in \(0, 1\), got 1"),
-        ("--bins -1 | --bins 1000000000000", "bins must be .* got {}"),
-        ("--confidence 1", r"confidence must be in \[0\.5, 0\.999\], got 1"),
         ("--seed -1", r"seed must be in \[0, 2\^63\), got -1"),
-        ("--min-survivors 9", r"min_survivors must be in \[1, 4\]"),
         ("--min-survivors 2 --honest-fraction 0.25", "one certainly honest user, got -1"),
         ("--out . --overwrite | --out model --overwrite", OVER),
         ("--users 3", "users must be left out for scheme 'own', got 3"),
@@ -377,10 +315,8 @@ TYPED = {
         ("--ledger limited.ledger", r"limit of ledger limited\.ledger must be"),
     ],
     "export --format torch-export --model": [
-        ("nowhere", "release must be an existing directory, got nowhere"),
         ("model", r"model\.safetensors must .*got", cut(MODEL)),
         ("bare", "encoder must be given by name and weights"),
-        ("bare --encoder other.safetensors", "encoder must be the one that the model learned with"),
         ("model --input-size 0 0", "input_size must .* got"),
         ("model --out model --overwrite", OVER),
         ("model --out table.csv/x", r"table\.csv"),
@@ -398,24 +334,17 @@ TYPED = {
         ("--out here --overwrite", OVER, link),
         ("--out old", NEW),
     ],
-    "card": [("--model nowhere", "release must be an existing directory, got nowhere")],
     "ledger show --ledger": [
         ("nowhere.ledger", r"ledger must exist, got nowhere\.ledger"),
         ("broken/broken.ledger", r"broken\.ledger.*chain|chain.*broken\.ledger"),
-        ("pictures/red/0.png", r"pictures/red/0\.png"),
-        ("pictures", "pictures"),
-        ("l.ledger", r"l\.ledger", put("l.ledger", '{"body": {}}\n')),
-        ("l.ledger", r"l\.ledger", put("l.ledger", bytes(range(256)))),
+        ("pictures/red/0.png | pictures", "{}"),
+        ("l.ledger", "{}", *(put("l.ledger", x) for x in ('{"body": {}}\n', bytes(range(256))))),
         ("spent.ledger --embeddings private", "exactly one of embeddings and ledger .* got both"),
         (".", r"ledger must be a file, got \."),
-        ("spent.ledger --delta 2", r"delta must be in \(0, 1\), got 2"),
-        ("spent.ledger --delta nan", r"delta must be in \(0, 1\), got nan"),
+        ("spent.ledger --delta 2 | spent.ledger --delta nan", r"must be in \(0, 1\), got {}"),
         ("spent.ledger --reports report.json", "must"),
         ("spent.ledger --reports model", "reports must be of results with a ledger, got"),
-        ("spent.ledger --reports r.json", "reports must be of", put("r.json", "[]")),
-        ("spent.ledger --reports r.json", "reports must be of", put("r.json", "nonsense")),
-        ("spent.ledger --reports r.json", "reports must be of", put("r.json", NONE)),
-        ("spent.ledger --reports r.json", "reports must be of", put("r.json", DEEP)),
+        ("spent.ledger --reports r.json", "reports must be of", *map(as_report, REPORTS)),
     ],
     "ledger": [
         ("show", "exactly one of embeddings and ledger must be given, got neither"),
@@ -425,22 +354,15 @@ TYPED = {
         ("reserve --ledger n --data a --epsilon 1 --delta 1", r"delta must be in \(0, 1\), got 1"),
         ("spend --ledger spent.ledger --id 0123456789abcdef", "id must .* got '?0123456789abcdef"),
         ("spend --ledger nowhere.ledger --id 0", "must .* got"),
-        ("limit --ledger new.ledger --delta 1e-5 --epsilon 0", "epsilon must be > 0, got 0"),
         ("limit --ledger new.ledger --delta 1e-5 --epsilon nan", "epsilon must be > 0, got nan"),
-        ("limit --ledger limited.ledger --delta 1e-5 --epsilon 9", "must .* got"),
     ],
     "ledger reserve --ledger new.ledger --data rows --delta 1e-5 --epsilon": [
         ("0 | nan", "epsilon must be > 0, got {}"),
         ("1 --sigma .1 --sensitivity 1", r"epsilon must be >= [\d.]+, what the noise gives, got 1"),
-        ("1 --sigma 1", "sigma and sensitivity must be given both or neither, got one"),
-        ("1 --group-size 0", "group_size must be >= 1, got 0"),
-        ("1 --compositions -1", r"compositions must be in \[0, inf\), got -1"),
     ],
     "ledger reserve --data rows --delta 1e-5 --epsilon 1 --ledger": [
-        ("broken/broken.ledger", r"broken\.ledger"),
+        ("broken/broken.ledger | table.csv/l | no/where", "{}"),
         ("limited.ledger", r"limit of ledger limited\.ledger must be >= "),
-        ("table.csv/l", r"table\.csv"),
-        ("no/where", "no/where"),
     ],
 }
 

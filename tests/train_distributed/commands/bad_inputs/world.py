@@ -23,7 +23,6 @@ SIZE = 8
 
 
 def make(root: Path) -> None:
-    """Everything, below `root`."""
     for seed, name in enumerate(("network", "other")):
         tiny_encoder(root / f"{name}.safetensors", seed)
     _pictures(root)
@@ -42,18 +41,26 @@ def make(root: Path) -> None:
     _ledgers(root)
 
 
+def draw(folder: Path, rows: int, seed: int) -> list[np.ndarray]:
+    """Noisy pictures, each class of one colour, in turns: FOLDER/CLASS/NUMBER.png; their pixels."""
+    rng, pixels = np.random.default_rng(seed), []
+    for row in range(rows):
+        name, colour = list(COLOURS.items())[row % len(COLOURS)]
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        noisy = rng.normal(colour, 40, (SIZE, SIZE, 3))
+        pixels.append(np.clip(noisy, 0, 255).astype(np.uint8))
+        Image.fromarray(pixels[-1]).save(folder / name / f"{row // len(COLOURS)}.png")
+    return pixels
+
+
 def _pictures(root: Path) -> None:
-    rng = np.random.default_rng(3)
-    lines = ["path,label,user,split"]
-    for name, colour in COLOURS.items():
-        (root / "pictures" / name).mkdir(parents=True)
-        for number in range(3):
-            pixels = np.clip(rng.normal(colour, 40, (SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
-            path = root / "pictures" / name / f"{number}.png"
-            Image.fromarray(pixels).save(path)
-            part = "test" if number == 2 else "train"
-            lines.append(f"{path.relative_to(root)},{name},user{number},{part}")
-    (root / "table.csv").write_text("\n".join(lines) + "\n")
+    draw(root / "pictures", 9, 3)
+    lines = [
+        f"pictures/{name}/{k}.png,{name},user{k},{'test' if k == 2 else 'train'}"
+        for name in COLOURS
+        for k in range(3)
+    ]
+    (root / "table.csv").write_text("\n".join(["path,label,user,split", *lines]) + "\n")
 
 
 def _npz(path: Path, rng: np.random.Generator, *, users: bool) -> None:

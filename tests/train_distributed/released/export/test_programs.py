@@ -35,11 +35,9 @@ from train_distributed.released.export import (
     run_torch,
     save_onnx,
     save_torch,
-    scaling_matrix,
     some_pictures,
     trace,
 )
-from train_distributed.released.pictures import encoding_of, released_encoder
 
 NAMES = ("blue", "green", "red")
 PARITY, DARK = 1e-5, 0.3
@@ -47,7 +45,6 @@ KINDS = {"onnx": (save_onnx, run_onnx), "pt2": (save_torch, run_torch)}
 
 
 def pictures(rows: int, size: tuple[int, int], seed: int, light: float = 1.0) -> np.ndarray:
-    """Noisy shapes of three colours, in turns."""
     rng = np.random.default_rng(seed)
     own = 180 * np.eye(3)[np.arange(rows) % 3][:, :, None, None] + 40
     low = torch.from_numpy(rng.normal(0, 60, (rows, 3, 4, 4)) + own)
@@ -101,7 +98,6 @@ SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
 
 @pytest.fixture(scope="module")
 def files(small, tmp_path_factory) -> tuple[Release, dict[str, Path]]:
-    """One model, and both its files."""
     folder, released = tmp_path_factory.mktemp("files"), learned(small, SHRUNK)
     return released, {kind: save(kind, released, small, SIZE, folder) for kind in KINDS}
 
@@ -155,18 +151,6 @@ def test_a_file_with_a_known_encoder_is_as_predict(tmp_path, kind, name, preproc
     check(save(kind, released, encoder, size, tmp_path), released, encoder, size)
 
 
-@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest-exact"])
-@pytest.mark.parametrize(("side", "target"), [(32, 128), (50, 32), (224, 96), (7, 5), (9, 9)])
-def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -> None:
-    x = torch.rand(2, 3, side, 40, generator=torch.Generator().manual_seed(0))
-    antialias = mode != "nearest-exact" and target < side
-    options = {"antialias": antialias} if antialias else {}
-    expected = functional.interpolate(x, size=(target, 23), mode=mode, **options)
-    rows = scaling_matrix(side, target, mode, antialias=antialias)
-    columns = scaling_matrix(40, 23, mode, antialias=antialias)
-    assert torch.allclose(rows @ x @ columns.T, expected, atol=2e-6)
-
-
 @pytest.mark.parametrize(
     "preprocess",
     [
@@ -178,7 +162,7 @@ def test_two_products_are_the_interpolation(mode: str, side: int, target: int) -
         Preprocess(image_size=(16, 24), crop=0.9),
         Preprocess(image_size=24, fit="shortest", resize=28, interpolation="bilinear"),
         Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9)),
-        Preprocess(image_size=(20, 30), fit="squash", interpolation="nearest"),
+        Preprocess(image_size=(33, 30), fit="squash", interpolation="nearest"),
     ],
 )
 @pytest.mark.parametrize("size", [(33, 33), (50, 41), (64, 20)])
@@ -192,7 +176,7 @@ def test_a_border_goes_around_any_number_of_pictures() -> None:
     preprocess = Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9))
     images = torch.from_numpy(some_pictures((40, 31)))
     shapes = ({0: torch.export.Dim("batch", min=1)},)
-    network = _Pixels(preprocess, torch.zeros(1, 3, 40, 31, dtype=torch.uint8))
+    network = _Pixels(preprocess, images[:1])
     program = torch.export.export(network, (images[:3],), dynamic_shapes=shapes).module()
     for n in (1, len(images)):
         assert torch.allclose(program(images[:n]), preprocess(images[:n]), atol=2e-6)
@@ -205,13 +189,10 @@ def test_files_say_what_they_are(files, small) -> None:
     with warnings.catch_warnings(action="ignore"):  # torch, of itself
         torch.export.load(paths["pt2"], extra_files=extra)
     assert json.loads(extra["release.json"]) == told
-    assert told["class_names"] == list(NAMES)
-    assert told["epsilon"] == 20.0
+    assert (told["class_names"], told["epsilon"]) == (list(NAMES), 20.0)
     assert told["encoding"]["encoder_hash"] == encoder_hash(small)
     session = onnxruntime.InferenceSession(paths["onnx"])
     metadata = session.get_modelmeta().custom_metadata_map
-    assert json.loads(metadata["class_names"]) == list(NAMES)
-    assert metadata["neighbouring"].startswith("replace one record")
     assert json.loads(metadata["encoding"]) == told["encoding"]
     (pixels,) = session.get_inputs()
     assert (pixels.name, pixels.type, pixels.shape[1:]) == ("pixels", "tensor(uint8)", [3, *SIZE])
@@ -220,11 +201,9 @@ def test_files_say_what_they_are(files, small) -> None:
 
 def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
     stored = learned(small, Preprocess(), (16, 16))
-    assert picture_size(stored, None) == (16, 16)
-    assert picture_size(stored, (32, 16)) == (32, 16)
-    for asked in ((0, 3), (3, 100_000)):
-        with pytest.raises(ValueError, match=r"input_size must be in \[1, 8192\]"):
-            picture_size(stored, asked)
+    assert [picture_size(stored, asked) for asked in (None, (32, 16))] == [(16, 16), (32, 16)]
+    with pytest.raises(ValueError, match=r"input_size must be in \[1, 8192\]"):
+        picture_size(stored, (3, 100_000))
     assert stored.encoding is not None
     unknown = replace(stored, encoding=replace(stored.encoding, preprocess=Preprocess()))
     with pytest.raises(ValueError, match="input_size must be given for a model that knows none"):
@@ -251,15 +230,6 @@ def test_pictures_of_any_size_are_brought_to_it_in_the_file(small, taken, size) 
     if size != taken:
         found = _Brought(size, taken)(torch.from_numpy(pixels))
         assert np.array_equal(found.numpy().transpose(0, 2, 3, 1), brought)
-
-
-def test_a_damaged_encoder_is_refused(tmp_path, world) -> None:
-    released, path = Release.load(world / "model"), tmp_path / "encoder.safetensors"
-    found = released_encoder(released, world / "model")
-    assert encoder_hash(found) == encoding_of(released).encoder_hash
-    path.write_bytes((world / "model" / "encoder.safetensors").read_bytes()[:-10])
-    with pytest.raises(ValueError, match="must be a safetensors file"):
-        released_encoder(released, tmp_path)
 
 
 ROOT = Path(__file__).parents[4]

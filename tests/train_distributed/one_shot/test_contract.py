@@ -1,7 +1,4 @@
-"""What every statistic promises of itself, tried on the worst rows, for features of any length.
-
-A row of zeros adds nothing to a sum and has no gradient: it stands for a record that was taken out.
-"""
+"""What every statistic promises, on the worst rows; a row of zeros stands for one taken out."""
 
 import math
 import re
@@ -103,11 +100,6 @@ def clipped_heads(name: str, **options: Any) -> Case:
     return Case(clipped(0.4, name, **HEAD, **options), 0.3, 0.25, 0.8)
 
 
-def gradients(size: float) -> Case:
-    """Three classes: with two, the same row with the other label attains the bound."""
-    return Case(partial(gradient, size=size), 0.84)
-
-
 def findings(k: int, most: float, **options: Any) -> Case:
     case = named("findings", k, most_findings=most, **options)
     return Case(case, 0.96 if "alpha" in options else 0.999, 0.99, short=0.7)
@@ -134,9 +126,10 @@ STATISTICS: dict[str, Case] = {
     "svm of findings": heads("svm", findings=True),
     "logistic": heads("logistic"),
     "centred logistic by SGD": heads("logistic", prior="equal", **SGD),
-    "gradient": gradients(3),
-    "gradient at zero": gradients(0),
-    "gradient at huge weights": gradients(1e100),
+    # three classes: with two, the same row with the other label attains the bound
+    "gradient": Case(partial(gradient, size=3), 0.84),
+    "gradient at zero": Case(partial(gradient, size=0), 0.84),
+    "gradient at huge weights": Case(partial(gradient, size=1e100), 0.84),
     "gradient of 2 classes": Case(partial(gradient, size=0, classes=2)),
     "a finding of 2": findings(2, 1),
     "2 findings of 5": findings(5, 2),
@@ -153,10 +146,7 @@ LONG = pytest.mark.parametrize("reach", LENGTHS)
 
 
 def worst_rows(statistic: Statistic, transform: PublicTransform) -> Tensor:
-    """Rows of every length in opposite, orthogonal and slanting directions, and one of zeros.
-
-    As the statistic's own transform maps them.
-    """
+    """Of all lengths and directions, and of zeros, as the statistic's own transform maps them."""
     one = torch.eye(FEATURES, dtype=torch.float64)
     units = [one[0], one[1], one.sum(0) / 2]
     units += [-unit for unit in units] + [(one[0] + one[3]) / math.sqrt(2)]
@@ -224,24 +214,17 @@ def attack(name: str, reach: float) -> Attack:
 
 @LONG
 @EVERY
-def test_no_replaced_record_moves_a_submission_further(name: str, reach: float) -> None:
-    tried = attack(name, reach)
-    bound = tried.statistic.record_sensitivity(torch.tensor([1 + BESIDE]))
-    moved = tried.farthest(tried.sent(tried.users(tried.rows)))
-    assert tried.case.reached(reach) * bound <= moved <= bound * ROUNDING
-
-
-@LONG
-@EVERY
-def test_no_record_that_is_taken_out_moves_a_submission_further(name: str, reach: float) -> None:
-    tried = attack(name, reach)
-    size = torch.tensor([1 + BESIDE])
+def test_no_record_moves_a_submission_further(name: str, reach: float) -> None:
+    """Whether another one takes its place, or it is taken out."""
+    tried, size = attack(name, reach), torch.tensor([1 + BESIDE])
+    sent = tried.sent(tried.users(tried.rows))
+    bound = tried.statistic.record_sensitivity(size)
+    assert tried.case.reached(reach) * bound <= tried.farthest(sent) <= bound * ROUNDING
     without = tried.sent(tried.users(0 * tried.rows[:1]))[:1]
-    moved = float((tried.sent(tried.users(tried.rows)) - without).norm(dim=1).max())
-    moved /= math.sqrt(tried.statistic.compositions)
-    bound = tried.statistic.zero_out_sensitivity(size)
-    assert tried.case.removed * bound <= moved <= bound * ROUNDING
-    assert bound <= tried.statistic.record_sensitivity(size) * ROUNDING
+    moved = float((sent - without).norm(dim=1).max()) / math.sqrt(tried.statistic.compositions)
+    removal = tried.statistic.zero_out_sensitivity(size)
+    assert tried.case.removed * removal <= moved <= removal * ROUNDING
+    assert removal <= bound * ROUNDING
 
 
 @LONG
@@ -349,8 +332,6 @@ def test_numbers_are_found_again_among_those_of_more_features(name: str) -> None
     torch.testing.assert_close(sent[:, places], alone, rtol=0, atol=tolerance)
 
 
-# Releases with constants and rows of any scale
-
 NAMED = re.compile(
     r"^(l2_reg|clip_norm|radius|relaxation|epochs|tolerance|lipschitz / l2_reg|l2_reg \+ curvature|"
     r"rows of a user|local_std|step|parties|alpha|constant) "
@@ -401,10 +382,6 @@ def drawn(name: str, draw: np.random.Generator) -> tuple[Statistic, PublicTransf
     return build_method(name, transform, 2, options).statistic, transform
 
 
-def moved(method: Statistic, first: Tensor, second: Tensor) -> float:
-    return float(((first - second) * method.scale).norm())
-
-
 def holds(name: str, seed: int) -> bool:
     """Record and user level of one pair, and the integers that leave the user."""
     draw = np.random.default_rng(seed)
@@ -425,7 +402,7 @@ def holds(name: str, seed: int) -> bool:
         check_stream(one_class, 2, transform.clip_norm, transform.constant)
     about = f"seed {seed}: {method}"
     assert all(part.isfinite().all() for part in sent)
-    assert moved(method, *sent) <= guarantee.joint_sensitivity, about
+    assert float(((sent[0] - sent[1]) * method.scale).norm()) <= guarantee.joint_sensitivity, about
     words = [mechanism.encode((part * method.scale)[0].numpy()) for part in sent]
     steps = words[0].view(np.int64) - words[1].view(np.int64)
     charged = guarantee.joint_sensitivity

@@ -1,7 +1,4 @@
-"""Gaussian classes, their posterior under public guesses, and how sure scores may be.
-
-Against brute force, integration, an independent library and the model itself.
-"""
+"""Gaussian classes, their posterior under public guesses, and how sure scores may be."""
 
 import math
 from dataclasses import replace
@@ -14,20 +11,8 @@ from torch import Tensor
 
 from embed import PublicTransform
 from tests.train_distributed.one_shot.builders import embedded, simulated
+from train_distributed.one_shot import class_gaussians as gaussians
 from train_distributed.one_shot import class_posterior
-from train_distributed.one_shot.class_gaussians import (
-    LEAST_VARIANCE,
-    TAILS,
-    Gaussians,
-    NoisyScatter,
-    Posterior,
-    conditioned,
-    fitted_size,
-    linear_discriminant,
-    noise_edge,
-    spiked_covariance,
-    within_class,
-)
 from train_distributed.one_shot.class_posterior import (
     SHIFTS,
     Guess,
@@ -64,9 +49,9 @@ def test_without_noise_and_prior_it_is_linear_discriminant_analysis() -> None:
     counts = hot.sum(0)
     shares = counts / 200
     none = torch.zeros(5, 5, dtype=torch.float64)
-    exact = Posterior((x.T @ hot) / counts, none, none, none)
-    within = within_class(x.T @ x / 200, exact, shares)
-    directions, bias = linear_discriminant(exact.means, within, shares)
+    exact = gaussians.Posterior((x.T @ hot) / counts, none, none, none)
+    within = gaussians.within_class(x.T @ x / 200, exact, shares)
+    directions, bias = gaussians.linear_discriminant(exact.means, within, shares)
     expected = LinearDiscriminantAnalysis(solver="lsqr").fit(rows, labels)
     assert np.allclose(directions.numpy().T, expected.coef_, rtol=1e-6, atol=1e-8)
     assert np.allclose(bias.numpy(), expected.intercept_, rtol=1e-6, atol=1e-8)
@@ -83,14 +68,14 @@ def symmetric_noise(dim: int, draw: torch.Generator) -> Tensor:
 def test_spikes_have_the_length_that_the_truth_has_along_them(strength: float, rank: int) -> None:
     """θ U Uᵀ in Wigner noise, θ beyond half the edge: vᵀWv for the noised directions v."""
     draw, dim, noise = torch.Generator().manual_seed(13), 400, 0.01
-    edge = noise_edge(noise, dim)
+    edge = gaussians.noise_edge(noise, dim)
     public = edge * 3 * torch.eye(dim, dtype=torch.float64)
     found, true = [], []
     for _ in range(6):
         turned = torch.linalg.qr(normal(draw, dim, rank)).Q
         truth = public + strength * edge * turned @ turned.T
         noised = truth + noise * symmetric_noise(dim, draw)
-        estimate = spiked_covariance(public, noised, noise)
+        estimate = gaussians.spiked_covariance(public, noised, noise)
         vectors = torch.linalg.eigh(noised).eigenvectors
         spikes = vectors[:, -rank:] if strength > 0 else vectors[:, :rank]
         found.append(float((spikes * ((estimate - public) @ spikes)).sum()))
@@ -99,56 +84,49 @@ def test_spikes_have_the_length_that_the_truth_has_along_them(strength: float, r
 
 
 def test_size_is_the_posterior_mean_of_a_normal_law() -> None:
-    assert fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
-    assert fitted_size(0.5, 0.0) == pytest.approx(0.5)
-    assert fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
-    assert fitted_size(0.0, 0.0) == LEAST_VARIANCE
-    assert fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
+    assert gaussians.fitted_size(0.5, 1.0) == pytest.approx((1 + 0.5) / 2)  # as of the prior
+    assert gaussians.fitted_size(0.5, 0.0) == pytest.approx(0.5)
+    assert gaussians.fitted_size(-100.0, 1.0) == pytest.approx(0.5)  # its deviation, half of 1
+    assert gaussians.fitted_size(0.0, 0.0) == gaussians.LEAST_VARIANCE
+    assert gaussians.fitted_size(0.5, 1e12) == pytest.approx(1, abs=1e-5)
 
 
 def test_conditioned_covariance_keeps_its_trace_where_it_is_positive() -> None:
     given = covariance(6, 15)
-    found = conditioned(given, 0.3)
+    found = gaussians.conditioned(given, 0.3)
     assert found.trace() == pytest.approx(float(given.trace()))
     broken = given - 2 * torch.eye(6, dtype=torch.float64) * torch.linalg.eigvalsh(given)[1]
-    assert torch.linalg.eigvalsh(conditioned(broken, 0.0)).min() > 0
+    assert torch.linalg.eigvalsh(gaussians.conditioned(broken, 0.0)).min() > 0
 
 
 def test_posterior_covariance_is_taken_from_the_moments() -> None:
     """Moments of rows around class means that are known with a spread V hold V once."""
     within, spread, means = covariance(3, 16), 0.1 * covariance(3, 17), normal(18, 3, 3)
     moments = within + means / 3 @ means.T + spread
-    found = within_class(moments, Posterior(means, spread, 0 * spread, spread), EQUAL)
+    found = gaussians.within_class(
+        moments, gaussians.Posterior(means, spread, 0 * spread, spread), EQUAL
+    )
     assert torch.allclose(found, within, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1.0, 3.0])
 @pytest.mark.parametrize("ratio", [1.0, 0.4])
 def test_the_temperature_is_that_of_rows_with_scales_of_their_own(length, ratio):
-    """Two classes; rows lie g times as far from the other one, g of variance 4 `TAILS`.
-
-    Their scatter along the way is `ratio` times the one that the classifier claims.
-    """
+    """Rows lie g times as far from the other class, Var g = 4 `TAILS`, and scatter by `ratio`."""
     means = torch.tensor([[length / 2, -length / 2], [0.0, 0.0]]).double()
     claimed = torch.eye(2, dtype=torch.float64)
-    found = Gaussians(means, claimed, torch.full((2,), 0.5).double())
-    assert found.temperature(ratio) == pytest.approx(ratio + TAILS * length**2)
+    found = gaussians.Gaussians(means, claimed, torch.full((2,), 0.5).double())
+    assert found.temperature(ratio) == pytest.approx(ratio + gaussians.TAILS * length**2)
     draw = np.random.default_rng(0)
-    g = draw.gamma(1 / (4 * TAILS), 4 * TAILS, 400_000)
+    g = draw.gamma(1 / (4 * gaussians.TAILS), 4 * gaussians.TAILS, 400_000)
     odds = length * (g * length / 2 + math.sqrt(ratio) * draw.standard_normal(len(g)))
     grid = np.geomspace(0.3, 3, 60) * found.temperature(ratio)
     losses = [np.logaddexp(0, -odds[:100_000] / t).mean() for t in grid]
     assert grid[int(np.argmin(losses))] == pytest.approx(found.temperature(ratio), rel=0.25)
 
 
-# Scatter of scores beside the one that their covariance claims
-
-
 def scatter_case(kind: str, noise: float, draw: torch.Generator):
-    """Private rows like public ones, turned, or wider where classes differ; what Σ solves.
-
-    Then how many times as much its scores scatter as Σ says, in truth.
-    """
+    """Private rows of a kind, what Σ solves, and how far scores scatter to what Σ says."""
     public = torch.diag(torch.logspace(-1, 0, DIM, dtype=torch.float64))
     means = 0.3 * normal(draw, DIM, 3)
     apart = means - means.mean(1, keepdim=True)
@@ -158,11 +136,13 @@ def scatter_case(kind: str, noise: float, draw: torch.Generator):
         "turned": turn @ public @ turn.mT,
         "wider": public + apart / 3 @ apart.mT,
     }[kind]
-    scatter = NoisyScatter(public, truth + noise * symmetric_noise(DIM, draw), noise, 0 * public)
+    scatter = gaussians.NoisyScatter(
+        public, truth + noise * symmetric_noise(DIM, draw), noise, 0 * public
+    )
     covariance = scatter.covariance()
     slopes = torch.linalg.solve(covariance, apart)
     said, actual = (float((slopes * (of @ slopes)).sum()) for of in (covariance, truth))
-    return scatter, Gaussians(means, covariance, EQUAL), actual / said
+    return scatter, gaussians.Gaussians(means, covariance, EQUAL), actual / said
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
@@ -217,7 +197,7 @@ def test_a_ridge_neither_evens_probabilities_out_nor_costs_small_classes_their_r
         return np.mean(found, 0)
 
     error, balanced = measured()
-    monkeypatch.setattr(NoisyScatter, "ratio", lambda self, found, true=1.0: 1.0)
+    monkeypatch.setattr(gaussians.NoisyScatter, "ratio", lambda self, found, true=1.0: 1.0)
     raw_error, raw_balanced = measured()
     if max(shares) > 0.5:
         assert raw_balanced == pytest.approx(0.25, abs=0.01)  # always the largest
@@ -240,7 +220,7 @@ def test_directions_vary_more_than_the_moments_say_that_they_were_solved_by(nois
     along, seen, told = 0.0, 0.0, []
     for _ in range(3):
         noised = true + noise * symmetric_noise(q, draw)
-        scatter = NoisyScatter(public, noised, noise, 0 * true)
+        scatter = gaussians.NoisyScatter(public, noised, noise, 0 * true)
         slopes = torch.linalg.solve(scatter.covariance(), means)
         for slope, said in zip(slopes.T, (slopes * means).sum(0), strict=True):
             squares = torch.outer(slope, slope) / said
@@ -250,9 +230,6 @@ def test_directions_vary_more_than_the_moments_say_that_they_were_solved_by(nois
     truth = max(1.0, along / seen)
     assert 0.85 * truth <= sum(told) / 3 <= 1.05 * truth
     assert (truth > 1.5) == (other < 1)
-
-
-# Posterior of class means under public guesses
 
 
 def one_scale(t: float) -> Scales:
@@ -423,10 +400,7 @@ def test_extremes_stay_finite(std: float, rank: int) -> None:
     ],
 )
 def test_the_true_share_is_unbiased_where_the_prior_is_wrong(noise, rank, sizes, monkeypatch):
-    """Classes differ in few of many directions, and the guess says in all: noise stays in them.
-
-    Small classes have the more noise, and count in the score's differences as large ones do.
-    """
+    """Classes differ in few directions, the guess says in all; small ones have the more noise."""
     monkeypatch.setattr(class_posterior, "LEAST_TRUE", -1e6)  # the estimate itself, up to 1
     draw, q, k = torch.Generator().manual_seed(rank), 30, len(sizes)
     shares, one = torch.tensor(sizes).double() / sum(sizes), torch.eye(q, dtype=torch.float64)

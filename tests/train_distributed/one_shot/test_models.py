@@ -27,16 +27,6 @@ def saved(released, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]) -> None:
-    """Saves a model again with some of its tensors or metadata changed."""
-    model = path / "model.safetensors"
-    tensors = load_file(model)
-    with safe_open(model, "pt") as file:
-        metadata = dict(file.metadata())
-    change(tensors, metadata)
-    save_file(tensors, model, metadata)
-
-
 def test_what_was_saved_is_loaded(released, tmp_path) -> None:
     released.save(tmp_path / "model")
     loaded = Release.load(tmp_path / "model")
@@ -120,10 +110,8 @@ def _put(name: str, value: Any):
         (_put("class_names", '{"a": 1}'), "class_names must be two distinct names"),
         (_put("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
         (_put("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
-        (_put("class_names", "[" * 100000), "class_names must be JSON"),
         (_without("temperature"), "temperature must be > 0, got None"),
         (_put("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
-        (_put("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
         (_put("encoding", "{}"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),
         (_tensor("transform.mean", lambda m: m[1:]), "mean must be"),
@@ -143,10 +131,15 @@ def _put(name: str, value: Any):
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(saved, change, message: str) -> None:
-    rewrite(saved, change)
+    model = saved / "model.safetensors"
+    tensors = load_file(model)
+    with safe_open(model, "pt") as file:
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, model, metadata)
     with pytest.raises(ValueError, match=message) as refusal:
         Release.load(saved)
-    assert str(refusal.value).startswith(str(saved / "model.safetensors"))
+    assert str(refusal.value).startswith(str(model))
     assert "\n" not in str(refusal.value)
 
 
@@ -170,9 +163,6 @@ def test_a_file_that_is_cut_anywhere_or_missing_is_named(saved, name: str, messa
         Release.load(saved / "none")
 
 
-# Figures
-
-
 @pytest.mark.parametrize(
     "names", [["a name that goes on, " * 20, "b", "c"], ["$x^", "$\\frac$"], [*map(str, range(60))]]
 )
@@ -184,9 +174,6 @@ def test_any_classes_can_be_drawn(names: list[str], tmp_path) -> None:
     report = {"test_accuracy": 0.5, "test_accuracy_per_class": accuracies}
     draw_release(Report.of(Privacy(1.0, 1e-5).report() | report), tmp_path / "privacy.png")
     assert len(list(tmp_path.iterdir())) == 2
-
-
-# Metrics, against loops that follow their definition
 
 
 def evaluated(
@@ -272,8 +259,13 @@ def test_a_model_that_predicts_one_class_only_is_said_to() -> None:
     assert [name for name, _ in brief(found)][-2:] == ["warning", "warning"]
 
 
-def test_rows_keep_their_order_where_probabilities_have_none() -> None:
-    """All are 0 or 1 to the last bit; the scores still tell them apart."""
+def test_log_odds_are_those_of_the_probabilities_and_order_rows_where_these_do_not() -> None:
+    scores = torch.from_numpy(problem(50, 4)[0])
+    p = probabilities(scores, 0.7)
+    assert torch.allclose(log_odds(scores, 0.7), (p / (1 - p)).log())
+    tied = torch.zeros(1, 4, dtype=torch.float64)
+    assert torch.allclose(log_odds(tied), torch.tensor(1 / 3).double().log())
+    assert log_odds(torch.tensor([[-1e12, 3.0, -1e12]]).double()).isfinite().all()
     gaps = torch.tensor([-900.0, -60.0, -50.0, 50.0, 60.0, 900.0], dtype=torch.float64)
     scores = torch.stack([torch.zeros(6, dtype=torch.float64), gaps], 1)
     odds = log_odds(scores)
@@ -282,15 +274,6 @@ def test_rows_keep_their_order_where_probabilities_have_none() -> None:
     assert (probabilities(scores)[3:, 1] == 1).all()
     found = evaluated(scores.numpy(), np.array([0, 0, 1, 0, 1, 1]), ("a", "b"))
     assert found["auroc"] == pytest.approx(8 / 9)
-
-
-def test_log_odds_are_those_of_the_probabilities() -> None:
-    scores = torch.from_numpy(problem(50, 4)[0])
-    p = probabilities(scores, 0.7)
-    assert torch.allclose(log_odds(scores, 0.7), (p / (1 - p)).log())
-    tied = torch.zeros(1, 4, dtype=torch.float64)
-    assert torch.allclose(log_odds(tied), torch.tensor(1 / 3).double().log())
-    assert log_odds(torch.tensor([[-1e12, 3.0, -1e12]]).double()).isfinite().all()
 
 
 def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:

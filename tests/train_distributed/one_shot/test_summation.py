@@ -71,21 +71,6 @@ def test_without_noise_the_secure_sum_is_the_plain_sum(name: str):
     assert difference <= rounding + 1e-12 * sent.abs().sum().item()
 
 
-@pytest.mark.parametrize("clip", [{}, {"user_clip": 0.5}], ids=["whole", "clipped"])
-@pytest.mark.parametrize("name", SUMS)
-def test_rows_taken_together_add_up_to_what_users_submit(name: str, clip: dict[str, float]):
-    """Users of 3 to 7 rows, whatever stands in the padding; clipped ones each have a sum."""
-    method, counts = statistic(name, **clip), torch.arange(3, 3 + USERS)
-    held = replace(chunk().rounded(2.0**-10), counts=counts)
-    held.x[torch.arange(ROWS) >= counts[:, None]] = math.nan
-    bare = Guarantee.of(counts, method, Privacy(math.inf, 1e-5))
-    pooled = RunningSum(PlannedSum(method, bare, FloatGaussian.simulated(method, bare)))
-    pooled.add_chunk(method, held)
-    alone = submissions(method, held, None).sum(0)
-    assert torch.allclose(pooled.total(), alone, rtol=1e-14, atol=1e-14)
-    assert pooled._added == set(range(USERS))
-
-
 @pytest.mark.parametrize("name", SUMS)
 def test_few_submissions_are_in_memory_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch):
     """As many users as fit into a block, at least one; the sum is that of all, bit for bit."""
@@ -138,10 +123,7 @@ def test_a_sum_that_could_wrap_around_is_refused(users: int, rows: int, message:
 
 @pytest.mark.parametrize("moments", [True, False])
 def test_one_user_with_many_rows_sends_the_exact_sum(moments: bool):
-    """Float64 would round 40,000 products of 2^40 steps, by more than the sensitivity allows for.
-
-    What is sent is compared with whole-number arithmetic.
-    """
+    """Where float64 would round 40,000 products of 2^40 steps: by whole-number arithmetic."""
     count = 40_000
     method = statistic("discriminant", moments=moments)
     sizes = torch.tensor([count])
@@ -244,8 +226,6 @@ def test_many_rows_take_a_coarser_step_whose_rounding_is_charged() -> None:
     assert mechanism.epsilon(1e-5) <= 1.0
 
 
-# Sums that honest users can make pass, whatever their pictures; longer ones are named
-
 FORTY = 40  # rows of every user
 
 
@@ -280,8 +260,7 @@ def test_one_vector_ten_times_too_long_is_named(name: str, times: int) -> None:
     sent = alike(method, integers, 5)
     sent[0] *= np.uint64(times)
     total = integers.decode(sent.sum(0, dtype=np.uint64))
-    found = unreachable(total, method, integers, sizes)
-    assert found is not None
+    found = str(unreachable(total, method, integers, sizes))
     assert "honest users and their noise reach" in found
 
 
@@ -307,8 +286,6 @@ def test_sums_out_of_reach_are_named() -> None:
     total = torch.full((method.dimension,), entry, dtype=torch.float64)
     assert "the length" in str(unreachable(total, method, integers, sizes))
 
-
-# Promises
 
 DELTA = 1e-5
 RATES = np.array([0.0, 1e-5, 1e-3, 0.02, 0.3, 0.9, 1.0])
@@ -378,8 +355,7 @@ def report_of(epsilon: float, delta: float, **more: object) -> Report:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_the_best_test_of_two_gaussians_is_on_the_curve_and_none_is_above(epsilon: float) -> None:
     report = report_of(epsilon, DELTA)
-    mu = gaussian_mu(report)
-    assert mu is not None
+    mu: Any = gaussian_mu(report)
     draws = np.random.default_rng(0).standard_normal(400_000)
     for rate in (0.001, 0.05, 0.5):
         found = (draws + mu > np.quantile(draws, 1 - rate)).mean()

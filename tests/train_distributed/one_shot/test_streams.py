@@ -92,7 +92,7 @@ STREAMS: list[tuple[tuple[Chunk, ...], str]] = [
 @pytest.mark.parametrize("noise", ["discrete", "float"])
 @pytest.mark.parametrize("method", ["discriminant", "softmax"])
 @pytest.mark.parametrize(("parts", "message"), STREAMS)
-def test_streams_are_refused_early_is_reserved_or_drawn(parts, message, method, noise):
+def test_streams_are_refused_before_anything_is_reserved_or_drawn(parts, message, method, noise):
     if method == "softmax" and "constant" in message:
         return  # a trained head needs none
     for least in (None, 1):

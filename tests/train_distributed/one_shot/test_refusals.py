@@ -239,19 +239,14 @@ def test_a_promise_for_users_is_one_for_those_that_the_set_names(method: str) ->
         assert ("are spread over several users" in str(report)) is not suits
 
 
-def beside(x: np.ndarray) -> EmbeddingSet:
-    """Rows among public ones."""
-    x = np.concatenate([rows(1).embeddings, x])
-    return EmbeddingSet(embeddings=x, labels=np.zeros(len(x), np.int64))
-
-
 TRAIN = ROWS.subset(ROWS.split == 0)
+BESIDE, ONE = rows(1).embeddings, ROWS.embeddings[7:8]
 LEAKED = {
     "the training rows reversed": (TRAIN.subset(np.arange(72)[::-1]), 72),
     "one user's rows": (ROWS.subset(np.flatnonzero(ROWS.users == 4)), 10),
     "the test rows": (ROWS.subset(ROWS.split == 1), 18),
-    "one row among public ones": (beside(ROWS.embeddings[7:8]), 1),
-    "one row in half precision": (beside(ROWS.embeddings[7:8].astype(np.float16)), 1),
+    "one row among public ones": (np.concatenate([BESIDE, ONE]), 1),
+    "one row in half precision": (np.concatenate([BESIDE, ONE.astype(np.float16)]), 1),
 }
 OTHERS: dict[str, dict[str, Any]] = {  # learners, and what they need to be asked
     "discriminant": {"noise": "discrete"},

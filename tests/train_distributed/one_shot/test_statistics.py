@@ -77,15 +77,16 @@ def parts(method: TrainedHeads, submissions: Tensor) -> Tensor:
     return torch.linalg.vector_norm(weights, dim=method.head.norm_dims).reshape(len(weights), -1)
 
 
+@pytest.mark.parametrize("radius", [None, 0.05])
 @pytest.mark.parametrize("name", HEADS)
-def test_the_charge_is_the_solvers_own(name: str) -> None:
+def test_the_charge_is_the_solvers_own(name: str, radius: float | None) -> None:
     """Of the exact one its tolerance, of SGD its rounding: as `heads` states them, n times."""
-    exact, sgd = averaging(name), averaging(name, **SGD)
+    exact, sgd = averaging(name, radius), averaging(name, radius, **SGD)
     for n in (1, 7, 1000):
         size, held = torch.tensor([n]), full_rows(1, n)
         least = exact.head.sensitivity(n) + 2 * default_tolerance(exact.head, n) / 0.5
         assert exact.record_sensitivity(size) > n * least
-        found = fit_exact(exact.head, held.x[0], held.y[0])
+        found = fit_exact(exact.without_radius, held.x[0], held.y[0])
         assert exact.record_sensitivity(size) >= n * found.sensitivity(n)
         charged = n * sgd_sensitivity(sgd.head, n, DIM, **STEPS)
         assert sgd.record_sensitivity(size) == charged

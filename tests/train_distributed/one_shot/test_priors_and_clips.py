@@ -441,8 +441,9 @@ def test_the_sum_is_that_of_submissions_clipped_one_by_one(monkeypatch, name):
     pairs = zip(alone, lengths, strict=True)
     expected = torch.stack([each * min(1.0, norm / length) for each, length in pairs]).sum(0)
     for epsilon, noise in ((math.inf, "float"), (1e4, "float"), (1e4, "discrete")):
-        promise, given = Privacy(epsilon, 1e-5, unit="user"), {"transform": TRANSFORM}
-        released: Any = release(rows, method_of(name, norm), promise, noise=noise, **given)
+        given: dict[str, Any] = {"transform": TRANSFORM, "noise": noise}
+        promise = Privacy(epsilon, 1e-5, unit="user")
+        released: Any = release(rows, method_of(name, norm), promise, **given)
         report = released.report
         assert (report["method"], report["user_clip"]) == (name, norm)
         parts = math.sqrt(report["compositions"])

@@ -153,7 +153,8 @@ def test_a_release_of_rounds_reports_all_of_them():
 
 
 def test_rounds_are_of_the_users_that_are_left():
-    private, given = rows_at(0.0), {"rounds": 2, "min_survivors": USERS - 1}
+    private = rows_at(0.0)
+    given: dict[str, Any] = {"rounds": 2, "min_survivors": USERS - 1}
     found = release(private, "discriminant", BARE, faults=FaultInjection(dropped=[0]), **given)
     others = private.subset(np.flatnonzero(private.users != 0))
     expected = release(others, "discriminant", BARE, **given)

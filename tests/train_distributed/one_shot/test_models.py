@@ -107,6 +107,7 @@ def _put(name: str, value: Any):
         (_tensor("weights", lambda w: w[:-1]), "weights must have 5 rows, .*, got 4"),
         (_tensor("weights", lambda w: w[:, :2]), "class_names must name 2 classes, got 3"),
         (_without("class_names"), "class_names must be two distinct names or more, got None"),
+        (_put("class_names", "["), "class_names must be JSON"),
         (_put("class_names", '{"a": 1}'), "class_names must be two distinct names"),
         (_put("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
         (_put("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),

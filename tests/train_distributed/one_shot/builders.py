@@ -11,9 +11,8 @@ from torch import Tensor
 
 from embed import EmbeddingSet, PublicTransform
 from train_distributed import Privacy, Release, release
-from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import METHODS, build_method
-from train_distributed.one_shot.statistic import Chunk, NoisedSum
+from train_distributed.one_shot.statistic import Chunk
 from train_distributed.privacy import mechanism
 
 METHODS_OF_CLASSES = [name for name, entry in METHODS.items() if entry.classes]
@@ -26,41 +25,29 @@ def made(name: str, transform: PublicTransform, num_classes: int, **options: Any
     return build_method(name, transform, num_classes, own | options)
 
 
-def fitted(method: Method, total: Tensor, rows: int, noise_std: float) -> Tensor:
-    """(d, K) weights that a method makes of an unscaled sum."""
-    return method.fit(NoisedSum(total, rows, noise_std)).weights
-
-
 def one_user(x: Tensor, y: Tensor) -> Chunk:
     """All of these rows as one user's."""
     return Chunk(torch.zeros(1, dtype=torch.int64), x[None], y[None], torch.tensor([len(y)]))
 
 
 def embedded(
-    x: np.ndarray,
-    labels: np.ndarray,
-    classes: int,
-    *,
-    users: np.ndarray | None = None,
-    test: np.ndarray | None = None,
-    **fields: Any,
+    x: np.ndarray, labels: np.ndarray, classes: int, *, users: Any = None, test: Any = 0, **own: Any
 ) -> EmbeddingSet:
     """Rows of so many public classes: of one user where none are named, and training rows."""
-    none = np.zeros(len(x), np.int64)
     given = {
         "embeddings": x.astype(np.float32),
         "labels": labels,
-        "users": none if users is None else users,
-        "split": (none if test is None else test).astype(np.uint8),
+        "users": np.zeros(len(x), np.int64) if users is None else users,
+        "split": np.broadcast_to(np.asarray(test, np.uint8), len(x)).copy(),
         "meta": {"class_names": [chr(97 + k) for k in range(classes)]},
     }
-    return EmbeddingSet(**given | fields)
+    return EmbeddingSet(**given | own)
 
 
-def simulated(data: Any, method: Any, epsilon: float, seed: int = 0, **more: Any) -> Release:
+def simulated(data: Any, method: Any, epsilon: float, seed: int = 0, **own: Any) -> Release:
     """A release with noise of this seed, in floating point."""
     draw = torch.Generator().manual_seed(seed)
-    return release(data, method, Privacy(epsilon, 1e-5), noise="float", generator=draw, **more)
+    return release(data, method, Privacy(epsilon, 1e-5), noise="float", generator=draw, **own)
 
 
 def several(k: int) -> Tensor:
@@ -80,7 +67,7 @@ def events() -> Iterator[list[str]]:
         yield seen
 
 
-def refused_before_anything(refusal: Any, data: Any, method: str, **given: Any) -> None:
+def refused_early(refusal: Any, data: Any, method: str, **given: Any) -> None:
     """Neither reserved nor drawn."""
     given |= {"privacy": Privacy(1.0, 1e-5, 1.0)}
     with events() as seen, refusal:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,27 +36,14 @@ BY_USER = Privacy(1.0, 1e-5, unit="user")
 
 
 def known(
-    method: str = "discriminant",
-    epsilon: float = 1.0,
-    users: int = 100,
-    rows: int = 25,
-    transform: PublicTransform = PLAIN,
-    privacy: Privacy | None = None,
-    min_survivors: int | None = None,
-    num_classes: int = 10,
-    held_by: Any = "process",
-    sizes: torch.Tensor | None = None,
-    **options: Any,
+    method: str = "discriminant", epsilon: float = 1.0, users: int = 100, rows: int = 25, **own: Any
 ) -> ReleaseRequest:
-    sizes = torch.full((users,), rows) if sizes is None else sizes
-    return ReleaseRequest(
-        embeddings=FederationSize(sizes=sizes, num_classes=num_classes, held_by=held_by),
-        method=method,
-        privacy=privacy or Privacy(epsilon, 1e-5),
-        transform=transform,
-        min_survivors=min_survivors,
-        options=options,
-    )
+    """Fields of the sizes, of the request, and options of the method."""
+    size = {"sizes": torch.full((users,), rows), "num_classes": 10, "held_by": "process"}
+    size = {name: own.pop(name, value) for name, value in size.items()}
+    given = {"transform": PLAIN, "privacy": Privacy(epsilon, 1e-5), "min_survivors": None}
+    given = {name: own.pop(name, value) for name, value in given.items()}
+    return ReleaseRequest(embeddings=FederationSize(**size), method=method, options=own, **given)
 
 
 def noise_of(method: str = "discriminant", *given: Any, **more: Any) -> float:
@@ -69,8 +57,7 @@ def settings(method: str = "discriminant", **more: Any) -> dict[str, Any]:
 
 def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
     """Ten classes far apart in 40 of 200 directions, on top of directions that say nothing."""
-    rng = np.random.default_rng(seed)
-    means = np.zeros((classes, 200))
+    rng, means = np.random.default_rng(seed), np.zeros((classes, 200))
     means[:, :40] = np.random.default_rng(9).standard_normal((classes, 40))
     labels = rng.integers(classes, size=n)
     spread = np.concatenate([np.full(40, 1.0), np.geomspace(0.7, 0.1, 160)])
@@ -81,9 +68,6 @@ def digits_like(n: int, seed: int, classes: int = 10) -> EmbeddingSet:
 @cache
 def public_transform() -> PublicTransform:
     return PublicTransform.fit(digits_like(1500, 2, classes=30))
-
-
-# Noise
 
 
 @pytest.mark.parametrize(
@@ -136,27 +120,6 @@ def test_noise_of_other_ways_to_add_it() -> None:
     assert noise_of("softmax", math.inf) == 0
 
 
-def test_more_of_anything_that_hides_gives_fewer_directions_and_more_regularisation() -> None:
-    transform = public_transform()
-    for method in ("discriminant", *HEADS):
-        found = [
-            settings(method, epsilon=e, users=400, rows=50, transform=transform)
-            for e in (0.01, 0.1, 1, 20, math.inf)
-        ]
-        scarce = [each["components"] for each in found]
-        assert scarce == sorted(scarce)
-        assert 1 <= scarce[0] < scarce[-1] <= MOST
-        noises = [each["class_noise"] for each in found]
-        assert noises == sorted(noises, reverse=True)
-        assert noises[-1] == 0
-    l2_regs = [settings("softmax", epsilon=e)["l2_reg"] for e in (0.05, 1, 3, 10, math.inf)]
-    assert l2_regs == sorted(l2_regs, reverse=True)
-    assert (l2_regs[0], l2_regs[-1]) == (L2_REGS[1], L2_REGS[0])
-
-
-# Settings
-
-
 def regulariser(method: str, noise: float) -> float:
     l2_reg = rule_of(method).l2_reg
     assert l2_reg is not None
@@ -181,6 +144,7 @@ MAPPED: dict[str, Any] = {"transform": public_transform()}
 ALONE: dict[str, Any] = {"epsilon": 3.0, "users": 1, "rows": 7000}  # one owner, little noise
 CROWD, HONEST = torch.full((1000,), 50), 7.9  # √(1.25 · 50)
 STRANGERS: dict[str, Any] = {"held_by": "strangers", "sizes": CROWD}
+EXTREME = [(math.inf, L2_REGS[0]), (0.05, L2_REGS[1])]
 TRAINED = {"l2_reg": 7.0, "prior": "private"}
 GIVEN = {"sums": 1, "class_noise": 0.3, "components": 7, "l2_reg": 0.2, "prior": "private"}
 TWO_SUMS: list[tuple[dict[str, Any], Any, int]] = [
@@ -202,6 +166,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # asked, and what is 
         for more in (MAPPED, MAPPED | {"method": "softmax"}, MAPPED | {"held_by": "parties"})
         for given, unit, sums in TWO_SUMS
     ),
+    *(({"method": "softmax", "epsilon": e}, {"l2_reg": b}) for e, b in EXTREME),
     # what is given wins
     (TRAINED | {"method": "svm"}, TRAINED),
     ({"method": "softmax", "l2_reg": 7.0}, {"l2_reg": 7.0, "prior": "equal"}),
@@ -231,8 +196,8 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # asked, and what is 
             ({}, HONEST),
             ({"prior": "equal"}, HONEST),
             ({"user_clip": 3.0}, 3.0),
-            ({"sizes": None, "users": 99}, None),
-            ({"sizes": None, "users": 100}, 5.6),
+            ({"sizes": CROWD[:99]}, None),
+            ({"sizes": CROWD[:100]}, HONEST),
             ({"method": "softmax"}, None),
             ({"held_by": "parties"}, None),
             ({"sizes": torch.cat([CROWD[:900], torch.full((100,), 10**6)])}, HONEST),
@@ -264,52 +229,45 @@ def test_settings_of_mapped_rows_follow_from_the_noise_of_the_own_sum() -> None:
 
 def test_directions_hold_what_the_rule_asks_for_and_all_where_classes_are_known() -> None:
     transform = public_transform()
-    for method in ("discriminant", "softmax"):
+    channel, counts = Channel.of(transform.public, PLANNED_SHARE), []
+    for method, noise in product(("discriminant", "softmax"), (1e6, 2.0, 0.05, 1e-3)):
         rule = rule_of(method)
-        channel = Channel.of(transform.public, PLANNED_SHARE)
-        for noise in (1e-3, 0.05, 2.0):
-            q = components_of(rule, transform, noise)
-            heard = channel.strengths * channel.lengths(noise).square() / noise**2
-            held = heard.log1p().cumsum(0) / heard.log1p().sum()
-            assert float(held[q - 1]) >= min(rule.information, 1 - 1e-9)
-            assert q == 1 or float(held[q - 2]) < rule.information
-    few = components_of(rule_of("discriminant"), transform, 2.0)
+        counts.append(q := components_of(rule, transform, noise))
+        heard = channel.strengths * channel.lengths(noise).square() / noise**2
+        held = heard.log1p().cumsum(0) / heard.log1p().sum()
+        assert float(held[q - 1]) >= min(rule.information, 1 - 1e-9)
+        assert q == 1 or float(held[q - 2]) < rule.information
+    assert 1 <= counts[0] <= counts[1] < counts[2] < counts[3] <= MOST
     width = len(transform.row_mean)
     guess = ClassGuess("names", torch.zeros(width, 10).double(), torch.eye(width).double())
     knowing = replace(transform, known=KnownClasses(tuple("abcdefghij"), (guess,)))
-    assert few < components_of(rule_of("discriminant"), knowing, 2.0) == min(MOST, width)
+    assert counts[1] < components_of(rule_of("discriminant"), knowing, 2.0) == min(MOST, width)
 
 
 def test_a_resolved_request_says_every_setting() -> None:
     """Those of the method's statistic, too, which no rule fills in."""
-    head = known("softmax", transform=public_transform(), solver="sgd").resolved
-    assert head["sums"] == 2
-    assert head["options"]["solver"] == "sgd"
+    head, alone = known("softmax", **MAPPED, solver="sgd").resolved, known(**ALONE).resolved
+    assert (head["sums"], head["options"]["solver"]) == (2, "sgd")
     assert {"epochs", "batch_size", "bound"} <= head["statistic"].keys()
-    alone = known(epsilon=3.0, users=1, rows=7000).resolved
     assert (alone["sums"], alone["statistic"]["moments"]) == (1 + ROUNDS, True)
     assert "statistic" not in known("amp").resolved
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
     """From where they cost nothing to √2 times that, which costs the sums 6 % more noise."""
-    assert moment_weight(4.001 * SURE) is None
-    assert moment_weight(3.9 * SURE) == 0.71
-    assert moment_weight(2 * SURE) == 0.84
-    assert moment_weight(SURE) == moment_weight(0.1 * SURE) == moment_weight(0.0) == 1.0
-    transform = public_transform()
-
-    def weight(noise: float, **given: Any) -> float | None:
-        options = {"class_noise": noise, "components": 4, **given}
-        statistic: Any = build_method("discriminant", transform, 10, options).statistic
-        return statistic.unclipped.alpha
-
-    assert weight(1.0) is None
-    assert weight(2 * SURE) == 0.84
-    assert weight(2 * SURE, sums=2) == 0.84
-    assert weight(2 * SURE, alpha=0.5) == 0.5
-    for left_out in ({"moments": False}, {"user_clip": 3.0}):
-        assert weight(2 * SURE, **left_out) is None
+    weights = [moment_weight(t * SURE) for t in (4.001, 3.9, 2.0, 1.0, 0.1, 0.0)]
+    assert weights == [None, 0.71, 0.84, 1.0, 1.0, 1.0]
+    for given, expected in (
+        ({"class_noise": 1.0}, None),
+        ({}, 0.84),
+        ({"sums": 2}, 0.84),
+        ({"alpha": 0.5}, 0.5),
+        ({"moments": False}, None),
+        ({"user_clip": 3.0}, None),
+    ):
+        options = {"class_noise": 2 * SURE, "components": 4, **given}
+        statistic: Any = build_method("discriminant", public_transform(), 10, options).statistic
+        assert statistic.unclipped.alpha == expected
     plain = PublicTransform.identity(3, 1.25**0.5, 0.5)
     free, heavy = (
         build_method("discriminant", plain, 10, given).statistic.record_sensitivity(torch.ones(1))
@@ -318,21 +276,16 @@ def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
     assert 1.06 < heavy / free < 1.061
 
 
-# Methods that we compare with
-
-
 def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
     assert set(RIVALS) <= set(ALL_METHODS)
     transform = public_transform()
     for method in sorted(set(ALL_METHODS) - set(METHODS)):
         rule, noise = rule_of(method), noise_of(method)
-        made, options = known(method, transform=transform).settings
-        q = components_of(rule, transform, noise)
-        assert made.same_rows(transform.mapped(noise, q))
-        assert ("l2_reg" in options) == (rule.l2_reg is not None)
-        if rule.l2_reg is not None:
-            assert options["l2_reg"] == regulariser(method, noise)
-        few, rest = known(method, transform=transform, components=3).settings
+        made, options = known(method, **MAPPED).settings
+        assert made.same_rows(transform.mapped(noise, components_of(rule, transform, noise)))
+        wanted = None if rule.l2_reg is None else regulariser(method, noise)
+        assert options.get("l2_reg") == wanted
+        few, rest = known(method, **MAPPED, components=3).settings
         assert few.same_rows(transform.mapped(noise, 3))
         assert "components" not in rest
         for as_they_are in (PLAIN, made):
@@ -341,41 +294,22 @@ def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:
     for method in ("amp", "charter"):
         assert settings(method, **kept) == kept
     assert settings("charter") == {"cut_rounds": 2}
-    assert settings("charter-sum", sizes=torch.tensor([100, 4])) == {"cut_rounds": 1}
-
-
-@pytest.mark.parametrize("users", [1, 2, 1000])
-def test_a_single_user_and_tiny_sets_have_defaults_too(users: int) -> None:
-    few: dict[str, Any] = {"epsilon": 0.01, "users": users, "rows": 1, "num_classes": 2}
-    for method in ALL_METHODS:
-        request = known(method, transform=public_transform(), **few)
-        made, options = request.settings
-        if method not in METHODS:
-            assert 2 <= made.dim <= 1 + MOST
-        else:
-            assert 1 <= options["components"] <= MOST
-            assert request.built.dim >= 2
-        assert all(0 < value < math.inf for name, value in options.items() if name != "prior")
-
-
-# What they are worth
+    for fewest in (1, 4):
+        sizes = torch.tensor([100, fewest])
+        assert settings("charter-sum", sizes=sizes) == {"cut_rounds": 1}
 
 
 @pytest.mark.parametrize("method", ["softmax", "svm", "discriminant"])
 def test_defaults_are_near_the_best_of_a_grid(method: str) -> None:
     """Rows of no task that the rule was fitted to; the grid looks at the test rows, it does not."""
-    data = digits_like(3500, 1)
+    data, transform = digits_like(3500, 1), PublicTransform.fit(digits_like(1500, 2))
     users = split(torch.from_numpy(data.labels[:2500]), 100, "iid", generator=torch.Generator())
-    given: dict[str, Any] = {"transform": PublicTransform.fit(digits_like(1500, 2))}
 
     def accuracy(**options: Any) -> float:
-        found = simulated(data, method, 3.0, partition=users, **given, **options)
-        return found.report["test_accuracy"]
+        given = {"transform": transform, "partition": users, **options}
+        return simulated(data, method, 3.0, **given).report["test_accuracy"]
 
-    l2_regs = (0.03, 0.3, 1.0) if method != "discriminant" else (None,)
-    grid = [
-        accuracy(components=q, **({} if l2_reg is None else {"l2_reg": l2_reg}))
-        for q in (4, 9, 40)
-        for l2_reg in l2_regs
-    ]
+    l2_regs = [{"l2_reg": l2_reg} for l2_reg in (0.03, 0.3, 1.0)]
+    l2_regs = [{}] if method == "discriminant" else l2_regs
+    grid = [accuracy(components=q, **l2_reg) for q in (4, 9, 40) for l2_reg in l2_regs]
     assert accuracy() > max(grid) - 0.05

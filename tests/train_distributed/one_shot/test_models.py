@@ -1,6 +1,7 @@
 """A released model: read as it was written or refused in one line, its figures, its metrics."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,6 @@ def saved(released, tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, str]], None]) -> None:
-    """Saves a model again with some of its tensors or metadata changed."""
-    model = path / "model.safetensors"
-    tensors = load_file(model)
-    with safe_open(model, "pt") as file:
-        metadata = dict(file.metadata())
-    change(tensors, metadata)
-    save_file(tensors, model, metadata)
-
-
 def test_what_was_saved_is_loaded(released, tmp_path) -> None:
     released.save(tmp_path / "model")
     loaded = Release.load(tmp_path / "model")
@@ -53,15 +44,15 @@ def test_what_was_saved_is_loaded(released, tmp_path) -> None:
 
 
 def test_models_appear_whole_once_and_equal_ones_are_equal_files(released, tmp_path) -> None:
+    files = set()
     for name in "abc":
         released.save(tmp_path / name)
-        written = sorted(path.name for path in (tmp_path / name).iterdir())
-        assert written == ["model.safetensors", "report.json"]
-    files = {(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"}
+        assert sorted(os.listdir(tmp_path / name)) == ["model.safetensors", "report.json"]
+        files.add((tmp_path / name / "model.safetensors").read_bytes())
     assert len(files) == 1
     with pytest.raises(FileExistsError, match="must not exist"):
         released.save(tmp_path / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
 
 
 def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
@@ -76,19 +67,15 @@ def test_probabilities_are_the_softmax_of_the_scores(released) -> None:
 
 @pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e150, 1e307])
 def test_probabilities_of_extreme_rows_are_finite(released, size: float) -> None:
-    rows = size * np.array([[1.0, -1, 1, -1, 1, -1], [1, 1, 1, 1, 1, 1]])
-    shares = released.predict_proba(rows)
+    shares = released.predict_proba(size * np.array([[1.0, -1, 1, -1, 1, -1], [1] * 6]))
     assert shares.isfinite().all()
     assert torch.allclose(shares.sum(1), torch.ones(2).double())
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (3, 7), (6,), (1, 2, 6)])
-def test_rows_of_another_shape_are_refused(released, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"embeddings must be \(n, 6\), got"):
-        released.predict_proba(np.zeros(shape))
-
-
-def test_a_row_that_is_not_finite_is_named(released) -> None:
+def test_rows_of_another_shape_or_not_finite_are_refused(released) -> None:
+    for shape in ((3, 5), (3, 7), (6,), (1, 2, 6)):
+        with pytest.raises(ValueError, match=r"embeddings must be \(n, 6\), got"):
+            released.predict_proba(np.zeros(shape))
     rows = np.zeros((3000, 6))
     rows[2500, 3] = np.inf
     with pytest.raises(ValueError, match="must be finite, got inf in row 2500"):
@@ -103,14 +90,11 @@ def _tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]):
     return lambda tensors, metadata: tensors.update({name: change(tensors[name]).contiguous()})
 
 
-def _metadata(name: str, text: str):
-    return lambda tensors, metadata: metadata.update({name: text})
-
-
-def _shares(values: list):
-    shares = torch.tensor(values)
-    shares = shares.double() if shares.is_floating_point() else shares
-    return lambda tensors, metadata: tensors.update(class_shares=shares)
+def _put(name: str, value: Any):
+    """Another text, or numbers."""
+    text = isinstance(value, str)
+    new = value if text else torch.from_numpy(np.array(value))
+    return lambda tensors, metadata: (metadata if text else tensors).update({name: new})
 
 
 @pytest.mark.parametrize(
@@ -123,16 +107,13 @@ def _shares(values: list):
         (_tensor("weights", lambda w: w[:-1]), "weights must have 5 rows, .*, got 4"),
         (_tensor("weights", lambda w: w[:, :2]), "class_names must name 2 classes, got 3"),
         (_without("class_names"), "class_names must be two distinct names or more, got None"),
-        (_metadata("class_names", "["), "class_names must be JSON"),
-        (_metadata("class_names", '{"a": 1}'), "class_names must be two distinct names"),
-        (_metadata("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
-        (_metadata("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
-        (_metadata("class_names", "[" * 100000), "class_names must be JSON"),
+        (_put("class_names", "["), "class_names must be JSON"),
+        (_put("class_names", '{"a": 1}'), "class_names must be two distinct names"),
+        (_put("class_names", '["a", "b", "a"]'), "class_names must be two distinct names"),
+        (_put("class_names", '["a", "b", 3]'), "class_names must be two distinct names"),
         (_without("temperature"), "temperature must be > 0, got None"),
-        (_metadata("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
-        (_metadata("temperature", "NaN"), "temperature must be JSON, got: numbers must be finite"),
-        (_metadata("encoding", "{}"), "encoding must be readable"),
-        (_metadata("encoding", "]"), "encoding must be readable"),
+        (_put("temperature", "0.0"), r"temperature must be > 0, got 0\.0"),
+        (_put("encoding", "{}"), "encoding must be readable"),
         (_without("transform.mean"), "transform must hold"),
         (_tensor("transform.mean", lambda m: m[1:]), "mean must be"),
         (_tensor("transform.mean", lambda m: m * torch.inf), "mean must be finite"),
@@ -140,94 +121,66 @@ def _shares(values: list):
         (_tensor("transform.scale", lambda s: 0 * s), r"scale must be in \[2\^-126"),
         (_tensor("transform.bounds", lambda b: b.flip(0)), "clip_norm must be > constant"),
         (lambda t, m: t.update({"more": torch.zeros(1)}), r"got \['more'\] too"),
-        (_shares([0.5, 0.5]), r"class_shares must be float \(3,\), got .*\(2,\)"),
-        (_shares([[0.2, 0.3, 0.5]]), r"class_shares must be float \(3,\)"),
-        (_shares([1, 1, 1]), r"class_shares must be float \(3,\), got torch.int64"),
-        (_shares([0.5, 0.5, 0.0]), "class_shares must be > 0, got 0"),
-        (_shares([1.5, -0.25, -0.25]), "class_shares must be > 0, got -0.25"),
-        (_shares([torch.nan, 0.5, 0.5]), "class_shares must be > 0, got nan"),
-        (_shares([torch.inf, 0.5, 0.5]), "class_shares must have the sum 1, got inf"),
-        (_shares([0.3, 0.3, 0.3]), r"class_shares must have the sum 1, got 0\.9"),
-        (_shares([0.2, 0.3, 0.500002]), "class_shares must have the sum 1"),
-        (_metadata("prior", '"flat"'), "prior must be one of"),
-        (_metadata("prior", "[0.5, 0.5]"), "3 shares"),
-        (_metadata("prior", "{"), "prior"),
-        (_metadata("prior", "1"), "prior"),
+        (_put("class_shares", [0.5, 0.5]), r"class_shares must be float \(3,\), got .*\(2,\)"),
+        (_put("class_shares", [1, 1, 1]), r"class_shares must be float \(3,\), got torch.int64"),
+        (_put("class_shares", [0.5, 0.5, 0.0]), "class_shares must be > 0, got 0"),
+        (_put("class_shares", [torch.nan, 0.5, 0.5]), "class_shares must be > 0, got nan"),
+        (_put("class_shares", [torch.inf, 0.5, 0.5]), "class_shares must have the sum 1, got inf"),
+        (_put("class_shares", [0.2, 0.3, 0.500002]), "class_shares must have the sum 1, got 1"),
+        (_put("prior", '"flat"'), "prior must be one of"),
+        (_put("prior", "[0.5, 0.5]"), "3 shares"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(saved, change, message: str) -> None:
-    rewrite(saved, change)
+    model = saved / "model.safetensors"
+    tensors = load_file(model)
+    with safe_open(model, "pt") as file:
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, model, metadata)
     with pytest.raises(ValueError, match=message) as refusal:
         Release.load(saved)
-    assert str(refusal.value).startswith(str(saved / "model.safetensors"))
+    assert str(refusal.value).startswith(str(model))
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "message"),
     [
-        ("report.json", b"{", "must be a readable JSON object"),
-        ("report.json", b"[]", "must be a JSON object, got list"),
-        ("report.json", b'{"epsilon": NaN}', "numbers must be finite, got NaN"),
-        ("report.json", b"\xff", "must be a readable JSON object"),
-        ("report.json", b"[" * 100000, "must be a readable JSON object"),
-        ("report.json", None, "must be a readable JSON object"),
-        ("model.safetensors", b"", "must be a released model"),
-        ("model.safetensors", b"\xff" * 64, "must be a released model"),
-        ("model.safetensors", None, "must be a released model"),
+        ("report.json", "must be a readable JSON object"),
+        ("model.safetensors", "must be a released model"),
     ],
 )
-def test_a_file_that_is_damaged_or_missing_is_named(saved, name, content, message):
+def test_a_file_that_is_cut_anywhere_or_missing_is_named(saved, name: str, message: str) -> None:
     path = saved / name
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ValueError, match=message) as refusal:
-        Release.load(saved)
-    assert str(path) in str(refusal.value)
-
-
-def test_a_file_cut_anywhere_is_refused(saved) -> None:
-    model = saved / "model.safetensors"
-    whole = model.read_bytes()
-    for length in (1, 7, 8, 100, len(whole) // 2, len(whole) - 1):
-        model.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="must be a released model"):
+    whole = path.read_bytes()
+    cuts = [whole[:length] for length in (0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 2)]
+    for content in (*cuts, b"\xff" * 64, None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ValueError, match=message) as refusal:
             Release.load(saved)
-
-
-def test_no_directory_is_refused(tmp_path) -> None:
+        assert str(path) in str(refusal.value)
     with pytest.raises(ValueError, match="release must be an existing directory, got"):
-        Release.load(tmp_path / "model")
+        Release.load(saved / "none")
 
 
-# Figures
-
-LONG = "a name that goes on, " * 20
-NAMES = {
-    "long": [LONG + "a", LONG + "b", "c"],
-    "formula": ["$x^", "$\\frac$", "_"],
-    "many": [f"class {k}" for k in range(60)],
-}
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_any_classes_can_be_drawn(kind: str, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "names", [["a name that goes on, " * 20, "b", "c"], ["$x^", "$\\frac$"], [*map(str, range(60))]]
+)
+def test_any_classes_can_be_drawn(names: list[str], tmp_path) -> None:
     """What matplotlib cannot lay out is a warning, which fails here."""
-    names = NAMES[kind]
     counts = np.ones((len(names), len(names)), np.int64)
     draw_confusion(counts, names, tmp_path / "confusion.png")
-    report = Privacy(1.0, 1e-5).report() | {
-        "test_accuracy": 0.5,
-        "test_accuracy_per_class": {name: k / len(names) for k, name in enumerate(names)},
-    }
-    draw_release(Report.of(report), tmp_path / "privacy.png")
+    accuracies = {name: k / len(names) for k, name in enumerate(names)}
+    report = {"test_accuracy": 0.5, "test_accuracy_per_class": accuracies}
+    draw_release(Report.of(Privacy(1.0, 1e-5).report() | report), tmp_path / "privacy.png")
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# Metrics, against loops that follow their definition
-
-
-def evaluated(scores: np.ndarray, labels: np.ndarray, names: tuple[str, ...], t: float = 1.0):
-    evaluation = ClassifierMetrics(names, len(labels), t)
+def evaluated(
+    scores: np.ndarray, labels: np.ndarray, names: Any, t: float = 1.0, rows: int | None = None
+) -> dict[str, Any]:
+    evaluation = ClassifierMetrics(names, len(labels) if rows is None else rows, t)
     for start in range(0, len(labels), 7):  # blocks that do not divide n
         part = slice(start, start + 7)
         evaluation.add(torch.from_numpy(scores[part]), labels[part])
@@ -284,12 +237,14 @@ def test_a_class_that_no_row_has_is_left_out_and_named() -> None:
     labels[labels == 2] = 3
     found = evaluated(scores, labels, ("a", "b", "c", "d"))
     assert found["auroc_classes_absent"] == ["c"]
-    areas = [found["per_class"][name]["auroc"] for name in "abd"]
-    assert found["auroc"] == pytest.approx(np.mean(areas))
-    assert found["per_class"]["c"]["recall"] is None
-    assert found["per_class"]["c"]["auroc"] is None
-    recalls = [found["per_class"][name]["recall"] for name in "abd"]
-    assert found["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+    absent, others = found["per_class"].pop("c"), found["per_class"].values()
+    assert absent["recall"] is None is absent["auroc"]
+    assert found["auroc"] == pytest.approx(np.mean([each["auroc"] for each in others]))
+    assert found["balanced_accuracy"] == pytest.approx(np.mean([each["recall"] for each in others]))
+    one = evaluated(np.eye(2)[[0, 0, 1]], np.zeros(3, int), ("a", "b"))
+    assert one["auroc"] is None
+    assert one["warnings"] == []
+    assert dict(brief(one))["auroc"] == "unknown"
 
 
 def test_a_model_that_predicts_one_class_only_is_said_to() -> None:
@@ -305,15 +260,13 @@ def test_a_model_that_predicts_one_class_only_is_said_to() -> None:
     assert [name for name, _ in brief(found)][-2:] == ["warning", "warning"]
 
 
-def test_rows_of_one_class_have_no_curve() -> None:
-    found = evaluated(np.eye(2)[[0, 0, 1]], np.zeros(3, int), ("a", "b"))
-    assert found["auroc"] is None
-    assert found["warnings"] == []
-    assert dict(brief(found))["auroc"] == "unknown"
-
-
-def test_rows_keep_their_order_where_probabilities_have_none() -> None:
-    """All are 0 or 1 to the last bit; the scores still tell them apart."""
+def test_log_odds_are_those_of_the_probabilities_and_order_rows_where_these_do_not() -> None:
+    scores = torch.from_numpy(problem(50, 4)[0])
+    p = probabilities(scores, 0.7)
+    assert torch.allclose(log_odds(scores, 0.7), (p / (1 - p)).log())
+    tied = torch.zeros(1, 4, dtype=torch.float64)
+    assert torch.allclose(log_odds(tied), torch.tensor(1 / 3).double().log())
+    assert log_odds(torch.tensor([[-1e12, 3.0, -1e12]]).double()).isfinite().all()
     gaps = torch.tensor([-900.0, -60.0, -50.0, 50.0, 60.0, 900.0], dtype=torch.float64)
     scores = torch.stack([torch.zeros(6, dtype=torch.float64), gaps], 1)
     odds = log_odds(scores)
@@ -322,15 +275,6 @@ def test_rows_keep_their_order_where_probabilities_have_none() -> None:
     assert (probabilities(scores)[3:, 1] == 1).all()
     found = evaluated(scores.numpy(), np.array([0, 0, 1, 0, 1, 1]), ("a", "b"))
     assert found["auroc"] == pytest.approx(8 / 9)
-
-
-def test_log_odds_are_those_of_the_probabilities() -> None:
-    scores = torch.from_numpy(problem(50, 4)[0])
-    p = probabilities(scores, 0.7)
-    assert torch.allclose(log_odds(scores, 0.7), (p / (1 - p)).log())
-    tied = torch.zeros(1, 4, dtype=torch.float64)
-    assert torch.allclose(log_odds(tied), torch.tensor(1 / 3).double().log())
-    assert log_odds(torch.tensor([[-1e12, 3.0, -1e12]]).double()).isfinite().all()
 
 
 def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
@@ -352,56 +296,47 @@ def test_long_sets_are_ranked_from_a_file(monkeypatch) -> None:
     ],
 )
 def test_rows_that_do_not_fit_are_refused(labels: list[int], rows: int, message: str) -> None:
-    def evaluate() -> None:
-        evaluation = ClassifierMetrics(("a", "b"), rows)
-        evaluation.add(torch.zeros(len(labels), 2).double(), np.array(labels, int))
-        evaluation.report()
-
     with pytest.raises(ValueError, match=message):
-        evaluate()
+        evaluated(np.zeros((len(labels), 2)), np.array(labels, int), ("a", "b"), rows=rows)
 
-
-# Words of caution
 
 TEN = np.full(10, 100.0)
 
 
 @pytest.mark.parametrize(
-    ("labels", "predicted", "warned"),
+    ("labels", "predicted", "used"),
     [
-        (TEN, [500, 500, 0, 0, 0, 0, 0, 0, 0, 0], "hold 10 classes and are taken for 2"),
-        (TEN, [200, 200, 200, 200, 190, 10, 0, 0, 0, 0], "hold 10 classes and are taken for 5"),
-        (TEN, [200, 200, 200, 150, 100, 150, 0, 0, 0, 0], ""),  # six of ten
-        (TEN, TEN[::-1], ""),
-        ([960, 10, 10, 10, 10], [1000, 0, 0, 0, 0], ""),  # so are the labels
-        ([0, 0], [0, 0], ""),
-        (TEN, [400, 0, 0, 0, 0, 0, 0, 0, 0, 0], ""),  # noise hides the other columns
+        (TEN, [500, 500, 0, 0, 0, 0, 0, 0, 0, 0], 2),
+        (TEN, [200, 200, 200, 200, 190, 10, 0, 0, 0, 0], 5),
+        (TEN, [200, 200, 200, 150, 100, 150, 0, 0, 0, 0], None),  # six of ten
+        ([960, 10, 10, 10, 10], [1000, 0, 0, 0, 0], None),  # so are the labels
+        ([0, 0], [0, 0], None),
+        (TEN, [400, 0, 0, 0, 0, 0, 0, 0, 0, 0], None),  # noise hides the other columns
     ],
 )
-def test_few_classes(labels, predicted, warned: str) -> None:
-    (found,) = few_classes(np.array(labels, float), np.array(predicted, float)) or [""]
-    assert warned in found
-    assert bool(warned) == bool(found)
+def test_few_classes(labels, predicted, used: int | None) -> None:
+    said = f"few classes: 95 % of the rows hold 10 classes and are taken for {used}"
+    found = few_classes(np.array(labels, float), np.array(predicted, float))
+    assert found == ([said] if used else [])
 
 
 def test_a_shift_of_classes_is_said_beyond_chance_and_noise() -> None:
-    names, learned = ("ill", "well"), {"ill": 0.74, "well": 0.26}
-    (words,) = shifted(learned, np.array([500.0, 500.0]), names)
+    names, learned, even = ("ill", "well"), {"ill": 0.74, "well": 0.26}, np.array([500.0, 500.0])
+    (words,) = shifted(learned, even, names)
     assert "74.0 % of 'ill', of these rows they are 50.0 %" in words
-    assert "--prior equal" in words
     assert shifted(learned, np.array([700.0, 300.0]), names) == []
-    assert shifted(learned, np.array([5.0, 5.0]), names) == []  # ten rows show nothing
-    assert shifted(learned, np.array([500.0, 500.0]), names, noise_std=100.0) == []
-    assert shifted(None, np.array([500.0, 500.0]), names) == []
-    assert shifted({"a": 1.0}, np.array([500.0, 500.0]), names) == []
+    assert shifted(learned, even / 100, names) == []  # ten rows show nothing
+    assert shifted(learned, even, names, noise_std=100.0) == []
+    assert shifted(None, even, names) == []
+    assert shifted({"a": 1.0}, even, names) == []
 
 
 def test_metrics_warn_of_two_classes_out_of_ten_and_of_a_shift() -> None:
     labels = np.repeat(np.arange(10), 30)
     scores = torch.nn.functional.one_hot(torch.from_numpy(labels % 2), 10).double()
     learned = {str(k): 0.55 if k == 0 else 0.05 for k in range(10)}
-    evaluation = ClassifierMetrics(tuple(map(str, range(10))), len(labels), learned=learned)
+    evaluation = ClassifierMetrics([*learned], len(labels), learned=learned)
     evaluation.add(scores, labels)
     few, shift = evaluation.report()["warnings"]
-    assert few == "few classes: 95 % of the rows hold 10 classes and are taken for 2"
+    assert few.startswith("few classes: 95 %")
     assert shift.startswith("the classes are shifted: the model goes by 55.0 % of '0'")

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,7 @@ from torch import Tensor
 from embed import EmbeddingSet, PublicTransform
 from heads import least_squares_sensitivity
 from tests.kernels import ByPlace
-from tests.train_distributed.one_shot.builders import (
-    embedded,
-    made,
-    one_user,
-    refused_before_anything,
-)
+from tests.train_distributed.one_shot.builders import embedded, made, one_user, refused_early
 from train_distributed import Privacy, Release, release
 from train_distributed.one_shot.extra_sums import ClippedGradient
 from train_distributed.one_shot.source import EmbeddingUsers, Source, check_stream, own_partition
@@ -78,8 +74,6 @@ def good(row: list[float] = GOOD, label: int = 0, counts: list[int] | None = Non
     return chunk_of(x, counts, torch.tensor([[0, 0], [0, label]]))
 
 
-# What is refused
-
 STREAMS: list[tuple[tuple[Chunk, ...], str]] = [
     ((good([1.0, 1.0, 0.01]),), "norm <= clip_norm"),
     ((good([1.0, 1e30, 0.0]),), "norm <= clip_norm"),
@@ -105,7 +99,7 @@ def test_streams_are_refused_before_anything_is_reserved_or_drawn(parts, message
         given = {"num_classes": 2, "noise": noise, "min_survivors": least}
         release(Stream((good(),)), method, PROMISE, **given)
         refusal = pytest.raises(ValueError, match=message)
-        refused_before_anything(refusal, Stream(parts), method, **given)
+        refused_early(refusal, Stream(parts), method, **given)
 
 
 def test_rows_of_a_stream_are_held_to_their_bound_whenever_they_are_read() -> None:
@@ -133,7 +127,7 @@ def test_rows_of_a_stream_cannot_be_compared_with_public_ones() -> None:
 def test_a_constant_is_compared_as_float64() -> None:
     """In float32 1 + 2⁻³⁰ is 1: the features would be longer than √(c² − a²)."""
     constant = 1 + 2.0**-30
-    clip_norm = math.sqrt(constant**2 + 2.0**-12)
+    clip_norm = math.hypot(constant, 2.0**-6)
     check_stream(one_row([constant, 2.0**-6]), 2, clip_norm, constant)
     longer = one_row([1.0, 2.0**-6 * (1 + 2.0**-20)], torch.float32)
     assert float(torch.linalg.vector_norm(longer.x.double())) <= clip_norm
@@ -145,11 +139,10 @@ def test_a_constant_is_compared_as_float64() -> None:
 def test_features_have_a_bound_of_their_own(dtype: torch.dtype) -> None:
     """A norm known to 10⁻¹² of c says little of features that are a millionth of it."""
     constant, reach = 1.0, 1e-6
-    clip_norm = math.sqrt(constant**2 + reach**2)
+    clip_norm = math.hypot(constant, reach)
     check_stream(one_row([constant, reach * (1 - 1e-4)], dtype), 2, clip_norm, constant)
     longer = one_row([constant, reach * (1 + 1e-3)], dtype)
-    norm = torch.linalg.vector_norm(longer.x.double())
-    assert float(norm) <= clip_norm * (1 + 1e-12)
+    assert float(torch.linalg.vector_norm(longer.x.double())) <= clip_norm * (1 + 1e-12)
     with pytest.raises(ValueError, match=r"features of norm <= sqrt\(clip_norm\^2 - constant\^2\)"):
         check_stream(longer, 2, clip_norm, constant)
 
@@ -169,33 +162,27 @@ def test_every_user_of_a_stream_is_looked_at(user: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("weight", "cosine"), [(0.5, -1.0), (3.0, -1 / 18)])
 def test_accepted_streams_move_no_more_than_is_charged(weight: float, cosine: float) -> None:
     """The longest features that pass, at the worst angle 1/(2α²r²): squares count lengths twice."""
-    constant, reach = 2.0**-5, 1.0
-    clip_norm = math.sqrt(constant**2 + reach**2)
+    constant, clip_norm = 2.0**-5, math.hypot(2.0**-5, 1.0)
     bound = math.sqrt(clip_norm**2 - constant**2)
-    transform = PublicTransform.identity(2, clip_norm, constant)
-    statistic = made("discriminant", transform, 2, alpha=weight / bound).statistic
-    longest = bound * (1 + 1e-12) * (1 - 2.0**-52)
-    sent = []
+    transform, alpha = PublicTransform.identity(2, clip_norm, constant), weight / bound
+    statistic = made("discriminant", transform, 2, alpha=alpha).statistic
+    longest, sent = bound * (1 + 1e-12) * (1 - 2.0**-52), []
     for row in ([1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]):
         chunk = one_row([constant] + [longest * entry for entry in row])
         check_stream(chunk, 2, clip_norm, constant)
         sent.append(submissions(statistic, chunk, None))
     moved = float((sent[0] - sent[1]).norm())
-    stated = least_squares_sensitivity(clip_norm, weight / bound, constant)
+    stated = least_squares_sensitivity(clip_norm, alpha, constant)
     guarantee = Guarantee.of(torch.tensor([1]), statistic, Privacy(1.0, 1e-5))
     assert stated < moved <= guarantee.joint_sensitivity <= stated * (1 + 1e-10)
 
 
 @pytest.mark.parametrize("moments", [True, False])
 def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
-    """Antipodal rows whose every entry lies just below a point of the grid that the sum chose.
-
-    Rounded to the nearest point they are longer than c, and move the sum by more than is charged.
-    """
-    entry, constant = 2.0**-4 - 2.0**-22, 0.25
+    """Antipodal, every entry just below a point of the grid: at the nearest one they exceed c."""
+    entry, constant, sizes = 2.0**-4 - 2.0**-22, 0.25, torch.tensor([1])
     transform = PublicTransform.identity(64, math.sqrt(64 * entry**2 + constant**2), constant)
     statistic = made("discriminant", transform, 2, moments=moments).statistic
-    sizes = torch.tensor([1])
     guarantee = Guarantee.of(sizes, statistic, Privacy(1.0, 1e-5))
     grid = DiscreteGaussian.calibrated(statistic, guarantee, sizes).grid
     assert grid == 2.0**-20
@@ -204,9 +191,6 @@ def test_rounded_rows_at_the_clip_norm_move_as_stated(moments: bool) -> None:
     )
     moved = float((first - second).norm())
     assert 0.999 * guarantee.sensitivity <= moved <= guarantee.sensitivity
-
-
-# Chunks
 
 
 @settings(derandomize=True, deadline=None)
@@ -239,7 +223,7 @@ def test_only_training_rows_stream_in_and_each_once(monkeypatch: pytest.MonkeyPa
     users = EmbeddingUsers(data, PublicTransform.identity(4), held)
     chunks = list(users.chunks())
     assert len(chunks) > 1
-    assert torch.cat([chunk.users for chunk in chunks]).sort().values.tolist() == list(range(6))
+    assert sorted(user for chunk in chunks for user in chunk.users.tolist()) == list(range(6))
     for chunk in chunks:
         for user, own, y, count in zip(chunk.users, chunk.x, chunk.y, chunk.counts, strict=True):
             rows = train[held.rows(int(user)).numpy()]
@@ -259,13 +243,9 @@ def test_users_are_those_that_the_set_names() -> None:
         own_partition(unnamed)
 
 
-# Order
-
-
 def check_uniform(drawn: list[tuple[int, ...]]) -> None:
-    counts = [drawn.count(order) for order in ORDERS]
+    counts, share = [drawn.count(order) for order in ORDERS], len(drawn) / len(ORDERS)
     assert sum(counts) == len(drawn)
-    share = len(drawn) / len(ORDERS)
     assert max(abs(count - share) for count in counts) < 5 * math.sqrt(share)
 
 
@@ -278,10 +258,10 @@ def numbered(**fields: Any) -> EmbeddingSet:
 
 def test_rows_of_a_set_are_shuffled_before_their_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bits, too, may depend on a row's place."""
-    taken = list[np.ndarray]()
+    taken = list[tuple[int, ...]]()
 
     def seen(transform: PublicTransform, x: np.ndarray) -> Tensor:
-        taken.append(x[:, 0])
+        taken.append(tuple(x[:, 0].astype(int).tolist()))
         return torch.from_numpy(x)
 
     monkeypatch.setattr(PublicTransform, "__call__", seen)
@@ -289,9 +269,8 @@ def test_rows_of_a_set_are_shuffled_before_their_transform(monkeypatch: pytest.M
     users = EmbeddingUsers(data, PublicTransform.identity(1), own_partition(data))
     for _ in range(1200):
         list(users.chunks())
-    rows = [x.astype(int) for x in taken]
-    check_uniform([tuple(x.tolist()) for x in rows if len(x) == 3])
-    assert {tuple(sorted(x.tolist())) for x in rows if len(x) == 2} == {(3, 4)}
+    check_uniform([rows for rows in taken if len(rows) == 3])
+    assert {tuple(sorted(rows)) for rows in taken if len(rows) == 2} == {(3, 4)}
 
 
 def test_rows_of_a_stream_are_shuffled() -> None:
@@ -311,21 +290,17 @@ def test_rows_of_a_stream_are_shuffled() -> None:
 def test_rows_of_an_evaluation_are_shuffled_before_they_are_predicted(several: bool) -> None:
     drawn = []
 
-    class Model:
-        findings = several
+    def predict_proba(x: np.ndarray) -> Tensor:
+        drawn.append(tuple(x[:3, 0].astype(int).tolist()))
+        assert set(x[3:, 0].tolist()) == {3.0, 4.0}
+        return torch.full((len(x), 2), 0.5)
 
-        def predict_proba(self, x: np.ndarray) -> Tensor:
-            drawn.append(tuple(x[:3, 0].astype(int).tolist()))
-            assert set(x[3:, 0].tolist()) == {3.0, 4.0}
-            return torch.full((len(x), 2), 0.5)
-
-    model: Any = Model()
-    several_each = {"labels": np.full(5, -1), "findings": np.eye(5, 2, dtype=np.int8)}
-    data = numbered(test=np.full(5, 2), **(several_each if several else {}))
-    held = own_partition(data, 2)
+    model: Any = SimpleNamespace(findings=several, predict_proba=predict_proba)
+    findings = {"labels": np.full(5, -1), "findings": np.eye(5, 2, dtype=np.int8)}
+    data = numbered(test=np.full(5, 2), **(findings if several else {}))
+    given = Evaluation(num_classes=2), [model], data, np.arange(5), own_partition(data, 2)
     for _ in range(1200):
-        given = Evaluation(num_classes=2), [model], data, np.arange(5), held, FINEST_GRID
-        list(evaluation.submissions(*given))
+        list(evaluation.submissions(*given, FINEST_GRID))
     check_uniform(drawn)
 
 
@@ -353,9 +328,6 @@ def test_a_generator_fixes_the_order_and_is_left_as_it_is() -> None:
     assert len({tuple(y[-1].tolist()) for y in made_of[0]}) > 1  # anew at every reading
 
 
-# Place
-
-
 def by_class(p: int, replaced: bool) -> tuple[np.ndarray, np.ndarray]:
     """99 rows in the order of their classes; the first is of the last class in the neighbour."""
     draw = np.random.default_rng(p)
@@ -372,16 +344,16 @@ COLUMNS = [3, 8, 12, 15, 16, 17, 31, 33, 48, 64, 97]
 @pytest.mark.parametrize("p", COLUMNS)
 def test_no_weights_make_a_gradient_depend_on_a_row_s_place(p: int) -> None:
     """Of two columns that are equal and huge, rounding decides which class a row is."""
-    sent, transform = [], PublicTransform.identity(p)
+    transform = PublicTransform.identity(p)
+    weights = torch.randn(p + 1, 1, generator=torch.Generator().manual_seed(p)).double()
     for size in (1e88, 1.0):
-        weights = torch.randn(p + 1, 1, generator=torch.Generator().manual_seed(p)).double()
-        gradient = ClippedGradient(weights=size * weights.repeat(1, 3), clip_norm=0.25)
+        gradient, sent = ClippedGradient(weights=size * weights.repeat(1, 3), clip_norm=0.25), []
         for replaced in (False, True):
             x, y = (torch.from_numpy(each) for each in by_class(p, replaced))
             with ByPlace():
                 sent.append(submissions(gradient, one_user(transform(x), y), None)[0])
         bound = gradient.record_sensitivity(torch.tensor([99]))
-        assert float((sent[-1] - sent[-2]).norm()) <= bound * (1 + 1e-9)
+        assert float((sent[0] - sent[1]).norm()) <= bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("p", COLUMNS)
@@ -391,9 +363,9 @@ def test_no_model_makes_an_evaluation_depend_on_a_row_s_place(p: int, size: floa
     draw = torch.Generator().manual_seed(p)
     along = torch.rand(p, 1, generator=draw).double().repeat(1, 3) / p
     centre = torch.full((3,), 0.1 / p, dtype=torch.float64)
-    plain = PublicTransform.identity(p)
-    transform = replace(plain, directions=along, centre=centre, length=2.0**-20)
-    weights = size * torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]).double()
+    mapped = {"directions": along, "centre": centre, "length": 2.0**-20}
+    weights = size * torch.eye(4, 3, dtype=torch.float64).roll(1, 0)
+    transform = replace(PublicTransform.identity(p), **mapped)
     model = Release(weights, transform, ("a", "b", "c"))
     method, sent = Evaluation(num_classes=3), []
     for replaced in (False, True):

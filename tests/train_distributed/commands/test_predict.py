@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

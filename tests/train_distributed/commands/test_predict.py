@@ -156,7 +156,7 @@ def test_unreadable_pictures_have_a_line_of_their_own(say) -> None:
 
 
 def test_dark_pictures_of_16_bits_after_others_are_refused(say) -> None:
-    pixels = np.stack(draw(Path("mixed"), 3))[..., 0].astype(np.uint16)
+    pixels = np.stack(draw(Path("mixed"), 3, 5))[..., 0].astype(np.uint16)
     for number, values in enumerate(pixels << 4):  # 12 bits in use
         Image.fromarray(values).save(f"mixed/wide{number}.png")
     given = "--data mixed --layout flat"

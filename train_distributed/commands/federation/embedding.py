@@ -47,16 +47,12 @@ class Pictures:
         from embed.encoding import refuse_other
         from train_distributed.federation.documents.terms import read_transform
 
-        declared = own.declared_classes
-        if self.class_names and declared not in ((), self.class_names):
-            raise ValueError(
-                f"class_names must be those of the embedding set in their order, {declared}, "
-                f"got {self.class_names}"
-            )
+        if self.class_names:
+            own.check_classes(self.class_names, "in the embedding set, as given")
         if self.transform is not None:
             transform = read_transform(self.transform)
             refuse_other(transform.encoding, own.encoding, ("transform", "embeddings"))
-            names = declared or self.class_names
+            names = own.declared_classes or self.class_names
             if transform.known is not None and names:
                 transform.known.check_classes(names, len(names))
         if self.resize is not None and own.encoding is not None:

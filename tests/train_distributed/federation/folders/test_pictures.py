@@ -161,7 +161,9 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
 
 def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
     """Of a set, of one that was embedded before, and against the guesses of the transform."""
-    good, kept = (tmp_path / name / "embeddings" for name in ("a", "b"))
+    good, kept, counted = (tmp_path / name / "embeddings" for name in "abc")
+    meta = {"class_names": ["b", "a", "c"], "classes": "inferred"}
+    replace(embeddings(0), meta=meta).save(counted)
     for place, names in ((good, ("a", "b", "c")), (kept, ("b", "a", "c"))):
         replace(embeddings(0), meta={"class_names": list(names)}).save(place)
         Join(place.parent, "me", embeddings=place).run()
@@ -169,6 +171,7 @@ def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path,
     pictures = {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"}
     for images, own, words in (
         ({"class_names": ("a", "b", "c")}, kept, r"class_names must be .*'b', 'a'"),
+        ({"class_names": ("a", "b", "c")}, counted, r"class_names must be .*'b', 'a'"),
         ({"class_names": ("b", "a")}, kept, r"class_names must be .*'b', 'a', 'c'"),
         ({"class_names": ("A", "B", "C")}, good, r"class_names must be .*'a', 'b'"),
         ({"transform": knowing}, kept, r"names must be those .* guesses of"),

@@ -72,7 +72,7 @@ CASES = table(
     (f"{JOIN} --rows 3 --class-names a b", r"class_names must be left out with rows, got \('a'"),
     (
         f"{JOIN} --embeddings a/user0/embeddings --class-names c b a",
-        r"class_names must be .* in their order, \('a', 'b', 'c'\), got \('c', 'b', 'a'\)",
+        r"must be \('c', 'b', 'a'\) in the embedding set, as given, got \('a', 'b', 'c'\)",
     ),
     (f"{JOIN} --embeddings a/user0/embeddings --resize 9", "resize must be left out without pict"),
     (f"{JOIN} --server --class-names a b", "class_names must be left out for a server"),
@@ -136,7 +136,7 @@ CASES = table(
         "embeddings must be an embedding set, or have been one with a ledger, got nowhere",
     ),
     ("ledger limit --embeddings a/window --epsilon 1 --delta 1e-5", "be an embedding set.*a/wind"),
-    ("ledger merge --ledger l --other l", "other must be another ledger that exists, got l"),
+    ("ledger merge --ledger l.ledger --other l.ledger", "must be another ledger that exists, got"),
 )
 
 

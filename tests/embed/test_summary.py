@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from embed import EmbeddingSet
+from embed.encoding import Encoding
 from embed.run import Run
 from pretrain.intake import files
 from pretrain.sources import open_images
@@ -124,8 +125,9 @@ def test_a_dark_set_is_refused_before_it_is_embedded(tmp_path, row_numbers, brig
         embed(images, row_numbers, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
     declared = open_images(str(tmp_path / "set"), bits=12)
-    embed(declared, row_numbers, tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "meta.json").read_text())["bits"] == 12
+    made = embed(declared, row_numbers, tmp_path / "out").encoding
+    assert made is not None
+    assert (made.bits, Encoding.from_json(made.to_json())) == (12, made)
 
 
 def test_dark_pictures_among_others_are_found_at_the_end(tmp_path: Path, row_numbers) -> None:

@@ -33,7 +33,8 @@ class Pictures:
     (default: as --transform says, without it as they are stored)."""
 
     bits: int | None = None
-    """Bits in use, such as 12, of --pictures that have 16 per channel (default: all 16)."""
+    """Bits in use, such as 12, of --pictures that have 16 per channel (default: as --transform
+    says, without it all 16)."""
     skip_unreadable: bool = False
     """Leave out --pictures that cannot be read, and say how many."""
 
@@ -83,7 +84,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from train_distributed.federation.documents.terms import read_transform
     from train_distributed.released.pictures import named_encoder
 
-    out, size = folder / EMBEDDINGS, given.resize
+    out, size, bits = folder / EMBEDDINGS, given.resize, given.bits
     check.given(class_names=given.class_names or None)
     if out.exists():
         return EmbeddingSet.open(out)
@@ -96,7 +97,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
                 "transform must say of what size its pictures were, as one that is fitted now does "
                 f"(ask for it), got {given.transform} of an earlier version"
             )
-        size = encoding.size_of_pictures(given.resize, "transform")
+        size, bits = encoding.size_of_pictures(given.resize, "transform"), bits or encoding.bits
         encoder = named_encoder(encoding, name=given.encoder, weights=given.weights)
         name, weights, preprocess = encoding.encoder, encoding.weights, encoding.preprocess
     else:
@@ -109,7 +110,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         data=str(given.pictures),
         layout="class",
         class_names=given.class_names,
-        bits=given.bits,
+        bits=bits,
         skip_unreadable=given.skip_unreadable,
     ).images(size)
     done = extract(

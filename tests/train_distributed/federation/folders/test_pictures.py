@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
@@ -126,6 +127,19 @@ def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_pat
             assert found.meta[field] == expected.meta[field]
         assert own_set(folder, tmp_path / "other") == tmp_path / "other"
     assert own_set(tmp_path, None) is None
+
+
+def test_bits_in_use_are_those_of_the_public_pictures(place: Path, tmp_path: Path) -> None:
+    public = PublicTransform.load(place / "shipped.safetensors")
+    assert public.encoding is not None
+    replace(public, encoding=replace(public.encoding, bits=12)).save(tmp_path / "public")
+    for name in CLASSES:
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        scan = Image.fromarray(np.full((40, 40), 3000, np.uint16))
+        scan.save(tmp_path / "scans" / name / "0.png")
+    given = {"pictures": tmp_path / "scans", "class_names": CLASSES}
+    join_with(tmp_path / "me", "me", given | {"transform": tmp_path / "public"})
+    assert EmbeddingSet.open(tmp_path / "me" / "embeddings").meta["bits"] == 12
 
 
 def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def _converted(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
                 made[name] = Path(value)
             elif words:
                 check.one_of(words, **{name: value})
-            elif any(get_origin(kind) is tuple for kind in kinds):  # which a word would fill letter by letter
+            elif any(get_origin(kind) is tuple for kind in kinds):  # text iterates by letters
                 raise ValueError(f"{name} must be a list or tuple, got {value!r}")
         if isinstance(value, Path) and str in kinds and Path not in kinds:
             made[name] = str(value)

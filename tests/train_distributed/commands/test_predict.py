@@ -163,6 +163,12 @@ def test_dark_pictures_of_16_bits_after_others_are_refused(say) -> None:
     say.refused(f"{PREDICT} out {given}", "must use 1/16 of their range")
     assert not Path("out").exists()
     assert say.done(f"{PREDICT} out {given} --bits 12")
+    known = Release.load("model")
+    assert known.encoding
+    replace(known, encoding=replace(known.encoding, bits=12)).save(Path("of-12"))
+    shutil.copy("model/encoder.safetensors", "of-12")
+    assert say.done(f"predict --model of-12 --out of-its-own {given}")
+    assert table("of-its-own") == table("out")
 
 
 def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(say) -> None:

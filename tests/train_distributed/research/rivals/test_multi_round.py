@@ -103,25 +103,11 @@ SETS = ["--embeddings", "private", "--public", "public", "--out", "out"]
 
 
 @pytest.mark.usefixtures("sets")
-def test_run_writes_the_same_files_as_for_one_sum(call, tmp_path):
-    method = "admm-primal"
-    code, printed, error = call("rival", method, *SETS, "--epsilon", "3", "--seed", "0")
-    assert code == 0, error
-    assert "epsilon_per_iteration" in printed
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"confusion.png", "model.safetensors", "privacy.png", "report.json"}
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["method"] == report["configuration"]["method"] == method
-    assert report["rounds"] > 1
-
-
-@pytest.mark.usefixtures("sets")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("admm-dual --edges pieces", "graph must be connected, got 6 pieces"),
         ("admm-dual --edges words", "edges must be two numbers a line, got 'a b' in line 1"),
-        ("admm-dual --edges nowhere", "nowhere: No such file or directory"),
         ("admm-dual --noise discrete", "noise must be 'float' for method 'admm-dual'"),
         ("admm-dual --num-classes 2", "num_classes must be 3, the set's class names, got 2"),
         ("charter --unit user", "unit must be 'record' and group_size 1 for method 'charter'"),

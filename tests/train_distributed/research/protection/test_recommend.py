@@ -71,7 +71,6 @@ def test_labels_on_both_sides_of_every_border(budget, c2, labels):
     assert [Constants(C1, c2).label(budget, mechanism) for mechanism in EVERY] == labels
 
 
-FACTS = FormulaInputs(7690, 1e-3, 100.0)
 HELD = Constants(0.5, 1.0)
 
 
@@ -80,7 +79,7 @@ HELD = Constants(0.5, 1.0)
     [
         (lambda: Constants(0.9, 1.0), r"c1 must be in \[0, 0.83"),
         (lambda: Constants(0.5, math.inf), "c2 must be in"),
-        (lambda: HELD.solve(-0.1, mechanisms.Shares, FACTS), "budget must be in"),
+        (lambda: HELD.solve(-0.1, mechanisms.Shares, FormulaInputs(7)), "budget must be in"),
         (lambda: Constants(0.5, 0.75).require_reachable(0.24, EVERY), "budget must be >= 0.25,"),
         (lambda: FormulaInputs(0), "parameters must be >= 1"),
         (lambda: FormulaInputs(10, 0.0), "half_width must be finite and > 0"),
@@ -195,11 +194,10 @@ def point(mechanism, parameter, leaked, loss, megabits, high=None):
 
 
 def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
-    held = Constants(0.5, 1.0)
-    optimum = held.solve(0.5, mechanisms.Sparsification, FormulaInputs(100))
+    optimum = HELD.solve(0.5, mechanisms.Sparsification, FormulaInputs(100))
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
-    solved = held.solve(0.5, mechanisms.Paillier, FormulaInputs(100))
+    solved = HELD.solve(0.5, mechanisms.Paillier, FormulaInputs(100))
     paillier = Candidate(solved, point("paillier", 2048, 0, 0, 9), ())
     both = (compression, paillier)
     chosen = [study.by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
@@ -235,7 +233,7 @@ def test_the_pareto_front_against_its_definition():
 
 def test_what_is_deployed_for_a_degenerate_optimum():
     settings = StudySettings()
-    tiny = Constants(0.5, 1.0).solve(0.5, mechanisms.Paillier, FormulaInputs(7690, 8e-4))
+    tiny = HELD.solve(0.5, mechanisms.Paillier, FormulaInputs(7690, 8e-4))
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
     for chosen, bits in ((None, 2048), (tiny.log_parameter, 2048), (2100 * math.log(2), 2112)):

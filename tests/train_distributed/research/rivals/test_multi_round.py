@@ -99,9 +99,6 @@ def test_the_audit_stays_below_the_promise_and_catches_little_noise(method):
     assert audit(method, promise, 600, rounds=2, noise_scale=0.05) > 1.0
 
 
-SETS = ["--embeddings", "private", "--public", "public", "--out", "out"]
-
-
 @pytest.mark.usefixtures("sets")
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -116,8 +113,5 @@ SETS = ["--embeddings", "private", "--public", "public", "--out", "out"]
 def test_bad_input_is_one_line_and_writes_no_model(call, tmp_path, words, message):
     (tmp_path / "pieces").write_text("0 1\n2 3\n")
     (tmp_path / "words").write_text("a b\n")
-    code, _, error = call("rival", *words.split(), *SETS)
-    assert (code, error.count("\n")) == (2, 1)
-    assert error.startswith("error: ")
-    assert message in error
+    call.refused(f"rival {words} --embeddings private --public public --out out", message)
     assert not (tmp_path / "out").exists()

@@ -80,39 +80,29 @@ def _flipped(place: int) -> Callable[[bytes], bytes]:
     return lambda octets: octets[:place] + bytes([octets[place] ^ 1]) + octets[place:][1:]
 
 
-def _cut(payload: bytes) -> bytes:
-    return payload[:-1]
-
-
-def _other_hashes(packet: bytes) -> bytes:
-    return packet[:114] + bytes(64) + packet[178:]
-
-
-def _no_secret(insider: Insider, message: bytes) -> bytes:
-    return false_shares(insider.parties, INSIDER)
-
-
 _undecryptable = _packets(_flipped(40))
+_other_hashes = _packets(lambda p: p[:114] + bytes(64) + p[178:])
+_short = _payload(lambda p: p[:-1])
 ONE = range(4, 5)
 NAMED = {  # at which message, what; whether the session goes on without a second one
     "small sealing key": (Kind.ADVERTISE, _small(0), True),
     "small masking key": (Kind.ADVERTISE, _small(1), True),
-    "short advert": (Kind.ADVERTISE, _payload(_cut), True),
+    "short advert": (Kind.ADVERTISE, _short, True),
     "wrong commitment": (Kind.ADVERTISE, _other_commitment, True),
-    "short key shares": (Kind.KEY_SHARES, _payload(_cut), True),
+    "short key shares": (Kind.KEY_SHARES, _short, True),
     "no key shares": (Kind.KEY_SHARES, _payload(lambda p: b""), True),
     "packets nobody opens": (Kind.KEY_SHARES, _undecryptable, False),
     "one packet of small order": (Kind.KEY_SHARES, _packets(lambda p: SMALL + p[32:], ONE), False),
     "one packet unsigned": (Kind.KEY_SHARES, _packets(_flipped(-1), ONE, signed=False), False),
-    "shares that are not as shown": (Kind.KEY_SHARES, _packets(_other_hashes), False),
-    "shares of no secret": (Kind.KEY_SHARES, _no_secret, True),
-    "short vector": (Kind.MASKED, _payload(_cut), True),
+    "shares that are not as shown": (Kind.KEY_SHARES, _other_hashes, False),
+    "shares of no secret": (Kind.KEY_SHARES, lambda i, m: false_shares(i.parties, INSIDER), True),
+    "short vector": (Kind.MASKED, _short, True),
     "masked with others": (Kind.MASKED, _payload(lambda p: p[:3] + b"\0\0" + p[5:]), True),
     "signs other survivors": (Kind.AGREED, _payload(lambda p: bytes(32)), True),
-    "short signature": (Kind.AGREED, _payload(_cut), True),
+    "short signature": (Kind.AGREED, _short, True),
     "false opening": (Kind.REVEAL, _payload(_flipped(20)), True),
     "no opening": (Kind.REVEAL, _payload(lambda p: b""), True),
-    "opening cut": (Kind.REVEAL, _payload(_cut), True),
+    "opening cut": (Kind.REVEAL, _short, True),
     "openings of a stranger": (Kind.REVEAL, _payload(lambda p: b"\0\1\0\0" + p[4:]), True),
 }
 
@@ -158,13 +148,13 @@ def test_the_insider_is_named_and_the_rest_of_the_sum_exact(attack) -> None:
 STAGES = [Kind.ADVERTISE, Kind.KEY_SHARES, Kind.MASKED, Kind.AGREED, Kind.REVEAL]
 
 
-def _as_another(insider: Insider, message: bytes) -> bytes:
-    return message[:38] + struct.pack(">I", 4) + message[42:]
-
-
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
-    ("change", "refusals"), [(lambda insider, message: None, []), (_as_another, ["BadSignature"])]
+    ("change", "refusals"),
+    [
+        (lambda insider, message: None, []),
+        (lambda i, m: m[:38] + struct.pack(">I", 4) + m[42:], ["BadSignature"]),
+    ],
 )
 def test_silence_and_another_s_name_cost_the_insider_alone(change, refusals, stage) -> None:
     opened, named, sessions, refused = _run(stage, change)
@@ -263,7 +253,6 @@ def test_a_share_s_hash_is_of_its_place_too_alone_and_with_others() -> None:
 
 
 NINE = np.random.default_rng(3).integers(0, 2**64, (9, D), np.uint64)
-_SHOWN = ADVERTISE_BYTES + DEAL_BYTES + SHARE_BYTES
 
 
 def _driven(parties: Any, liars: set[int], silent: dict[int, Kind] | None = None):
@@ -394,7 +383,7 @@ def test_nor_by_any_other_evidence(framer: Framer) -> None:
     strange = framer.adverts | {one: framer.adverts[two]}
     others = {u: framer.parties.users[4]._sent.get(u, bytes(DEAL_BYTES)) for u in framer.holders}
     whole = pack_entries(framer.proof())
-    size = 4 + _SHOWN
+    size = 4 + ADVERTISE_BYTES + DEAL_BYTES + SHARE_BYTES
     tried: list[dict[int, bytes] | bytes] = [
         framer.proof(which=1),
         framer.proof(shares=flipped),

@@ -431,15 +431,11 @@ class Fuzzer:
             if machine is self.parties.server:
                 machine._invited |= {self.victim}
                 machine.culprits.clear()
-        else:
-            self._complained(machine, answer)
-
-    def _complained(self, machine, answer: bytes | None) -> None:
-        """A damaged packet in a well-formed INBOX is what complaints are for: no vector is sent."""
-        assert answer is not None
-        assert answer[5] == Kind.COMPLAINT
-        machine._expected = Kind.INBOX
-        self.refused += 1
+        else:  # a damaged packet in a well-formed INBOX is complained about: no vector is sent
+            assert answer is not None
+            assert answer[5] == Kind.COMPLAINT
+            machine._expected = Kind.INBOX
+            self.refused += 1
 
 
 def may_say(kind: Kind, payload: bytes, found: bytes) -> bool:

@@ -60,22 +60,17 @@ def test_secagg_with_lists_shorter_than_all_is_exact() -> None:
     assert np.array_equal(result.total, sent[left].sum(0))
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_secagg_one_below_the_threshold_releases_nothing(stage: int) -> None:
+@pytest.mark.parametrize(
+    ("minimum", "stage", "least", "says"),
+    [*((2, stage, 7, r"got \d") for stage in range(4)), *((9, s, 9, ">= 9") for s in range(3))],
+)
+def test_one_below_the_threshold_or_the_minimum_releases_nothing(minimum, stage, least, says):
     """10 users: 9 neighbours each, 6 shares open a secret; so 7 must answer to the end."""
     sent = vectors(10, 4)
-    left = simulate_sum(sent, drop={stage: [7, 8, 9]}, minimum=2).survivors
-    assert len(left) == (10 if stage == 3 else 7)
-    with pytest.raises(TooFewUsers, match=r"got \d"):
-        simulate_sum(sent, drop={stage: [6, 7, 8, 9]}, minimum=2)
-
-
-@pytest.mark.parametrize("stage", range(3))
-def test_fewer_than_the_minimum_release_nothing(stage: int) -> None:
-    sent = vectors(10, 4)
-    simulate_sum(sent, drop={stage: [3]}, minimum=9)
-    with pytest.raises(TooFewUsers, match="must be >= 9"):
-        simulate_sum(sent, drop={stage: [3, 4]}, minimum=9)
+    left = simulate_sum(sent, drop={stage: range(least, 10)}, minimum=minimum).survivors
+    assert len(left) == (10 if stage == 3 else least)
+    with pytest.raises(TooFewUsers, match=says):
+        simulate_sum(sent, drop={stage: range(least - 1, 10)}, minimum=minimum)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -115,6 +110,7 @@ def test_a_sum_of_many_chunks_is_exact_or_a_failure_leaves_nothing_released(
 
 W, D = 4, 5
 REAL_BYTES, REAL_STREAM = secrets.token_bytes, prg.stream
+UNKNOWN = "a seed is not 32 bytes from the operating system"
 
 
 @dataclass
@@ -183,7 +179,7 @@ def audit(patch: pytest.MonkeyPatch) -> set[str]:
             found.add("not one self-mask, and agreed masks besides it")
         seeds += own
     if not set(seeds) <= {seed for seed in tap.drawn if len(seed) == 32}:
-        found.add("a seed is not 32 bytes from the operating system")
+        found.add(UNKNOWN)
     if len(set(seeds)) < len(seeds):
         found.add("a seed is used twice")
     return found
@@ -202,16 +198,12 @@ def _independent_pair_seeds(parties) -> dict[tuple[int, int], bytes]:
     return {pair: seed(*pair) for pair in itertools.combinations(range(len(parties.users)), 2)}
 
 
-def _narrow() -> bytes:
-    return secrets.token_bytes(4).ljust(32, b"\0")
-
-
 @pytest.mark.parametrize(
     ("mutation", "finding"),
     [
         (functools.cache(prg.new_seed), "a seed is used twice"),
-        (_narrow, "a seed is not 32 bytes from the operating system"),
-        (lambda: b"seed" * 8, "a seed is not 32 bytes from the operating system"),
+        (lambda: secrets.token_bytes(4).ljust(32, b"\0"), UNKNOWN),
+        (lambda: b"seed" * 8, UNKNOWN),
     ],
     ids=["reused", "32 bits", "constant"],
 )
@@ -244,10 +236,6 @@ def test_a_shared_secret_folded_to_32_bits_is_caught(monkeypatch) -> None:
 
     monkeypatch.setattr(secagg, "derive", folded)
     assert "a pair's seed is not the 32 bytes of HKDF over X25519" in audit(monkeypatch)
-
-
-def _words(seed: bytes) -> Words:
-    return np.concatenate([words.copy() for _, words in REAL_STREAM(seed, D)])
 
 
 def _secagg_run(inputs: Words, dropped: int):
@@ -291,7 +279,8 @@ def test_the_server_of_secagg_sees_the_same_for_inputs_of_equal_sum():
     pads, carried = {}, np.zeros(D, np.uint64)
     for i, j in itertools.pairwise(honest):
         carried = carried + first[i] - second[i]
-        pads[pairs[i, j]] = _words(pairs[i, j]) + carried
+        mask = np.concatenate([words.copy() for _, words in REAL_STREAM(pairs[i, j], D)])
+        pads[pairs[i, j]] = mask + carried
     assert all(corrupt not in pair and dropped not in pair for pair in itertools.pairwise(honest))
     replaced, same_total, _ = view(second, Recorded(pads))
     assert replaced == plain

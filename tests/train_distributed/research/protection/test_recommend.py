@@ -55,17 +55,13 @@ def test_each_mechanism_solves_its_own_constraint(m, tau, delta):
     ("budget", "c2", "labels"),
     [
         (1.0, 1.0, ["unconstrained"] * 4),  # budget = 2 C1
-        (1.25, 1.0, ["unconstrained"] * 4),
         (1.0, 0.0, ["unconstrained"] * 4),
         (0.875, 1.0, ["infeasible"] + ["within proof"] * 3),  # τ = 1/8
         (0.75, 1.0, ["infeasible"] + ["within proof"] * 3),  # budget = 1.5 C1
         (math.nextafter(0.75, 0), 1.0, ["infeasible"] + ["heuristic"] * 3),
         (0.75, 25.0, ["within proof"] * 4),  # τ = .01
         (0.75, math.nextafter(25, 0), ["infeasible"] + ["within proof"] * 3),
-        (0.5, 50.0, ["heuristic"] * 4),  # τ = .01
-        (0.5, 49.9, ["infeasible"] + ["heuristic"] * 3),
         (0.5, 0.5, ["infeasible"] * 3 + ["heuristic"]),  # τ = 1: only compression, sending nothing
-        (0.75, 0.25, ["infeasible"] * 3 + ["within proof"]),  # τ = 1 and budget = 1.5 C1
         (0.5, math.nextafter(0.5, 0), ["infeasible"] * 4),
         (0.5, 0.0, ["infeasible"] * 4),
         (0.0, 1e6, ["heuristic"] * 4),
@@ -75,7 +71,6 @@ def test_labels_on_both_sides_of_every_border(budget, c2, labels):
     assert [Constants(C1, c2).label(budget, mechanism) for mechanism in EVERY] == labels
 
 
-FACTS = FormulaInputs(7690, 1e-3, 100.0)
 HELD = Constants(0.5, 1.0)
 
 
@@ -84,18 +79,13 @@ HELD = Constants(0.5, 1.0)
     [
         (lambda: Constants(0.9, 1.0), r"c1 must be in \[0, 0.83"),
         (lambda: Constants(0.5, math.inf), "c2 must be in"),
-        (lambda: HELD.solve(-0.1, mechanisms.Shares, FACTS), "budget must be in"),
-        (lambda: HELD.solve(math.nan, mechanisms.Shares, FACTS), "budget must be in"),
+        (lambda: HELD.solve(-0.1, mechanisms.Shares, FormulaInputs(7)), "budget must be in"),
         (lambda: Constants(0.5, 0.75).require_reachable(0.24, EVERY), "budget must be >= 0.25,"),
         (lambda: FormulaInputs(0), "parameters must be >= 1"),
         (lambda: FormulaInputs(10, 0.0), "half_width must be finite and > 0"),
-        (lambda: FormulaInputs(10, 1.0, 0.0), "inverse_variances must be finite and > 0"),
         (lambda: Recoveries(np.zeros((1, 1, 1), bool)), "hits must be non-empty boolean"),
         (lambda: Recoveries(np.zeros((1, 1, 0, 1), bool)), "hits must be non-empty boolean"),
-        (
-            lambda: leakage.mean_interval(np.zeros(0), 0.95),
-            r"values must be in \[0, 1\], at least one",
-        ),
+        (lambda: leakage.mean_interval(np.zeros(0), 0.95), "at least one"),
         (lambda: leakage.mean_interval(np.array([1.1]), 0.95), r"values must be in \[0, 1\]"),
         (lambda: leakage.mean_interval(np.zeros(2), 1.0), r"confidence must be in \(0, 1\)"),
     ],
@@ -204,11 +194,10 @@ def point(mechanism, parameter, leaked, loss, megabits, high=None):
 
 
 def test_the_cheapest_point_wins_and_compression_may_go_below_rho_star():
-    held = Constants(0.5, 1.0)
-    optimum = held.solve(0.5, mechanisms.Sparsification, FormulaInputs(100))
+    optimum = HELD.solve(0.5, mechanisms.Sparsification, FormulaInputs(100))
     others = tuple(point("compression", r, 0.1, 1 - r, -10 * (1 - r)) for r in (0.995, 0.5, 0.1))
     compression = Candidate(optimum, point("compression", 0.99, 0.5, 0.01, -0.1), others)
-    solved = held.solve(0.5, mechanisms.Paillier, FormulaInputs(100))
+    solved = HELD.solve(0.5, mechanisms.Paillier, FormulaInputs(100))
     paillier = Candidate(solved, point("paillier", 2048, 0, 0, 9), ())
     both = (compression, paillier)
     chosen = [study.by_formula(both, Preference(*p)) for p in ((1, 0), (1, 0.01), (0.1, 1))]
@@ -244,7 +233,7 @@ def test_the_pareto_front_against_its_definition():
 
 def test_what_is_deployed_for_a_degenerate_optimum():
     settings = StudySettings()
-    tiny = Constants(0.5, 1.0).solve(0.5, mechanisms.Paillier, FormulaInputs(7690, 8e-4))
+    tiny = HELD.solve(0.5, mechanisms.Paillier, FormulaInputs(7690, 8e-4))
     assert tiny.parameter is not None
     assert tiny.parameter < 0.05
     for chosen, bits in ((None, 2048), (tiny.log_parameter, 2048), (2100 * math.log(2), 2112)):
@@ -253,16 +242,11 @@ def test_what_is_deployed_for_a_degenerate_optimum():
         mechanisms.Shares.deploy(100.0, settings)
 
 
-@pytest.fixture(scope="module")
-def digits():
+def test_leakage_and_accuracy_both_fall_with_noise():
+    """8 levels that span both transitions, Spearman <= −.9."""
     public, private = pixel_digits()
     options = FederationOptions(clients=10, rows=250, step=2.0, rounds=60)
-    transform = PublicTransform.fit(public, components=32)
-    return head_federation(private, public, transform, options)
-
-
-def test_leakage_and_accuracy_both_fall_with_noise(digits):
-    """8 levels that span both transitions, Spearman <= −.9."""
+    digits = head_federation(private, public, PublicTransform.fit(public, components=32), options)
     models = tuple(digits.models(8, 5, 0))
     benchmark = study.AttackBenchmark(digits, 0.9, models, 1, 8, 5, 0)
     levels = np.geomspace(0.2, 6.0, 8) * benchmark.update_size
@@ -273,18 +257,6 @@ def test_leakage_and_accuracy_both_fall_with_noise(digits):
     for fell in (leaked, accuracy):
         found: Any = spearmanr(levels, fell)
         assert found.statistic <= -0.9
-
-
-def test_exact_mechanisms_cost_no_accuracy_and_share_one_attack(digits):
-    benchmark = study.AttackBenchmark(digits, 0.9, tuple(digits.models(1, 5, 0)), 1, 10, 1, 0)
-    exact = benchmark.measure(mechanisms.Shares())
-    plain = benchmark.measure(mechanisms.Unprotected())
-    assert plain.leakage.rate == 1
-    assert exact.leakage.rate < 1
-    assert abs(exact.utility_loss) < 0.01
-    assert exact.bytes_per_client > plain.bytes_per_client
-    two, three = (benchmark.attack(mechanisms.Shares(servers=count)) for count in (2, 3))
-    assert two.hits.tolist() == three.hits.tolist()
 
 
 def test_the_command_recommends_and_draws(call, tmp_path):

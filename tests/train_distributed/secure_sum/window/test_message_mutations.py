@@ -48,8 +48,7 @@ class Message:
 def recorded(service: Service) -> dict[str, Message]:
     """All messages of a window with reports of users 0 to 3, the last of which still waits."""
     leader, helper, keys = service.leader, service.helper, service.keys
-    cached = functools.cache(leader._preparer.prepare)
-    leader._preparer.prepare = cached  # type: ignore[method-assign]
+    leader._preparer.prepare = functools.cache(leader._preparer.prepare)  # type: ignore[method-assign]
     jobs = list[bytes]()
 
     def heard(job: bytes) -> bytes:
@@ -143,9 +142,10 @@ def state(service: Service) -> list[Any]:
     return rows
 
 
-def whole(service: Service, count: int, seed: int) -> None:
+@pytest.mark.parametrize(("count", "seed"), [(2000, 0), pytest.param(MANY, 1, marks=SLOW)])
+def test_changed_messages_are_refused(count: int, seed: int, make_service) -> None:
     """Mutations in the window and at its end; the sum is that of its users, memory is flat."""
-    draw = random.Random(seed)
+    service, draw = make_service(6), random.Random(seed)
     messages = recorded(service)
     before = state(service)
     refuse(messages, count // 20, draw)
@@ -160,15 +160,11 @@ def whole(service: Service, count: int, seed: int) -> None:
     np.testing.assert_array_equal(total, sum(service.vector(user) for user in range(4)))
 
 
-@pytest.mark.parametrize(("count", "seed"), [(2000, 0), pytest.param(MANY, 1, marks=SLOW)])
-def test_changed_messages_are_refused(count: int, seed: int, make_service) -> None:
-    whole(make_service(6), count, seed)
-
-
-def resigned(service: Service, count: int) -> None:
-    """Payloads that an insider changed and signed: nothing wrong is added, nothing crashes."""
-    draw, messages = random.Random(2), recorded(service)
-    keys, window = service.keys, service.enrolled
+@pytest.mark.parametrize("count", [600, pytest.param(MANY // 5, marks=SLOW)])
+def test_what_an_insider_changes_and_signs_adds_nothing(count: int, make_service) -> None:
+    """Nothing wrong is added, and whatever is not refused by name is an error."""
+    service, draw = make_service(6), random.Random(2)
+    messages, keys, window = recorded(service), service.keys, service.enrolled
     job, verdicts = messages["job"].valid, messages["verdicts"].valid
     fresh = service.report(4)
     mine, other = fresh[:-HELPER_MESSAGE_BYTES], fresh[-HELPER_MESSAGE_BYTES:]
@@ -184,7 +180,8 @@ def resigned(service: Service, count: int) -> None:
             message = write(window, Kind.JOB, LEADER, HELPER, payload, keys[LEADER].signing)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(service.stores[HELPER], "add", lambda *g, to=added: not to.append(g))
-                attempt(lambda m=message: service.helper.prepare(m))
+                with suppress(ProtocolError):
+                    service.helper.prepare(message)
             for _, total in added:
                 assert item in payload or not total.any()
         elif kind == 1:  # the helper's verdicts
@@ -192,7 +189,8 @@ def resigned(service: Service, count: int) -> None:
             message = write(window, Kind.VERDICTS, HELPER, LEADER, payload, keys[HELPER].signing)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(service.stores[LEADER], "decide", lambda *g, to=added: to.append(g))
-                attempt(lambda m=message: service.leader.work(lambda _: m))
+                with suppress(ProtocolError):
+                    service.leader.work(lambda _, m=message: m)
             for reasons, total in added:
                 assert bool(total.any()) == (not any(reasons.values()))
         else:  # the operator's order
@@ -203,17 +201,6 @@ def resigned(service: Service, count: int) -> None:
             with pytest.raises(ProtocolError):
                 service.leader.order(message)
     assert state(service) == before
-
-
-def attempt(work: Callable[[], Any]) -> None:
-    """Does what may be refused by name; any other error is one."""
-    with suppress(ProtocolError):
-        work()
-
-
-@pytest.mark.parametrize("count", [600, pytest.param(MANY // 5, marks=SLOW)])
-def test_what_an_insider_changes_and_signs_adds_nothing(count: int, make_service) -> None:
-    resigned(make_service(6), count)
 
 
 async def asked(app: Starlette, method: str, path: str, body: bytes, shown: bytes) -> int:
@@ -233,9 +220,11 @@ async def asked(app: Starlette, method: str, path: str, body: bytes, shown: byte
     return sent[0]["status"]
 
 
-def through_the_service(service: Service, count: int) -> None:
-    """The same over HTTP's application: refused with a status, none is 500."""
-    messages, draw, task = recorded(service), random.Random(3), service.window.digest.hex()
+@pytest.mark.parametrize("count", [400, pytest.param(MANY // 5, marks=SLOW)])
+def test_changed_messages_have_a_status(count: int, make_service) -> None:
+    """Over HTTP's application they are refused with a status, none is 500."""
+    service, draw = make_service(6), random.Random(3)
+    messages, task = recorded(service), service.window.digest.hex()
     apps = {number: application(machine) for number, machine in service.machines.items()}
     for app in apps.values():
         app.state.service._limits._credit = app.state.service._limits._all = Credit(10**9, 0.0)
@@ -260,8 +249,3 @@ def through_the_service(service: Service, count: int) -> None:
 
     asyncio.run(run())
     assert state(service) == before
-
-
-@pytest.mark.parametrize("count", [400, pytest.param(MANY // 5, marks=SLOW)])
-def test_changed_messages_have_a_status(count: int, make_service) -> None:
-    through_the_service(make_service(6), count)

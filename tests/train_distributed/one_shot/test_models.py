@@ -117,13 +117,14 @@ def test_a_model_that_does_not_fit_is_refused(saved, name: str, value: Any, mess
     with safe_open(model, "pt") as file:
         metadata = dict(file.metadata())
     if value is None:
-        tensors.pop(name, None), metadata.pop(name, None)
+        tensors.pop(name, None)
+        metadata.pop(name, None)
     elif isinstance(value, str):
         metadata[name] = value
-    elif callable(value):
-        tensors[name] = value(tensors[name]).contiguous()
-    else:
+    elif isinstance(value, list):
         tensors[name] = torch.from_numpy(np.array(value))
+    else:
+        tensors[name] = value(tensors[name]).contiguous()
     save_file(tensors, model, metadata)
     with pytest.raises(ValueError, match=message) as refusal:
         Release.load(saved)

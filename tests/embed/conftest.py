@@ -13,7 +13,7 @@ from embed.options import ExtractOptions
 from pretrain.datasets import ImageSet
 from pretrain.encoder import save_encoder
 from pretrain.preprocess import Preprocess
-from pretrain.resnet import ResNetConfig, SmallResNet
+from tests.pretrain.conftest import small
 
 ROWS, MARK = 100, 137
 
@@ -39,11 +39,8 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A tiny untrained encoder, 6 dimensions."""
-    path = tmp_path / "encoder.safetensors"
-    generator = torch.Generator().manual_seed(0)
-    save_encoder(SmallResNet(ResNetConfig((4, 6), (1, 1)), generator), path)
-    return path
+    save_encoder(small(), tmp_path / "encoder.safetensors")
+    return tmp_path / "encoder.safetensors"
 
 
 def embed(images: ImageSet, encoder: nn.Module, out: Path, **options: Any) -> Any:
@@ -60,6 +57,19 @@ def rows_in(images: Tensor) -> list[int]:
     return first[(first[:, 1:] == MARK).all(1), 0].int().tolist()
 
 
+class Mean(nn.Module):
+    """(n, 3, h, w) to (n, 3)."""
+
+    embedding_dim = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, -1.0]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3)) * self.weight
+
+
 class RowNumbers(nn.Module):
     """Embeds an image as its first pixel, so that a row shows where it came from."""
 
@@ -71,7 +81,6 @@ class RowNumbers(nn.Module):
         self.seen: list[int] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, 3, 8, 8) -> (n, 2)."""
         self.seen += rows_in(images)
         return (images[:, 0, 0, :1] * 255).round() * self.weight
 

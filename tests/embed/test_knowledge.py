@@ -184,13 +184,8 @@ def test_a_classifier_shows_the_means_of_its_classes() -> None:
     assert (guessed[12:] - unseen).square().sum() < 0.3 * (unseen - unseen.mean(0)).square().sum()
 
 
-def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(
-    public, transform
-) -> None:
-    """Of its 60 classes the first 30 are public; a mean is a linear function of the name.
-
-    It is hard to learn from 28 names alone.
-    """
+def test_classes_of_the_encoder_s_classifier_join_where_they_explain_more(public, transform):
+    """The first 30 of its 60 are public; means are linear in the names, hard to learn from 28."""
     means, vectors = ClassMeans.of(public, transform, 30), unit(60, 40, seed=8)
     named = torch.from_numpy(np.stack([mean_of(f"thing {k}") for k in range(30)]))
     weights = vectors @ torch.linalg.lstsq(vectors[:30], named).solution
@@ -280,10 +275,7 @@ def test_examples_serve_ten_users_and_the_report_names_them(tmp_path, public, tr
 
 
 def test_what_names_explain_is_printed(public, transform, monkeypatch, capsys) -> None:
-    """Vectors of names that are the class means explain them, random ones nothing.
-
-    Nor do words that are all as far from all names as "class_3" and "class_4".
-    """
+    """Names that are the class means explain them; random ones, or all alike, say nothing."""
     means = ClassMeans.of(public, transform, 30).means
     said = dict(zip(public.meta["class_names"], torch.nn.functional.normalize(means), strict=True))
     odd = {name: unit(1, 99, seed=k)[0] for k, name in enumerate(said)}

@@ -18,24 +18,18 @@ from embed.engines import choose, refusal, trial_pictures
 from pretrain import build_encoder
 from pretrain.datasets import ImageSet
 from pretrain.preprocess import Preprocess
-from tests.embed.conftest import embed
+from tests.embed.conftest import Mean, embed
 from tests.embedding_sets import clusters
 from tests.kernels import ByPlace
 
 CPU = torch.device("cpu")
 
 
-class Dazzled(nn.Module):
+class Dazzled(Mean):
     """Turns bright pictures round in bfloat16, as no engine should and some may."""
 
-    embedding_dim = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, -1.0]))
-
     def forward(self, images: Tensor) -> Tensor:
-        rows = images.mean((2, 3)) * self.weight
+        rows = super().forward(images)
         bright = images.mean((1, 2, 3)) > 0.9
         turned = bright & torch.is_autocast_enabled("cpu")
         return torch.where(turned[:, None], -rows, rows)
@@ -112,7 +106,6 @@ def rows_at_any_place(forward: Callable[[Tensor], Tensor], pixels: Tensor) -> Te
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 @pytest.mark.parametrize("batch", [32, 7])
 def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(engine, batch) -> None:
-    """Moved by one, shuffled, among others, and in a batch that is not full."""
     if engine == "openvino" and (why := refusal("float32")):
         pytest.skip(why)
     encoder = build_encoder("simclr-small").eval()
@@ -120,12 +113,10 @@ def test_rows_of_a_real_encoder_stay_the_same_bits_wherever_they_are(engine, bat
         Preprocess()(trial_pictures(batch, 32, 32)),
         torch.rand(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
     ]
-    forward = choose(
-        encoder, CPU, lambda: given[0], rows=5_000, batch_size=batch, engine=engine
-    ).forward
-    rows = rows_at_any_place(forward, given[1])
+    found = choose(encoder, CPU, lambda: given[0], rows=5_000, batch_size=batch, engine=engine)
+    rows = rows_at_any_place(found.forward, given[1])
     half = torch.cat([given[0][: batch // 2], given[1][batch // 2 :]])
-    assert torch.equal(forward(half)[batch // 2 :], rows[batch // 2 :])
+    assert torch.equal(found.forward(half)[batch // 2 :], rows[batch // 2 :])
 
 
 @pytest.mark.parametrize("rows", [1, 1023, 1024, 1025, 2500])
@@ -157,7 +148,6 @@ def test_an_embedding_set_of_other_rows_before_it_ends_in_the_same_rows(tmp_path
 @pytest.mark.parametrize("compute", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["simclr-small", "timm:resnet50", "timm:vit_tiny_patch16_224"])
 def test_rows_of_a_gpu_stay_the_same_bits_wherever_they_are(name: str, compute: str) -> None:
-    """By the engine that is chosen there, be it picture by picture."""
     device, batch = torch.device("cuda"), 64
     encoder = build_encoder(name, weights="random" if name.startswith("timm") else None).eval()
     trial = encoder.preprocess(trial_pictures(batch, 32, 32).to(device))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -118,22 +117,18 @@ def test_bad_bounds(clip_norm: float, constant: float, rule: str) -> None:
         add_constant_and_clip(torch.zeros(1, 2), clip_norm, constant)
 
 
-P = 6
+P = 12
+DRAW = torch.Generator().manual_seed(1)
+MIX = torch.randn(P, P, generator=DRAW)
+PUBLIC = torch.randn(4000, P, generator=DRAW) @ MIX + 5
 each_dtype = pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-
-
-def fitted(**options: Any) -> PublicTransform:
-    generator = torch.Generator().manual_seed(1)
-    public = torch.randn(400, P, generator=generator) @ torch.randn(P, P, generator=generator) + 5
-    return PublicTransform.fit(public, **options)
-
 
 TRANSFORMS = {
     "identity": PublicTransform.identity(P),
     "identity, long": PublicTransform.identity(P, 34.854, 1.0),
-    "raw": fitted(),
-    "narrow": fitted(components=2, constant=0.25),
-    "mapped": fitted(clip_quantile=0.9).mapped(0.01, 4),
+    "raw": PublicTransform.fit(PUBLIC),
+    "narrow": PublicTransform.fit(PUBLIC, components=2, constant=0.25),
+    "mapped": PublicTransform.fit(PUBLIC, clip_quantile=0.9).mapped(0.01, 4),
 }
 
 
@@ -202,7 +197,6 @@ def test_rows_that_are_not_finite_are_named() -> None:
     for name, call in (
         ("x", partial(add_constant_and_clip, clip_norm=CLIP)),
         ("x", PublicTransform.identity(2)),
-        ("public", PublicTransform.fit),
     ):
         with pytest.raises(ValueError, match=f"{name} must be finite, got nan in row 3"):
             call(x)
@@ -211,33 +205,26 @@ def test_rows_that_are_not_finite_are_named() -> None:
 IDENTITY = PublicTransform.identity(3).tensors()
 
 
-@pytest.fixture
-def public() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    mix = torch.randn(12, 12, generator=generator)
-    return torch.randn(4000, 12, generator=generator) @ mix + 5
-
-
-def test_a_fit_is_an_independent_pca_and_knows_scatter_and_share_of_clipped_rows(public) -> None:
-    transform = PublicTransform.fit(public, components=5)
-    _, _, directions = np.linalg.svd(public.numpy() - public.numpy().mean(0), full_matrices=False)
+def test_a_fit_is_an_independent_pca_and_knows_scatter_and_share_of_clipped_rows() -> None:
+    transform = PublicTransform.fit(PUBLIC, components=5)
+    _, _, directions = np.linalg.svd(PUBLIC.numpy() - PUBLIC.numpy().mean(0), full_matrices=False)
     overlap = np.abs(directions[:5] @ transform.basis.numpy())
     assert np.allclose(overlap, np.eye(5), atol=1e-3)
-    rows = transform(public).double()
+    rows = transform(PUBLIC).double()
     assert transform.dim == rows.shape[1] == 6
     assert torch.allclose(transform.row_mean, rows[:, 1:].mean(0))
     covariance = torch.cov(rows[:, 1:].T, correction=0)
     assert torch.allclose(transform.public.covariance, covariance, atol=1e-12)
     assert exact_norms(rows).max() <= math.sqrt(1.25)
-    norms = PublicTransform.fit(public, clip_quantile=0.3).features(public).norm(dim=1)
+    norms = PublicTransform.fit(PUBLIC, clip_quantile=0.3).features(PUBLIC).norm(dim=1)
     assert (norms <= 1).float().mean() == pytest.approx(0.3, abs=0.01)
 
 
-def test_unit_vectors_are_left_out_where_they_change_nothing(public: torch.Tensor) -> None:
-    same = PublicTransform.identity(public.shape[1])
+def test_unit_vectors_are_left_out_where_they_change_nothing() -> None:
+    same = PublicTransform.identity(P)
     turned = replace(same, basis=same.basis.flip(1))
-    assert torch.equal(same.features(public), public.float())
-    assert torch.equal(turned.features(public), public.float().flip(1))
+    assert torch.equal(same.features(PUBLIC), PUBLIC.float())
+    assert torch.equal(turned.features(PUBLIC), PUBLIC.float().flip(1))
 
 
 @pytest.mark.parametrize(
@@ -341,35 +328,33 @@ def test_equal_transforms_are_equal_files_whoever_saves_them(tmp_path: Path) -> 
     for path in (first, *others[:3]):
         transform.save(path)
     program = "import sys, pathlib, embed\nload = embed.PublicTransform.load\n"
-    program += (
-        "one, *all = map(pathlib.Path, sys.argv[1:])\nfor place in all: load(one).save(place)"
-    )
+    program += "one, *all = map(pathlib.Path, sys.argv[1:])\nfor each in all: load(one).save(each)"
     elsewhere = [sys.executable, "-c", program, *map(str, (first, *others[3:]))]
     subprocess.run(elsewhere, check=True, cwd=Path(__file__).parents[2])
     assert {path.read_bytes() for path in others} == {first.read_bytes()}
 
 
-def test_mapped_rows_are_those_of_the_formula(public: torch.Tensor, tmp_path: Path) -> None:
-    labels = (public[:, 0] > 5).long() + 2 * (public[:, 1] > 5).long()
-    held = EmbeddingSet(embeddings=public.numpy(), labels=labels.numpy())
+def test_mapped_rows_are_those_of_the_formula(tmp_path: Path) -> None:
+    labels = (PUBLIC[:, 0] > 5).long() + 2 * (PUBLIC[:, 1] > 5).long()
+    held = EmbeddingSet(embeddings=PUBLIC.numpy(), labels=labels.numpy())
     raw = PublicTransform.fit(held)
     mapped = raw.mapped(0.3, 4)
     assert mapped.directions is not None
     assert mapped.centre is not None
-    y = raw(public)[:, 1:].double()
+    y = raw(PUBLIC)[:, 1:].double()
     z = (y - raw.row_mean) @ mapped.directions / mapped.length
     z = z * (1 / z.norm(dim=1, keepdim=True)).clamp(max=1)
-    rows = mapped(public)
+    rows = mapped(PUBLIC)
     assert torch.allclose(rows[:, 1:].double(), z, atol=1e-5)
     assert (rows[:, 0] == 0.5).all()
-    assert exact_norms(mapped(1e6 * public).double()).max() <= math.sqrt(1.25)
-    assert torch.equal(mapped.map_rows(raw(public)), rows)
+    assert exact_norms(mapped(1e6 * PUBLIC).double()).max() <= math.sqrt(1.25)
+    assert torch.equal(mapped.map_rows(raw(PUBLIC)), rows)
     assert float(mapped.public.covariance.trace()) == pytest.approx(1)
     assert mapped.raw.same_rows(raw)
     mapped.save(tmp_path / "mapped")
     loaded = PublicTransform.load(tmp_path / "mapped")
     assert loaded.same_rows(mapped)
-    assert torch.equal(loaded(public), rows)
+    assert torch.equal(loaded(PUBLIC), rows)
     with pytest.raises(ValueError, match="transform must be to raw coordinates"):
         mapped.mapped(0.3, 2)
     for length in (2.0**-21, 2.0**21, math.nan):
@@ -377,8 +362,8 @@ def test_mapped_rows_are_those_of_the_formula(public: torch.Tensor, tmp_path: Pa
             replace(mapped, length=length)
 
 
-def test_guesses_are_mapped_as_rows_are(public: torch.Tensor) -> None:
-    raw = PublicTransform.fit(public, components=6)
+def test_guesses_are_mapped_as_rows_are() -> None:
+    raw = PublicTransform.fit(PUBLIC, components=6)
     draw = torch.Generator().manual_seed(0)
     means = 0.1 * torch.randn(6, 3, generator=draw, dtype=torch.float64)
     guess = ClassGuess("words", means, torch.eye(6, dtype=torch.float64))

@@ -54,15 +54,13 @@ def test_equals_scipy_within_both_certificates(name: str, n: int, dim: int, l2_r
     x, y = rows(n, dim, 1.0)
     x, y = x[0], y[0]
 
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = torch.from_numpy(flat).view(dim, CLASSES)
         gradient = head.gradient(weights, x, y).numpy().ravel()
         return head.loss(weights, x, y).item(), gradient
 
     options = {"maxiter": 100_000, "maxfun": 200_000, "ftol": 0, "gtol": 1e-10, "maxcor": 30}
-    found = minimize(
-        objective, np.zeros(dim * CLASSES), jac=True, method="L-BFGS-B", options=options
-    )
+    found = minimize(loss, np.zeros(dim * CLASSES), jac=True, method="L-BFGS-B", options=options)
     theirs = torch.from_numpy(found.x).view(dim, CLASSES)
     their_norm = gradient_norm(head, theirs, x, y)
     solution = fit_exact(head, x, y, tolerance=1e-9)
@@ -111,10 +109,7 @@ def test_a_missed_tolerance_raises(monkeypatch: pytest.MonkeyPatch, n: int, dim:
 @pytest.mark.parametrize(("n", "dim"), [(6, 40), (40, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_user_does_not_see_who_else_is_solved(n: int, dim: int, dtype: torch.dtype):
-    """Stopping all users together would let one user's record move everybody's weights.
-
-    Each by up to 2τ/Λ: with a thousand users that is as much as the stated sensitivity.
-    """
+    """Stopping all users together would let one record move everybody's weights by 2τ/Λ."""
     head = SoftmaxHead(num_classes=3, l2_reg=1e-3, clip_norm=1.0)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, n, dim, generator=generator, dtype=dtype)

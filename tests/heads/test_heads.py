@@ -111,14 +111,6 @@ def test_lipschitz_and_curvature_are_attained_and_never_exceeded(head: Head) -> 
     assert most_curved >= 0.9999 * head.curvature
 
 
-@each_head
-def test_sensitivities_by_their_formulas(head: Head) -> None:
-    assert head.sensitivity(50) == pytest.approx(2 * head.lipschitz / (0.3 * 50), rel=1e-14)
-    stated = 2 * (0.3 * 0.7 + head.lipschitz) / (0.3 * 50)
-    ball = replace(head, radius=0.7)
-    assert ball.sensitivity(50, bound="paper") == pytest.approx(stated, rel=1e-14)
-
-
 TRAINED: list[Head] = [
     make(num_classes=3, l2_reg=0.1, clip_norm=2.0, radius=radius)
     for make in (SoftmaxHead, HuberSVMHead, LogisticHead)
@@ -172,17 +164,13 @@ def test_both_methods_follow_the_order_drawn_for_each_user(head, counts, epochs,
 @each_trained
 @pytest.mark.parametrize("epochs", [3, 40])
 def test_a_user_gets_the_same_bits_whoever_leaves_its_ball_beside_it(head, epochs, monkeypatch):
-    """Neither balls of others nor whether norms are looked at: a neighbour must not be told by it.
-
-    The second user's rows are short, so it stays far inside; the first one's are, or are not.
-    """
+    """No neighbour is told by others' balls, nor by whether norms are looked at."""
     x, y = rows(users=2, n=9)
-    x[1] *= 0.01
+    x[1] *= 0.01  # so short that the second user stays far inside; of the first, rows are or not
     calm = x.clone()
     calm[0] *= 0.01
 
     def norms(weights: Tensor) -> Tensor:
-        """(users,) of the longest composition."""
         of = torch.linalg.vector_norm(weights, dim=head.norm_dims, keepdim=True)
         return of.flatten(1).amax(1)
 

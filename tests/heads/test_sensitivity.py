@@ -114,19 +114,14 @@ def ratio(head: Head, pairs: Pairs, train: Train) -> float:
     return moved.max().item() / head.sensitivity(x.shape[2])
 
 
-def heads_of(name: str) -> list[Head]:
-    """The head at every Λ, with clip norm 1 and the paper's, with and without projection."""
-    heads = []
+def schedules(name: str) -> Iterator[tuple[int, Head, int, int, Method]]:
+    """Size, head, batch size, epochs and method: each value meets each other one's values."""
+    heads = list[Head]()
     for l2_reg, clip_norm in SETTINGS:
         free = HEADS[name](l2_reg=l2_reg, clip_norm=clip_norm)
         reach = free.lipschitz / l2_reg  # no iterate gets further
         heads += [free, HEADS[name](l2_reg=l2_reg, clip_norm=clip_norm, radius=0.1 * reach)]
-    return heads
-
-
-def schedules(name: str) -> Iterator[tuple[int, Head, int, int, Method]]:
-    """Size, head, batch size, epochs and method: each value meets each other one's values."""
-    for turn, (head, batch_size) in enumerate(itertools.product(heads_of(name), BATCHES)):
+    for turn, (head, batch_size) in enumerate(itertools.product(heads, BATCHES)):
         epochs = (1, 2, 3, 10)[(turn + turn // len(BATCHES)) % 4]
         yield 1 + turn * 7 % 25, head, batch_size, epochs, "gram"
         yield 25 - turn % 2, head, batch_size, epochs, "primal"
@@ -241,10 +236,9 @@ CAUGHT = {  # heads whose own worst case is near enough to 1, or curved where th
     "m from 0": ["svm"],
     "a tenth of the curvature": ["svm-soft", "logistic"],
 }
+TRIED = [(m, name) for m in MISTAKES for name in CAUGHT.get(m, FAMILIES)]
 
 
-@pytest.mark.parametrize(
-    ("mistake", "name"), [(m, name) for m in MISTAKES for name in CAUGHT.get(m, FAMILIES)]
-)
+@pytest.mark.parametrize(("mistake", "name"), TRIED)
 def test_wrong_variants_are_caught(mistake: str, name: str) -> None:
     assert search(name, **MISTAKES[mistake]) > 1.05

@@ -85,10 +85,7 @@ LABELS = torch.stack([torch.zeros_like(OTHER), OTHER], 1).flatten()[:, None]
 
 
 def farthest(statistic: Callable[[Tensor], Tensor], length: float) -> float:
-    """Largest distance between the statistics of two records, by projected ascent from 16 starts.
-
-    `statistic` maps rows (32, 1, 3) of users with one record each to (32, D).
-    """
+    """Largest distance of (32, D) statistics of (32, 1, 3) records, by ascent from 16 starts."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(16, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
     optimiser, best = torch.optim.Adam([rows], lr=0.05), 0.0

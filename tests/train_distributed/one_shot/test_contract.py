@@ -52,10 +52,6 @@ def clipped(share: float, name: str, **options: Any) -> Builder:
     return build
 
 
-def clipped_first_sum(transform: PublicTransform) -> Statistic:
-    return UserClip(statistic=FeatureSum(transform=transform), norm=0.8 * transform.reach)
-
-
 def mapped(name: str, transform: PublicTransform) -> Statistic:
     """Rows along other directions, so short a length that nearly all are clipped again."""
     draw = torch.Generator().manual_seed(2)
@@ -107,7 +103,9 @@ def findings(k: int, most: float, **options: Any) -> Case:
 
 STATISTICS: dict[str, Case] = {
     "first sum": Case(lambda transform: FeatureSum(transform=transform)),
-    "clipped first sum": Case(clipped_first_sum, 0.5, 0.4, 0.99),
+    "clipped first sum": Case(
+        lambda t: UserClip(statistic=FeatureSum(transform=t), norm=0.8 * t.reach), 0.5, 0.4, 0.99
+    ),
     "discriminant": Case(named("discriminant")),
     "discriminant without moments": Case(named("discriminant", moments=False)),
     "mapped discriminant": Case(partial(mapped, "discriminant")),
@@ -161,14 +159,6 @@ def worst_rows(statistic: Statistic, transform: PublicTransform) -> Tensor:
     return rows if own is None else own.map_rows(rows)
 
 
-def worst_targets(statistic: Statistic) -> Tensor:
-    """Two classes, or findings that several records may have."""
-    own: Any = statistic.unclipped
-    if not getattr(own, "findings", False) and not hasattr(own, "most"):
-        return torch.tensor([0, 1])
-    return several(own.num_classes)
-
-
 @dataclass(frozen=True)
 class Attack:
     """A statistic of rows of this transform, and all records that a user may hold."""
@@ -208,7 +198,9 @@ class Attack:
 def attack(name: str, reach: float) -> Attack:
     case, transform = STATISTICS[name], transform_of(reach)
     statistic = case.build(transform)
-    targets = worst_targets(statistic)
+    own: Any = statistic.unclipped
+    has_findings = getattr(own, "findings", False) or hasattr(own, "most")
+    targets = several(own.num_classes) if has_findings else torch.tensor([0, 1])
     return Attack(case, transform, statistic, worst_rows(statistic, transform), targets)
 
 
@@ -336,7 +328,6 @@ NAMED = re.compile(
     r"^(l2_reg|clip_norm|radius|relaxation|epochs|tolerance|lipschitz / l2_reg|l2_reg \+ curvature|"
     r"rows of a user|local_std|step|parties|alpha|constant) "
 )
-HEADS = ("softmax", "svm", "logistic")
 
 
 def neighbours(
@@ -368,7 +359,7 @@ def drawn(name: str, draw: np.random.Generator) -> tuple[Statistic, PublicTransf
     dim = int(draw.integers(1, 30))
     transform = PublicTransform.identity(dim, clip_norm, constant)
     options: dict[str, Any] = {}
-    if name in HEADS:
+    if name in ("softmax", "svm", "logistic"):
         options["l2_reg"] = clip_norm**2 * 10.0 ** draw.uniform(-3, 12)
         if draw.random() < 0.7:
             options["radius"] = clip_norm / options["l2_reg"] * 10.0 ** draw.uniform(-6, 1)
@@ -413,13 +404,6 @@ def holds(name: str, seed: int) -> bool:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_release_at_any_scale(name: str) -> None:
-    assert sum(holds(name, seed) for seed in range(60)) >= 15
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_a_release_at_any_scale_at_length(name: str) -> None:
-    done, seed = 0, 1000
-    while done < 2_000:
-        done, seed = done + holds(name, seed), seed + 1
+@pytest.mark.parametrize("seeds", [60, pytest.param(2_500, marks=pytest.mark.slow)])
+def test_a_release_at_any_scale(name: str, seeds: int) -> None:
+    assert sum(holds(name, seed) for seed in range(seeds)) >= seeds / 4

@@ -254,7 +254,7 @@ def test_a_resolved_request_says_every_setting() -> None:
 
 
 def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
-    """From where they cost nothing to √2 times that, which costs the sums 6 % more noise."""
+    """From where they cost nothing to √2 times that."""
     weights = [moment_weight(t * SURE) for t in (4.001, 3.9, 2.0, 1.0, 0.1, 0.0)]
     assert weights == [None, 0.71, 0.84, 1.0, 1.0, 1.0]
     for given, expected in (
@@ -268,12 +268,6 @@ def test_second_moments_weigh_more_the_less_noise_the_means_have() -> None:
         options = {"class_noise": 2 * SURE, "components": 4, **given}
         statistic: Any = build_method("discriminant", public_transform(), 10, options).statistic
         assert statistic.unclipped.alpha == expected
-    plain = PublicTransform.identity(3, 1.25**0.5, 0.5)
-    free, heavy = (
-        build_method("discriminant", plain, 10, given).statistic.record_sensitivity(torch.ones(1))
-        for given in ({}, {"alpha": 1.0})
-    )
-    assert 1.06 < heavy / free < 1.061
 
 
 def test_rows_of_rivals_are_mapped_once_for_their_own_noise() -> None:

@@ -103,10 +103,8 @@ def test_posterior_covariance_is_taken_from_the_moments() -> None:
     """Moments of rows around class means that are known with a spread V hold V once."""
     within, spread, means = covariance(3, 16), 0.1 * covariance(3, 17), normal(18, 3, 3)
     moments = within + means / 3 @ means.T + spread
-    found = gaussians.within_class(
-        moments, gaussians.Posterior(means, spread, 0 * spread, spread), EQUAL
-    )
-    assert torch.allclose(found, within, atol=1e-12)
+    known = gaussians.Posterior(means, spread, 0 * spread, spread)
+    assert torch.allclose(gaussians.within_class(moments, known, EQUAL), within, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1.0, 3.0])
@@ -131,14 +129,10 @@ def scatter_case(kind: str, noise: float, draw: torch.Generator):
     means = 0.3 * normal(draw, DIM, 3)
     apart = means - means.mean(1, keepdim=True)
     turn = torch.linalg.qr(normal(draw, DIM, DIM)).Q
-    truth = {
-        "alike": public,
-        "turned": turn @ public @ turn.mT,
-        "wider": public + apart / 3 @ apart.mT,
-    }[kind]
-    scatter = gaussians.NoisyScatter(
-        public, truth + noise * symmetric_noise(DIM, draw), noise, 0 * public
-    )
+    wider = public + apart / 3 @ apart.mT
+    truth = {"alike": public, "turned": turn @ public @ turn.mT, "wider": wider}[kind]
+    noised = truth + noise * symmetric_noise(DIM, draw)
+    scatter = gaussians.NoisyScatter(public, noised, noise, 0 * public)
     covariance = scatter.covariance()
     slopes = torch.linalg.solve(covariance, apart)
     said, actual = (float((slopes * (of @ slopes)).sum()) for of in (covariance, truth))
@@ -280,9 +274,7 @@ def test_evidence_of_a_scale_is_the_density_of_contrasts() -> None:
     for t in (0.1, 1.0, 9.0):
         each = replace(guess, scales=one_scale(t))
         _, total = joint(noisy, each, shift, 0.0)
-        law = torch.distributions.MultivariateNormal(
-            torch.zeros(9, dtype=torch.float64), many @ total @ many.T
-        )
+        law = torch.distributions.MultivariateNormal(torch.zeros(9).double(), many @ total @ many.T)
         expected.append(float(law.log_prob(many @ residual)))
         found.append(weighed(noisy, each, shift).evidence)
     ours, theirs = (torch.tensor(each, dtype=torch.float64).diff() for each in (found, expected))
@@ -298,34 +290,23 @@ def test_a_mixture_over_scales_and_shifts_is_the_integral_over_them() -> None:
     guess = Guess("guess", m, torch.full((1, 1), value).double(), scales, shifts=shifts)
     noisy = NoisyMeans(d, noise, torch.full((2,), 0.5).double())
     found = weighed(noisy, guess, torch.full((1, 1), spread).double())
-    line = torch.linspace(-12, 12, 1201, dtype=torch.float64)
-    total, mean, square = 0.0, 0.0, 0.0
-    for t, log_prior in zip(scales.values, scales.log_prior, strict=True):
-        contrast = math.sqrt(2 * (t * value + 0.25))
-        apart = float((d - m)[0, 0] - (d - m)[0, 1])
-        weight = math.exp(float(log_prior) - apart**2 / (2 * contrast**2)) / contrast
-        of_shift = []
-        for gamma in shifts:
-            s = t * value + 0.25
-            density = torch.exp(-line.square() / (2 * gamma * spread)) / math.sqrt(gamma * spread)
-            for k in range(2):
-                density = density * torch.exp(-((d - m)[0, k] - line).square() / (2 * s))
-            own = (m + line[:, None] + t * value / s * (d - m - line[:, None])).T  # (2, points)
-            mass = density.sum()
-            first, var = (density * own).sum(1) / mass, t * value * 0.25 / s
-            second = (density * own.square()).sum(1) / mass + var
-            odds = float(mass) * math.exp(-math.log10(gamma))
-            of_shift.append((odds, first, second))
-        norm = sum(odds for odds, _, _ in of_shift)
-        total += weight
-        mean = mean + weight * sum(odds * first for odds, first, _ in of_shift) / norm
-        square = square + weight * sum(odds * second for odds, _, second in of_shift) / norm
-    mean, square = torch.as_tensor(mean / total), torch.as_tensor(square / total)
+    t, gamma = scales.values[:, None, None], torch.tensor(shifts).double()[:, None]
+    line = torch.linspace(-12, 12, 1201, dtype=torch.float64)  # g
+    s, seen = t * value + 0.25, (d - m)[0]
+    density = torch.exp(-line.square() / (2 * gamma * spread)) / (gamma * spread).sqrt()
+    offset = seen[:, None, None, None] - line  # (2, 1, 1, g)
+    density = density * torch.exp(-(offset.square() / (2 * s)).sum(0))
+    mass, apart = density.sum(2, keepdim=True), float(seen[0] - seen[1])
+    weight = torch.exp(scales.log_prior[:, None, None] - apart**2 / (4 * s)) / s.sqrt()
+    odds = mass * torch.exp(-gamma.log10())
+    law = weight / weight.sum() * odds / odds.sum(1, keepdim=True) * density / mass  # of (t, γ, g)
+    own = m[0][:, None, None, None] + line + t * value / s * offset  # (2, t, γ, g)
+    mean = (law * own).sum((1, 2, 3))
+    square = (law * (own.square() + t * value * 0.25 / s)).sum((1, 2, 3))
     assert torch.allclose(found.means[0], mean, atol=1e-5)
     # C over γ: what γ leaves open is of the common shift, pulled by 1 − keep as at any one γ
-    assert float(found.covariance) == pytest.approx(
-        float((square - mean.square()).mean()), rel=0.02
-    )
+    left = float((square - mean.square()).mean())
+    assert float(found.covariance) == pytest.approx(left, rel=0.02)
 
 
 @pytest.mark.parametrize("tau", [0.05, 0.5, 3.0])

@@ -30,9 +30,7 @@ from train_distributed.privacy import Guarantee
 from train_distributed.privacy.mechanism import DiscreteGaussian
 
 CONSTANT, P = 0.5, 6
-CLIP = math.sqrt(1 + CONSTANT**2)
 NAMES, GIVEN = ("cat", "dog", "owl"), (0.2, 0.3, 0.5)
-WITH_PRIOR = ("discriminant", "softmax", "logistic")
 
 
 def rows_of(n: int, shares: list[float], seed: int = 0, gap: float = 1.0) -> EmbeddingSet:
@@ -50,7 +48,7 @@ def transform() -> PublicTransform:
     return PublicTransform.fit(public, constant=CONSTANT, clip_quantile=0.9)
 
 
-@pytest.mark.parametrize("name", WITH_PRIOR)
+@pytest.mark.parametrize("name", ["discriminant", "softmax", "logistic"])
 @pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.70), (3.0, 0.76)])
 def test_equal_shares_keep_a_class_of_a_tenth(transform, name, epsilon, least):
     """Noise and ridge pull scores to the shares: a constant would stand at 50."""
@@ -76,7 +74,7 @@ def test_probabilities_are_calibrated_to_the_prior(transform: PublicTransform) -
 
 
 def head_method(name: str, prior: Any = "equal", l2_reg: float = 0.05) -> TrainedHeads:
-    head = HEADS[name](num_classes=3, l2_reg=l2_reg, clip_norm=CLIP)
+    head = HEADS[name](num_classes=3, l2_reg=l2_reg, clip_norm=math.hypot(1, CONSTANT))
     return TrainedHeads(head=head, dim=4, prior=prior, constant=CONSTANT)
 
 
@@ -143,8 +141,6 @@ def test_rows_without_features_end_at_the_wanted_shares(name: str, scheme: str) 
 
 
 PRIORS: tuple[ClassPrior, ...] = ("equal", "private", GIVEN)
-
-
 ROWS = rows_of(2400, [0.6, 0.3, 0.1], gap=0.6)  # which lie close together
 
 
@@ -233,12 +229,10 @@ def test_shares_and_prior_are_saved_and_loaded(model, prior, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[0.2, 0.3, 0.5]", "JSON object"),
         ('{"cat": 0.5, "dog": 0.5}', "'owl'"),
         ('{"cat": 0.2, "dog": 0.3, "owl": 0.4, "emu": 0.1}', "'emu'"),
         ('{"cat": 0.2, "cat": 0.3, "dog": 0.3, "owl": 0.2}', "'cat' twice"),
         ('{"0": 0.2, "1": 0.3, "owl": 0.5}', "'cat'"),
-        ('{"cat": 0.2, "dog": 0.3, "owl": {"a": 1}}', "shares > 0"),
         ('{"cat": 1, "dog": 1, "owl": 1}', "sum 1, got 3"),
     ],
 )
@@ -249,8 +243,6 @@ def test_files_that_are_no_prior_are_named(tmp_path: Path, text: str, words: str
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
-    with pytest.raises(ValueError, match=r"prior must be .*missing\.json"):
-        read_shares(tmp_path / "missing.json", NAMES)
 
 
 def test_a_file_may_name_classes_or_number_them(tmp_path: Path) -> None:

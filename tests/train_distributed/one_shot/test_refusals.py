@@ -54,10 +54,8 @@ SHOWN = 1 - np.eye(K, dtype=np.int8)[np.arange(N) % K]  # two of three findings
 SEVERAL = {"embeddings": rows(labels=np.full(N, -1), findings=SHOWN), "method": "findings"}
 RELEASES: list[tuple[dict[str, Any], str]] = [
     # settings
-    ({"method": "nearest"}, "method must be one of .*, got 'nearest'"),
     ({"noise": "laplace"}, "noise must be one of discrete, float, got 'laplace'"),
     ({"generator": torch.Generator()}, "generator must be None for noise 'discrete'"),
-    ({"num_classes": 5}, "num_classes must be 3, the set's class names, got 5"),
     # what no report can state is refused before any epsilon is spent
     ({"num_classes": np.int64(3)}, r"num_classes must be a Python number .*, got np\.int64\(3\)"),
     ({"min_survivors": np.int64(9)}, "min_survivors must be a Python number"),
@@ -76,7 +74,6 @@ RELEASES: list[tuple[dict[str, Any], str]] = [
     ({"embeddings": HELD, "transform": SHORT, "num_classes": K}, "transform and partition must be"),
     ({"embeddings": HELD, "partition": OWN, "num_classes": K}, "transform and partition must be"),
     # a method for other rows: its sensitivity would be that of shorter ones, or of other columns
-    ({"transform": PublicTransform.identity(4)}, "transform must be of 6 columns, got one of 4"),
     ({"method": made("discriminant", SHORT, K), "transform": LONG}, r"norm 8\.0"),
     ({"method": made("softmax", SHORT, K), "transform": LONG}, r"transform must be the method's"),
     ({"method": head(SHORT), "transform": LONG}, r"method must be made for rows of norm 8\.0"),
@@ -109,12 +106,9 @@ def test_releases_that_are_refused(change: dict[str, Any], message: str, noise: 
 
 
 METHODS_REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("softmax", {"l2_reg": 0.0}, "l2_reg must be finite and > 0, got 0.0"),
     ("softmax", {"bound": "paper"}, "radius must be given for bound='paper'"),
     ("softmax", {"solver": "newton"}, "solver must be one of exact, sgd, got 'newton'"),
-    ("softmax", {"epochs": 0}, "epochs must be >= 1, got 0"),
     ("softmax", {"alpha": 1.0, "user_clip": 1.0}, "options must fit method 'softmax'"),
-    ("svm", {"prior": (0.2, 0.3, 0.5)}, "prior must be 'equal' or 'private' for an SVM"),
     ("discriminant", {"alpha": 0.0}, "alpha must be finite and > 0, got 0.0"),
     ("discriminant", {"alpha": 0.5, "user_clip": 1.0}, r"alpha must be left out without moments"),
     ("discriminant", {"moments": True, "user_clip": 1.0}, "moments must be left out with user_cl"),
@@ -126,7 +120,6 @@ METHODS_REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("discriminant", {"user_clip": 3.0, "rounds": 2}, "user_clip must be left out with rounds"),
     ("discriminant", {"rounds": 1.5}, "rounds must be >= 0 and whole, got 1.5"),
     ("discriminant", {"components": 3}, "components must be left out without class_noise"),
-    ("discriminant", {"class_noise": 0.1, "components": 99}, r"components must be in \[1, 6\]"),
     ("discriminant", {"class_noise": -1.0}, r"class_noise must be in \[0, inf\)"),
     ("discriminant", {"class_noise": math.nan}, r"class_noise must be in \[0, inf\)"),
     *(
@@ -161,17 +154,16 @@ def test_methods_that_are_refused(name: str, options: dict[str, Any], message: s
 
 
 def test_constructors_refuse_what_no_option_can_say() -> None:
-    with pytest.raises(ValueError, match="num_classes must be >= 2, got 1"):
-        made("discriminant", PUBLIC, 1)
-    with pytest.raises(ValueError, match=r"constant must be given .* got None"):
-        replace(head(PUBLIC, prior="equal").statistic, constant=None).validate()
-    with pytest.raises(ValueError, match=r"constant must lie in \(0, clip_norm"):
-        least_squares_norm(1.0, 0.7, 1.0)
-    with pytest.raises(ValueError, match="transform must clip features to length 1"):
-        made("discriminant", LONG, K, class_noise=0.1)
     rounds = made("discriminant", PUBLIC, K, sums=2, class_noise=0.1, rounds=3)
-    with pytest.raises(ValueError, match="rounds must be left out in a federation, got 3"):
-        second_dimension(rounds)
+    centred = replace(head(PUBLIC, prior="equal").statistic, constant=None)
+    for call, message in {
+        centred.validate: r"constant must be given .* got None",
+        lambda: least_squares_norm(1.0, 0.7, 1.0): r"constant must lie in \(0, clip_norm",
+        lambda: made("discriminant", LONG, K, class_noise=0.1): "must clip features to length 1",
+        lambda: second_dimension(rounds): "rounds must be left out in a federation, got 3",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
     for value in (math.nan, math.inf, 1e101):  # with which scores could overflow
         with pytest.raises(ValueError, match=r"weights must be finite and at most 1e\+100"):
             ClippedGradient(weights=torch.full((2, 2), value, dtype=torch.float64), clip_norm=1.0)

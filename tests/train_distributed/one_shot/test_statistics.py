@@ -40,8 +40,7 @@ from train_distributed.one_shot.release import release_of
 from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.one_shot.statistic import Chunk, NoisedSum
 
-K, FEATURES, CONSTANT = 3, 4, 0.5
-DIM, CLIP = 5, 1.25
+K, FEATURES, CONSTANT, DIM, CLIP = 3, 4, 0.5, 5, 1.25
 SGD: dict[str, Any] = {"solver": "sgd", "epochs": 3, "batch_size": 4}
 STEPS: dict[str, Any] = {"epochs": 3, "batch_size": 4}
 
@@ -142,9 +141,6 @@ def test_the_minimiser_is_projected_once(name: str) -> None:
     capped = method.record_sensitivity(held.counts)
     bare = averaging(name).record_sensitivity(held.counts)
     assert bare < capped < bare * (1 + 1e-9)  # the projection's own rounding is charged
-
-
-# Class sums and second moments
 
 
 def test_what_is_sent_are_sums_and_the_triangle_of_moments() -> None:
@@ -271,9 +267,6 @@ def test_a_guess_that_errs_where_public_classes_do_not_differ_still_serves(trans
     nothing, narrowly, widely = risks.tolist()
     assert widely < 0.9 * nothing
     assert narrowly < 1.05 * widely
-
-
-# Several findings a picture
 
 
 def records(x: Tensor, y: Tensor) -> Chunk:

@@ -41,7 +41,6 @@ def chunk_of(x: Tensor, counts: list[int] | None = None, y: Tensor | None = None
 
 
 def one_row(row: list[float], dtype: torch.dtype = torch.float64) -> Chunk:
-    """A single user's single row."""
     return chunk_of(torch.tensor(row, dtype=torch.float64).to(dtype)[None, None])
 
 
@@ -79,7 +78,6 @@ STREAMS: list[tuple[tuple[Chunk, ...], str]] = [
     ((good([1.0, 1e30, 0.0]),), "norm <= clip_norm"),
     ((good([1.0, math.nan, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
     ((good([1.0, -math.inf, 0.0]),), "rows must be finite, got 1 that are not.* of user 1"),
-    ((good([0.5, 1.0, 0.0]),), "rows must begin with the constant 1.0, got 0.5"),
     ((good([0.0, 1.1, 0.0]),), "rows must begin with the constant 1.0, got 0.0"),
     ((good(label=2),), r"labels must lie in \[0, 2\)"),
     ((good(label=-1),), r"labels must lie in \[0, 2\)"),
@@ -239,8 +237,6 @@ def test_users_are_those_that_the_set_names() -> None:
     assert [set(named[held.rows(user).numpy()]) for user in (0, 1)] == [{3}, {7}]
     unnamed = EmbeddingSet(embeddings=x.astype(np.float32), labels=named)
     assert own_partition(unnamed, single=True).users == 1
-    with pytest.raises(ValueError, match="users must be named by the embedding set"):
-        own_partition(unnamed)
 
 
 def check_uniform(drawn: list[tuple[int, ...]]) -> None:

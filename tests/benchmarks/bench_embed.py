@@ -162,10 +162,9 @@ def write_formats(rows: int, place: Path) -> dict[str, Options]:
 
 def measure(given: Options, encoder: Path, out: Path) -> dict[str, float]:
     """Seconds and peak of memory of one extraction in its own process."""
-    command = [sys.executable, "-m", "tests.benchmarks.run_by", "--data", given["data"]]
-    command += ["--layout", given.get("layout", "auto"), "--encoder", str(encoder)]
-    command += ["--out", str(out), "--compute", "float32"]
-    command += ["--engine", "torch"]  # the least memory, so that what pictures need can be seen
+    words = "-m tests.benchmarks.run_by --compute float32 --engine torch"  # the least memory
+    words += f" --layout {given.get('layout', 'auto')} --encoder {encoder} --out {out} --data"
+    command = [sys.executable, *words.split(), given["data"]]
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     _, status, usage = os.wait4(process.pid, 0)

@@ -106,16 +106,11 @@ def measure(name: str, count: int) -> dict[str, Any]:
     method, integers, _ = name.partition("-integers")
     users = GeneratedUsers(count)
     built = build_method(method, users.transform, CLASSES, {})
+    given: dict[str, Any] = {"transform": users.transform, "num_classes": CLASSES}
+    given |= {"noise": "discrete" if integers else "float"}
+    given["generator"] = None if integers else torch.Generator().manual_seed(count)
     started = time.perf_counter()
-    released = release(
-        users,
-        built,
-        Privacy(1.0, 1e-5),
-        transform=users.transform,
-        num_classes=CLASSES,
-        noise="discrete" if integers else "float",
-        generator=None if integers else torch.Generator().manual_seed(count),
-    )
+    released = release(users, built, Privacy(1.0, 1e-5), **given)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     sums, moments = users.closed_statistics()

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import math
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import numpy as np
 from embed import PublicTransform
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.aggregators import Process, commands, make_window, memory_kb
-from tests.benchmarks.common import command_line, save
+from tests.benchmarks.common import command_line, save, show
 from tests.benchmarks.postgresql import Server, running
 from tests.embedding_sets import clusters
 from tests.ports import free_port
@@ -69,9 +68,8 @@ def make(folder: Path, reports: int, dimension: int) -> dict[str, float]:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         parts = range(0, reports, 500)
         work = [pool.submit(make_part, folder, at, keys[at : at + 500]) for at in parts]
-        cpu = sum(each.result() for each in work)
-    seconds = round(time.monotonic() - start, 1)
-    return {"seconds_of_making": seconds, "cpu_seconds_of_making": round(cpu, 1)}
+        took = {"cpu_seconds_of_making": round(sum(each.result() for each in work), 1)}
+    return {"seconds_of_making": round(time.monotonic() - start, 1)} | took
 
 
 class Load:
@@ -140,8 +138,7 @@ class Load:
             self._ended.set()
             raise
         killer.join()
-        opened = self.opened()
-        return sent, time.monotonic() - start, opened
+        return sent, time.monotonic() - start, self.opened()
 
     def opened(self) -> Opened:
         with self._lines() as aggregators:
@@ -221,7 +218,7 @@ def load(
         "log_bytes": log_bytes,
         "noise_std_over_expected": round(float(noise.std()), 4),
     }
-    print(found, "exact" if right else "WRONG", flush=True)
+    show(found | {"exact": right})
     save(write, {"machine": provenance(), "window": found, "exact": right})
     return int(not right)
 
@@ -229,6 +226,7 @@ def load(
 ROWS, P, CLASSES = (20, 50, 100), 128, 10  # sizes of users; p and K as for CIFAR-10
 BATCH, STARTS = 10_000, 5
 MOST_BYTES, MOST_SECONDS = 10_000, 2.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 COMMAND = (sys.executable, "-m", "train_distributed", "federation")
 
 
@@ -243,10 +241,9 @@ def lines(start: int, stop: int) -> list[dict[str, Any]]:
     return found
 
 
-def start(*arguments: object, **given: Any) -> "subprocess.Popen[str]":
-    command = [*COMMAND, *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=environment, **given)
+def start(*arguments: str, **given: Any) -> "subprocess.Popen[str]":
+    given |= {"text": True, "stdout": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *arguments], env=os.environ | ONE_THREAD, **given)
 
 
 def cpu_seconds(process: "subprocess.Popen[str]") -> float:
@@ -318,9 +315,8 @@ def aggregator(home: Path, folder: str) -> dict[str, float]:
 
 def measure(users: int, home: Path) -> dict[str, Any]:
     """All of it, for so many users."""
-    PublicTransform.fit(clusters(500, CLASSES, P, seed=99), components=100).save(
-        home / "public.safetensors"
-    )
+    transform = PublicTransform.fit(clusters(500, CLASSES, P, seed=99), components=100)
+    transform.save(home / "public.safetensors")
     for words in (
         "--folder server --name server --server --hosts 127.0.0.1",
         "--folder user --name me --rows 50",
@@ -340,8 +336,7 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     Place.of(number, federation.known.placed(number)).save(place)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     words = ("--folder", "fed", "--aggregators", *addresses, "--out", "window")
-    made = start("window", *words, cwd=home)
-    found["window"] = ended(made)
+    found["window"] = ended(start("window", *words, cwd=home))
     files = {"federation.json": fed / "federation.json", "own place": place, "roll": fed / "roll"}
     files["window.json"] = home / "window" / "window.json"
     found["bytes"] = {name: path.stat().st_size for name, path in files.items()}
@@ -368,7 +363,7 @@ def roll(users: tuple[int, ...] = (1000,), write: Path | None = None) -> int:
     for count in users:
         with tempfile.TemporaryDirectory() as home:
             every.append(measure(count, Path(home)))
-        print(json.dumps(every[-1]), flush=True)
+        show(every[-1])
     save(write, {"machine": provenance(), "rolls": every})
     small = all(found["bytes"]["own place"] <= MOST_BYTES for found in every)
     fast = all(found["of_which_cpu"][0] <= MOST_SECONDS for found in every)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash, load_encoder, save_encoder
 from pretrain.encoders.base import Encoder
 from pretrain.recipes import ResNetConfig
@@ -136,6 +137,17 @@ def pictures() -> SimpleNamespace:
     )
 
 
+def assert_read(images: ImageSet, pictures) -> None:
+    assert images.labels.tolist() == pictures.numbers
+    assert np.asarray(images.users).tolist() == pictures.user_numbers
+    assert images.user_names == ("ward A", "ward B", "ward C")
+    assert images.split.tolist() == pictures.split_numbers
+    assert not images.inferred
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    order = np.random.default_rng(0).integers(0, 12, 40)
+    assert (images.images(order) == pictures.pixels[order]).all()
+
+
 CUT = {
     "image_processor_type": "BitImageProcessor",
     "size": {"shortest_edge": 32},
@@ -146,7 +158,6 @@ CUT = {
 
 
 def small(seed: int = 0) -> SmallResNet:
-    """A tiny untrained encoder of our own."""
     config = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
     return SmallResNet(config, torch.Generator().manual_seed(seed)).eval()
 

@@ -55,6 +55,9 @@ def write(path: Path, arrays: dict[str, np.ndarray], *, packed: bool = False) ->
     return path
 
 
+JPEGS = jpeg_arrays(8, 8, 8, 8)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_pixels_with_writers(tmp_path: Path, packed: bool) -> None:
     arrays = pixel_arrays(9) | pixel_arrays(4, "test")
@@ -73,7 +76,7 @@ def test_pixels_with_writers(tmp_path: Path, packed: bool) -> None:
 
 
 def test_jpeg_blobs(tmp_path: Path) -> None:
-    arrays = jpeg_arrays(7)
+    arrays = jpeg_arrays(*[8] * 7)
     images = open_npz(write(tmp_path / "set.npz", arrays))
     assert images.class_names == ("a", "b", "c")
     means = images.images(np.array([0, 6, 3])).mean((1, 2, 3))
@@ -134,16 +137,10 @@ def test_a_wrong_checksum_is_an_error(tmp_path: Path, packed: bool) -> None:
 
 
 def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
-    small, large = jpeg_arrays(2), jpeg_arrays(1, side=16)
-    mixed = {
-        "jpeg_train": np.concatenate([small["jpeg_train"], large["jpeg_train"]]),
-        "off_train": np.append(small["off_train"], small["off_train"][-1] + large["off_train"][-1]),
-        "y_train": np.zeros(3, np.uint8),
-    }
-    images = open_npz(write(tmp_path / "set.npz", mixed))
+    images = open_npz(write(tmp_path / "set.npz", jpeg_arrays(8, 8, 16)))
     with pytest.raises(ValueError, match=r"one size, got \(16, 16\) at row 2"):
         images.images(slice(0, 3))
-    one = open_npz(write(tmp_path / "one.npz", small))
+    one = open_npz(write(tmp_path / "one.npz", jpeg_arrays(8, 8)))
     with pytest.raises(ValueError, match="mixed sizes"):
         concatenate([one, images.take(slice(2, 3))]).images(slice(None))
 
@@ -151,13 +148,13 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "changes", "rule"),
     [
-        (jpeg_arrays(4), {"y_train": np.array([0, 1, 7, 0])}, "< 3, got 7 in row 2 of y_train"),
-        (jpeg_arrays(4), {"y_train": np.array([0, np.nan, 0, 0])}, "names, got float64"),
-        (jpeg_arrays(4), {"off_train": np.array([0, 5, 5, 9, 10])}, "got 0 bytes at row 1"),
-        (jpeg_arrays(4), {"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
-        (jpeg_arrays(4), {"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
-        (jpeg_arrays(4), {"writer_train": np.zeros(3, np.int64)}, "one entry for each of 4"),
-        (jpeg_arrays(4), {"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
+        (JPEGS, {"y_train": np.array([0, 1, 7, 0])}, "< 3, got 7 in row 2 of y_train"),
+        (JPEGS, {"y_train": np.array([0, np.nan, 0, 0])}, "names, got float64"),
+        (JPEGS, {"off_train": np.array([0, 5, 5, 9, 10])}, "got 0 bytes at row 1"),
+        (JPEGS, {"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
+        (JPEGS, {"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
+        (JPEGS, {"writer_train": np.zeros(3, np.int64)}, "one entry for each of 4"),
+        (JPEGS, {"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
         ({}, {"x_train": NUMBERS, "x_val": NUMBERS, "x_dev": NUMBERS}, "got x_val and x_dev"),
         (PLAIN, {"writer_train": NAMES, "writer_test": NUMBERS}, "names in every split, or number"),
         (PLAIN, {"writer_train": NUMBERS / 2}, "must be integers or names, got float64"),

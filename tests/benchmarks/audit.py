@@ -30,8 +30,6 @@ from train_distributed.research.rivals.admm.learner import TOLERANCE, VARIANTS, 
 from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 from train_distributed.research.rivals.options import AdmmOptions
 
-PICTURES, ENCODER = 24, {"encoder": "simclr-small"}
-
 
 def pipeline(data: str, output: Path, layout: str = "auto") -> int:
     """One of your pictures is replaced in eight ways; the output of whole commands is compared.
@@ -58,6 +56,7 @@ def pipeline(data: str, output: Path, layout: str = "auto") -> int:
     return int(broken > 0)
 
 
+PICTURES, ENCODER = 24, {"encoder": "simclr-small"}
 AUDITED = ("admm-dual", "admm-primal", "charter")
 WEAK = 1 / 8  # of the noise: what an audit must notice
 

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -77,9 +77,7 @@ class Poisoned:
     test: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(
-        cls, sets: Sets, privacy: Privacy, options: dict[str, Any] | None, poisoners: int
-    ) -> "Poisoned":
+    def of(cls, sets: Sets, privacy: Privacy, options: Options | None, poisoners: int) -> Self:
         """Users that share the training rows at random; of two sums, the state before the second.
 
         To the first the poisoners have sent the longest vector against the mean of all rows.
@@ -90,11 +88,12 @@ class Poisoned:
         parts = split(torch.from_numpy(private.labels[train]), USERS, "iid", generator=draw)
         held_by = "strangers" if options is None else "parties"
         classes = len(private.declared_classes)
-        asked = request(transform, parts.counts, classes, privacy, options, held_by=held_by)
+        given = {"options": options, "held_by": held_by}
+        asked = request(transform, parts.counts, classes, privacy, **given)
         some = np.sort(np.random.default_rng(0).permutation(train)[:SEEN])
         held = EmbeddingUsers(private, transform, parts)
 
-        def at(state: ReleaseState, encoder: DiscreteGaussian) -> "Poisoned":
+        def at(state: ReleaseState, encoder: DiscreteGaussian) -> Self:
             if privacy.noise_by == "servers":
                 steps = encoder.norm_bounds(state.statistic, parts.counts)
                 bound = max(steps) * float(encoder.step)
@@ -120,12 +119,6 @@ class Poisoned:
         total = others + poisoners * found.vector(-found.decoded(others))
         parties = SERVERS if privacy.noise_by == "servers" else USERS
         return at(found.after(found.decoded(found.noised(total, parties))), encoders[1])
-
-    @property
-    def longest(self) -> float:
-        """Longest vector of an honest user, over the bound."""
-        lengths = (torch.linalg.vector_norm(self.decoded(each)).item() for each in self.sent)
-        return max(lengths) / self.bound
 
     def honest(self, poisoners: int) -> np.ndarray:
         """(D,) int64 sum of all others' vectors."""
@@ -286,20 +279,13 @@ def real_window(poisoned: Poisoned, vector: np.ndarray, poisoners: int) -> dict[
             process.kill()
     total = opened.total.view(np.int64)
     noise = total - poisoned.honest(poisoners) - poisoners * vector
-    expected = SERVERS**0.5 * std
-    return {
-        "users": users,
-        "of allowed length, poisoned": poisoners,
-        "too long": liars,
-        "refused by name": len(refused),
-        "why": dict(Counter(why.rpartition(": ")[2] for why in refused.values())),
-        "right": bool(
-            refused.keys() == set(range(users, users + liars))
-            and opened.users == frozenset(range(users))
-            and abs(noise.std() / expected - 1) < 0.05
-        ),
-        "accuracy": round(poisoned.accuracy(total), 2),
-    }
+    right = refused.keys() == set(range(users, users + liars))
+    right &= opened.users == frozenset(range(users))
+    right &= bool(abs(noise.std() / (SERVERS**0.5 * std) - 1) < 0.05)
+    reasons = dict(Counter(why.rpartition(": ")[2] for why in refused.values()))
+    found = {"users": users, "of allowed length, poisoned": poisoners, "too long": liars}
+    found |= {"refused by name": len(refused), "why": reasons, "right": right}
+    return found | {"accuracy": round(poisoned.accuracy(total), 2)}
 
 
 def without_proofs(sets: Sets, privacy: Privacy) -> dict[str, Any]:
@@ -320,13 +306,11 @@ def without_proofs(sets: Sets, privacy: Privacy) -> dict[str, Any]:
 def tried(made: dict[int, Poisoned]) -> dict[str, Any]:
     """Accuracies in all directions, by the number of poisoners."""
     first = next(iter(made.values()))
-    return {
-        "options": first.options,
-        "numbers": len(first.sent[0]),
-        "bound": round(first.bound, 3),
-        "longest honest vector over the bound": round(first.longest, 3),
-        "shares": [directions(poisoned, count) for count, poisoned in made.items()],
-    }
+    longest = max(torch.linalg.vector_norm(first.decoded(each)).item() for each in first.sent)
+    found = {"options": first.options, "numbers": len(first.sent[0])}
+    found |= {"bound": round(first.bound, 3)}
+    found |= {"longest honest vector over the bound": round(longest / first.bound, 3)}
+    return found | {"shares": [directions(poisoned, count) for count, poisoned in made.items()]}
 
 
 def played(sets: Sets, privacy: Privacy, poisoned: Poisoned, poisoners: int) -> dict[str, Any]:

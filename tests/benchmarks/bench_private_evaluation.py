@@ -10,7 +10,6 @@ same in floating point, ten times as fast. Interrupted, it writes the repetition
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from train_distributed import Privacy, Release
 from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluate import evaluate
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_estimates import Estimates, Interval
+from train_distributed.released.evaluation_estimates import Interval
 
 USERS, ROWS, EPSILONS = 1000, 10, (0.1, 0.4, 1.0)  # rows of a user
 SHOWN = ("truth", "coverage", "half_width_mean", "half_width_largest")  # in per cent
@@ -44,13 +43,10 @@ class Pool:
     def drawn(self, draw: np.random.Generator) -> EmbeddingSet:
         """Users with rows of their own."""
         places = draw.integers(0, len(self.rows), USERS * ROWS)
-        return EmbeddingSet(
-            embeddings=self.rows.embeddings[places],
-            labels=self.rows.labels[places],
-            users=np.repeat(np.arange(USERS), ROWS),
-            split=np.full(len(places), EVALUATION),
-            meta={"class_names": list(self.release.class_names)},
-        )
+        given: dict[str, Any] = {"meta": {"class_names": list(self.release.class_names)}}
+        given |= {"embeddings": self.rows.embeddings[places], "labels": self.rows.labels[places]}
+        given |= {"users": np.repeat(np.arange(USERS), ROWS)}
+        return EmbeddingSet(split=np.full(len(places), EVALUATION), **given)
 
     def truth(self) -> dict[str, float]:
         """True values, counted without noise."""
@@ -69,26 +65,13 @@ class Pool:
         } | {f"recall of {n}": r for n, r in zip(self.release.class_names, recalls, strict=True)}
 
 
-def intervals(found: Estimates, names: tuple[str, ...]) -> Iterator[tuple[str, Interval]]:
-    """By the names of `Pool.truth`."""
-    assert found.calibration_error is not None
-    yield "accuracy", found.accuracy
-    yield "balanced_accuracy", found.balanced_accuracy
-    yield "expected_calibration_error", found.calibration_error
-    yield from ((f"recall of {n}", each) for n, each in zip(names, found.recalls, strict=True))
-
-
 def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
     """Coverage and width of intervals."""
     halves = [(each.high - each.low) / 2 for each in listed]
-    return {
-        "repetitions": len(listed),
-        "truth": truth,
-        "coverage": float(np.mean([each.low <= truth <= each.high for each in listed])),
-        "half_width_mean": float(np.mean(halves)),
-        "half_width_largest": max(halves),
-        "intervals": [[each.low, each.high] for each in listed],
-    }
+    covered = float(np.mean([each.low <= truth <= each.high for each in listed]))
+    found = {"repetitions": len(listed), "truth": truth, "coverage": covered}
+    found |= {"half_width_mean": float(np.mean(halves)), "half_width_largest": max(halves)}
+    return found | {"intervals": [[each.low, each.high] for each in listed]}
 
 
 def main(
@@ -110,7 +93,9 @@ def main(
             for _ in range(repetitions):
                 drawn = pool.drawn(draw)
                 made = evaluate(release, drawn, Privacy(epsilon, DELTA), noise=noise).estimates
-                for name, interval in intervals(made, release.class_names):
+                assert made.calibration_error is not None
+                found = (made.accuracy, made.balanced_accuracy, made.calibration_error)
+                for name, interval in zip(truth, (*found, *made.recalls), strict=True):
                     seen.setdefault(name, []).append(interval)
         took = time.perf_counter() - start
         for name, listed in seen.items():

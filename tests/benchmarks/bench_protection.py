@@ -104,16 +104,12 @@ def cost(mechanism: mechanisms.ExactSum, models: torch.Tensor) -> dict[str, Any]
     began = time.perf_counter()
     out = mechanism.exchange(models, None)
     wall = time.perf_counter() - began
-    return {
-        "mechanism": mechanism.name,
-        "parameter": mechanism.parameter,
-        "bytes_per_client": out.bytes_per_client,
-        "cpu_seconds_per_client": out.seconds_per_client,
-        "cpu_seconds_of_server": out.seconds_server,
-        "cpu_seconds_of_all": len(models) * out.seconds_per_client + out.seconds_server,
-        "wall_seconds_of_all": wall,
-        "exact": torch.equal(out.mean, mechanism.mean(models, None)),
-    }
+    client, server = out.seconds_per_client, out.seconds_server
+    found = {"mechanism": mechanism.name, "parameter": mechanism.parameter}
+    found |= {"bytes_per_client": out.bytes_per_client, "cpu_seconds_per_client": client}
+    found |= {"cpu_seconds_of_server": server, "cpu_seconds_of_all": len(models) * client + server}
+    exact = torch.equal(out.mean, mechanism.mean(models, None))
+    return found | {"wall_seconds_of_all": wall, "exact": exact}
 
 
 def exact_cost(

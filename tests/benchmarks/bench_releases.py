@@ -4,7 +4,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,16 +58,11 @@ def transformed(rows: EmbeddingSet, transform: PublicTransform, at: np.ndarray) 
 
 
 def request(
-    transform: PublicTransform,
-    sizes: Tensor,
-    num_classes: int,
-    privacy: Privacy,
-    options: Mapping[str, Any] | None = None,
-    **federation: Any,
+    transform: PublicTransform, sizes: Tensor, num_classes: int, privacy: Privacy, **more: Any
 ) -> ReleaseRequest:
     """A release with nothing but what is given; users hold so many rows."""
-    size = FederationSize(sizes=sizes, num_classes=num_classes, **federation)
-    given: dict[str, Any] = {"transform": transform, "options": options or {}}
+    given: dict[str, Any] = {"transform": transform, "options": more.pop("options", None) or {}}
+    size = FederationSize(sizes=sizes, num_classes=num_classes, **more)
     return ReleaseRequest(embeddings=size, method=METHOD, privacy=privacy, **given)
 
 

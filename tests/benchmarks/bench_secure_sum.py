@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cryptography
 import numpy as np
@@ -55,14 +56,12 @@ def like_the_first(users: int) -> Iterator[list[float]]:
             sets[bitmap] = read(self, bitmap)
         return sets[bitmap]
 
-    SurvivorCheck._check_signatures, Session.users_of = first, once
     gc.collect()
     gc.disable()  # it would look through all users' objects in the server's time
-    try:
+    checking = patch.object(SurvivorCheck, "_check_signatures", first)
+    with checking, patch.object(Session, "users_of", once):
         yield seconds
-    finally:
-        gc.enable()
-        SurvivorCheck._check_signatures, Session.users_of = check, read
+    gc.enable()
 
 
 def measure(users: int, dropped: float) -> dict[str, Any]:
@@ -77,16 +76,10 @@ def measure(users: int, dropped: float) -> dict[str, Any]:
     skipped = unchecked / users * float(np.mean(checks or [0]))
     if not np.array_equal(result.total, row * np.uint64(users - gone)):
         raise RuntimeError(f"the sum of {users} users is wrong")
-    return {
-        "protocol": "secagg",
-        "users": users,
-        "dropped": gone,
-        "dimension": DIMENSION,
-        "bytes_per_client": result.bytes_per_client,
-        "bytes_server": result.bytes_server,
-        "seconds_per_client": round(result.seconds_per_client + skipped, 5),
-        "seconds_server": round(result.seconds_server, 4),
-    }
+    found = {"protocol": "secagg", "users": users, "dropped": gone, "dimension": DIMENSION}
+    found |= {"bytes_per_client": result.bytes_per_client, "bytes_server": result.bytes_server}
+    found |= {"seconds_per_client": round(result.seconds_per_client + skipped, 5)}
+    return found | {"seconds_server": round(result.seconds_server, 4)}
 
 
 def rate(work: Callable[[], object], octets: int) -> float:
@@ -173,14 +166,10 @@ def proofs(reports: int = 200, write: Path | None = None) -> None:
             name: (1000 * np.quantile(np.array(spent)[:, place], QUARTILES)).round(2).tolist()
             for name, spent in seconds.items()
         }
-    found |= {
-        "bytes a report": sent,
-        "bytes over the vector's": round(sent / (8 * LENGTH), 3),
-        "MiB at the peak after the 10th and the last report": [memory[9], memory[-1]],
-        "log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2),
-        "load": os.getloadavg()[0],
-        "machine": provenance(),
-    }
+    found |= {"bytes a report": sent, "bytes over the vector's": round(sent / (8 * LENGTH), 3)}
+    found |= {"MiB at the peak after the 10th and the last report": [memory[9], memory[-1]]}
+    found |= {"log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2)}
+    found |= {"load": os.getloadavg()[0], "machine": provenance()}
     show(found)
     save(write, found)
 

@@ -167,27 +167,28 @@ def load(
     """
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        made = make(folder, reports, dimension)
+        found: dict[str, Any] = {"reports": reports, "dimension": dimension}
+        found |= {"report_bytes": report_bytes(dimension, BOUND)} | make(folder, reports, dimension)
         own = store == "postgresql"
+        found |= {"workers_of_each_aggregator": workers, "store": "PostgreSQL" if own else "SQLite"}
         server = stack.enter_context(running(Path("/tmp"))) if own else None
         processes = commands(folder, store=server.url if server else None, workers=workers)
         for process in processes:
             process.start()
         load = Load(folder, processes, server)
         sent, whole, first = load.run(kills, database_kills)
-        if server is None:
-            place = sum(path.stat().st_size for path in folder.rglob("*.sqlite"))
-        else:
-            place = int(server.asked("SELECT pg_database_size(current_database())"))
-        killed = sum(process.kills for process in processes)
+        found["store_bytes"] = sum(path.stat().st_size for path in folder.rglob("*.sqlite"))
+        if server is not None:
+            found["store_bytes"] = int(server.asked("SELECT pg_database_size(current_database())"))
+        found["kills_of_workers"] = sum(process.kills for process in processes)
         for process in processes:
             process.kill()
             process.start()
         second = load.opened()
         for process in processes:
             process.kill()
-        databases_killed = 0 if server is None else server.kills
-        log_bytes = max(process.log.stat().st_size for process in processes)
+        found["kills_of_the_database"] = 0 if server is None else server.kills
+        found["log_bytes"] = max(process.log.stat().st_size for process in processes)
         noise_std = WindowFile.load(folder / WINDOW).window.noise_std
     plain = sum(vector_of(user, dimension) for user in range(reports))
     noise = (first.total.view(np.int64) - plain) / (math.sqrt(2) * noise_std)
@@ -196,26 +197,16 @@ def load(
         and (first.total == second.total).all()
         and abs(noise.std() - 1) < max(0.1, 2.4 / math.sqrt(dimension))
         and np.abs(noise).max() < 7  # any other report or noise would show
-        and killed >= kills
-        and databases_killed >= database_kills
+        and found["kills_of_workers"] >= kills
+        and found["kills_of_the_database"] >= database_kills
     )
-    found = {
-        "reports": reports,
-        "dimension": dimension,
-        "report_bytes": report_bytes(dimension, BOUND),
-        "store": "PostgreSQL" if own else "SQLite",
-        "workers_of_each_aggregator": workers,
-        "kills_of_workers": killed,
-        "kills_of_the_database": databases_killed,
-        **made,
+    found |= {
         "seconds_until_all_are_acknowledged": round(sent, 1),
         "seconds_until_the_sum_is_open": round(whole, 1),
         "cpu_seconds_of_workers": [round(process.cpu, 1) for process in processes],
         "cpu_ms_a_report": round(1000 * sum(each.cpu for each in processes) / reports, 2),
         "peak_mib": [round(process.peak_kb / 1024, 1) for process in processes],
         "longest_restart_seconds": round(max(max(each.restarts) for each in processes), 2),
-        "store_bytes": place,
-        "log_bytes": log_bytes,
         "noise_std_over_expected": round(float(noise.std()), 4),
     }
     show(found | {"exact": right})
@@ -226,7 +217,6 @@ def load(
 ROWS, P, CLASSES = (20, 50, 100), 128, 10  # sizes of users; p and K as for CIFAR-10
 BATCH, STARTS = 10_000, 5
 MOST_BYTES, MOST_SECONDS = 10_000, 2.0
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 COMMAND = (sys.executable, "-m", "train_distributed", "federation")
 
 
@@ -242,8 +232,8 @@ def lines(start: int, stop: int) -> list[dict[str, Any]]:
 
 
 def start(*arguments: str, **given: Any) -> "subprocess.Popen[str]":
-    given |= {"text": True, "stdout": subprocess.PIPE}
-    return subprocess.Popen([*COMMAND, *arguments], env=os.environ | ONE_THREAD, **given)
+    given |= {"text": True, "stdout": subprocess.PIPE, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+    return subprocess.Popen([*COMMAND, *arguments], **given)
 
 
 def cpu_seconds(process: "subprocess.Popen[str]") -> float:
@@ -305,8 +295,8 @@ def terms_seconds(home: Path, digest: str) -> tuple[float, float]:
 
 def aggregator(home: Path, folder: str) -> dict[str, float]:
     """Seconds until an aggregator listens, and its peak."""
-    words = ("aggregator", "--folder", str(home / folder), "--window", str(home / "window"))
-    process = Process([*COMMAND, *words], home / f"{folder}.log")
+    words = f"aggregator --folder {home / folder} --window {home / 'window'}"
+    process = Process([*COMMAND, *words.split()], home / f"{folder}.log")
     process.start()
     process.kill()
     found = {"seconds_until_it_listens": process.restarts[0], "cpu_seconds": process.cpu}
@@ -317,11 +307,8 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     """All of it, for so many users."""
     transform = PublicTransform.fit(clusters(500, CLASSES, P, seed=99), components=100)
     transform.save(home / "public.safetensors")
-    for words in (
-        "--folder server --name server --server --hosts 127.0.0.1",
-        "--folder user --name me --rows 50",
-    ):
-        subprocess.run([*COMMAND, "join", *words.split()], cwd=home, check=True)
+    for words in ("server --name server --server --hosts 127.0.0.1", "user --name me --rows 50"):
+        subprocess.run([*COMMAND, "join", "--folder", *words.split()], cwd=home, check=True)
     keys, number = read_private(home / "user"), users // 2
     rows = ROWS[number % len(ROWS)]
     clusters(rows, CLASSES, P).save(home / "user" / "embeddings")

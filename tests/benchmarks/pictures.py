@@ -139,15 +139,9 @@ def drawn(kind: str) -> dict[str, Any]:
     return arrays
 
 
-def thresholded(picture: Image.Image) -> np.ndarray:
-    """Black and white, half of the pixels each."""
-    pixels = np.asarray(picture)
-    return np.where(pixels > np.median(pixels), 255, 0).astype(np.uint8)
-
-
 CHANGES: dict[str, Callable[[Image.Image], np.ndarray]] = {  # of grey pictures
     "inverted": lambda picture: 255 - np.asarray(picture),
-    "thresholded": thresholded,
+    "thresholded": lambda picture: np.uint8(255) * (np.asarray(picture) > np.median(picture)),
     "outlined": lambda picture: np.asarray(picture.filter(ImageFilter.FIND_EDGES)),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,13 +47,7 @@ def put(path: Path, content: bytes = BLACK) -> None:
     path.write_bytes(content)
 
 
-def png(
-    values: np.ndarray,
-    colour: int = 0,
-    *,
-    significant: bytes = b"",
-    size: tuple[int, int] | None = None,
-) -> bytes:
+def png(values: np.ndarray, colour: int = 0, significant: bytes = b"", size: Any = None) -> bytes:
     """A PNG of 16 bits per channel, as its specification puts it together."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
@@ -148,13 +143,9 @@ def assert_read(images: ImageSet, pictures) -> None:
     assert (images.images(order) == pictures.pixels[order]).all()
 
 
-CUT = {
-    "image_processor_type": "BitImageProcessor",
-    "size": {"shortest_edge": 32},
-    "crop_size": {"height": 28, "width": 28},
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-}
+CUT = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32}}
+CUT |= {"crop_size": {"height": 28, "width": 28}}
+CUT |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
 def small(seed: int = 0) -> SmallResNet:
@@ -179,13 +170,10 @@ def assert_saved_and_read(encoder: Encoder, path: Path, pixels: torch.Tensor = P
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nobody can be asked, and nothing was downloaded before."""
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise OSError("no network in tests")
-
+    refused = Mock(side_effect=OSError("no network in tests"))
     monkeypatch.setattr(socket, "create_connection", refused)
-    monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
 
 

@@ -81,9 +81,9 @@ def handlers() -> Iterator[None]:
         signal.signal(stop, handler)
 
 
-def interrupt(error: Exception | None = None, stop: signal.Signals = signal.SIGINT) -> None:
+def interrupt(error: Exception | None = None) -> None:
     with held():
-        os.kill(os.getpid(), stop)
+        os.kill(os.getpid(), signal.SIGINT)
         if error is not None:
             raise error
 
@@ -170,9 +170,8 @@ def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_told_to_stay(ign
         (None, "elsewhere/bench.py", "here", "python bench.py"),
     ],
 )
-def test_a_command_is_told_as_it_was_typed_without_its_place(
-    monkeypatch, tmp_path: Path, module: str | None, program: str, here: str, told: str
-) -> None:
+def test_a_command_is_told_as_typed(monkeypatch, tmp_path, module, program, here, told) -> None:
+    """Without its place."""
     main = ModuleType("__main__")
     main.__spec__ = None if module is None else ModuleSpec(module, None)
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -203,9 +202,7 @@ def found() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in NAMES}
 
 
-def test_without_a_home_caches_are_in_a_temporary_folder_and_it_is_said_once(
-    nobody: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_home_caches_are_in_a_folder_that_is_said_once(nobody, tmp_path, capsys) -> None:
     made = found()
     (place,) = map(str, tmp_path.iterdir())
     assert made == {"HOME": place, "XDG_CACHE_HOME": place, "MPLCONFIGDIR": f"{place}/matplotlib"}

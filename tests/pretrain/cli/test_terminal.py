@@ -19,6 +19,7 @@ import pytest
 from pretrain import check
 from pretrain.cli import command, waiting
 from pretrain.cli.waiting import Progress, Waiting, lock
+from tests.pretrain.conftest import put
 
 NARROW = {name: {"PYTHONIOENCODING": name} for name in ("ascii", "cp1252", "utf-8")}
 NARROW["C"] = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -84,12 +85,8 @@ def test_streams_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_names_that_no_locale_can_write_say_what_to_set(tmp_path) -> None:
-    pytest.importorskip("torch")
-    from PIL import Image
-
     for name in ("é", "猫"):
-        (tmp_path / "pics" / name).mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / "pics" / name / "a.png")
+        put(tmp_path / "pics" / name / "a.png")
     command = ("--data", str(tmp_path / "pics"), "--layout", "class", "--out", str(tmp_path / "o"))
     done = ran("-m", "embed", "run", *command, **NARROW["C"])
     assert done.returncode == 2
@@ -116,9 +113,7 @@ def test_the_first_line_comes_within_two_seconds() -> None:
     assert said[1:] == ["no longer waiting for the server, after 1 s"]
 
 
-def test_reasons_are_said_as_they_change_and_a_wait_in_vain_ends_with_its_error(
-    monkeypatch,
-) -> None:
+def test_reasons_are_said_as_they_change_and_waits_end_with_their_error(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "FIRST", 0.0)
     said = list[str]()
 

@@ -25,6 +25,8 @@ wds: Any = pytest.importorskip("webdataset")
 PAIRED = {"img-0.png": BLACK, "img-1.png": BLACK, "lab-0.cls": b"x", "lab-1.cls": b"x"}
 APART = {name.replace("-", "/"): PAIRED[name] for name in PAIRED}
 DOTTED = ("scan 1.{} (copy)", "2026.12.{:02}", "v1.2/a.{}", ".{}")
+DOT = "must (have one picture|hold at least one image)"
+DOTS = [[f"{key.format(k)}.{end}" for k in range(4) for end in ("png", "cls")] for key in DOTTED]
 TWICE = {"0.png": BLACK, "0.cls": b"a", "0.PNG": BLACK}
 
 
@@ -91,15 +93,14 @@ print([len(open_images(f"hf:{place}").images(slice(None))) for place in sys.argv
 def test_nothing_is_copied_and_nobody_is_asked(tmp_path: Path, pictures) -> None:
     saved(tmp_path, a_set(pictures))
     put(tmp_path / "folder" / "cat" / "1.png")
-    left = [tmp_path / name for name in ("home", "cache", "scratch")]
-    for place in left:
+    left = {name: tmp_path / name for name in ("HF_HOME", "HF_DATASETS_CACHE", "TMPDIR")}
+    for place in left.values():
         place.mkdir()
-    names = ("HF_HOME", "HF_DATASETS_CACHE", "TMPDIR")
-    given = dict(zip(names, map(str, left), strict=True)) | {"HF_HUB_OFFLINE": "1"}
+    given = {name: str(place) for name, place in left.items()} | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", READ, str(tmp_path / "saved"), str(tmp_path / "folder")]
     done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True)
     assert done.stdout == "[12, 1]\n", done.stderr
-    assert [list(place.rglob("*")) for place in left] == [[], [], []]
+    assert [list(place.rglob("*")) for place in left.values()] == [[], [], []]
     assert len(list((tmp_path / "folder").rglob("*"))) == 2
 
 
@@ -218,13 +219,7 @@ def together(*keys: str, pictures) -> dict[str, bytes]:
         (TWICE, r"must hold every name once, in any case, got 0\.PNG again"),
         (PAIRED, r"img-0\.png without cls and s\.tar/lab-0 with it"),
         (APART, r"img/0\.png without cls and s\.tar/lab/0 with it"),
-        *(  # a dot in a name does not join pictures
-            (
-                {f"{key.format(k)}.{end}": BLACK for k in range(4) for end in ("png", "cls")},
-                "must (have one picture|hold at least one image)",
-            )
-            for key in DOTTED
-        ),
+        *((dict.fromkeys(names, BLACK), DOT) for names in DOTS),  # does not join pictures
     ],
 )
 def test_shards_that_are_refused(tmp_path: Path, members: dict[str, bytes], rule: str) -> None:

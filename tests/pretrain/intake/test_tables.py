@@ -49,10 +49,8 @@ def as_csv(folder: Path, pictures, header: str = "path,label,user,split", end: s
 @pytest.mark.parametrize(
     ("header", "end", "columns"),
     [
-        ("path,label,user,split", "\n", None),
-        ("path,label,user,split", "\r\n", None),
-        ("file;finding;clinic;part", "\n", OTHERS),
-        ("file\tfinding\tclinic\tpart", "\n", OTHERS),
+        *(("path,label,user,split", end, None) for end in ("\n", "\r\n")),
+        *((mark.join(("file", "finding", "clinic", "part")), "\n", OTHERS) for mark in ";\t"),
     ],
 )
 def test_columns_of_csv(tmp_path: Path, pictures, header: str, end: str, columns: Any) -> None:
@@ -146,14 +144,10 @@ def test_paths_may_be_absolute_and_names_hold_signs(tmp_path: Path, pictures) ->
 @pytest.mark.parametrize(
     ("text", "encoding", "option"),
     [
-        (ROWS, "utf-8", None),
-        (ROWS, "utf-8-sig", None),
+        *((ROWS, name, None) for name in ("utf-8", "utf-8-sig", "utf-16", "utf-32")),
+        *((ROWS, name, name) for name in ("utf-16-be", "cp1252")),
         (ROWS, "utf-8-sig", "utf-8"),
-        (ROWS, "utf-16", None),
-        (ROWS, "utf-32", None),
         (f"\ufeff{ROWS}", "utf-16-be", None),
-        (ROWS, "utf-16-be", "utf-16-be"),
-        (ROWS, "cp1252", "cp1252"),
         (f"SEP=;\r\n{ROWS}", "utf-16", None),
         ("sep=|\n" + ROWS.replace(";", "|"), "utf-8-sig", None),
         ("sep=\n" + ROWS, "utf-8", None),

@@ -116,8 +116,7 @@ def secagg(
     its AES-256 in counter mode is by itself.
     """
     machine, table = provenance() | {"load": os.getloadavg()[0]}, Table()
-    machine["cryptography"] = cryptography.__version__
-    machine["openssl"] = backend.openssl_version_text()
+    machine |= {"cryptography": cryptography.__version__, "openssl": backend.openssl_version_text()}
     for count, share in product(users, dropped):
         table.add(measure(count, share))
     masks = expansion()

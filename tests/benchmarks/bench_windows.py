@@ -321,9 +321,8 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     (fed / "invitation" / "places").mkdir(exist_ok=True)
     place = place_path(fed / "invitation" / "places", keys.public.verifying)
     Place.of(number, federation.known.placed(number)).save(place)
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    words = ("--folder", "fed", "--aggregators", *addresses, "--out", "window")
-    found["window"] = ended(start("window", *words, cwd=home))
+    words = f"--folder fed --aggregators 127.0.0.1:{free_port()} 127.0.0.1:{free_port()}".split()
+    found["window"] = ended(start("window", *words, "--out", "window", cwd=home))
     files = {"federation.json": fed / "federation.json", "own place": place, "roll": fed / "roll"}
     files["window.json"] = home / "window" / "window.json"
     found["bytes"] = {name: path.stat().st_size for name, path in files.items()}

@@ -11,12 +11,9 @@ from pathlib import Path
 
 from tests.ports import free_port
 
-# none where root has no other account to start a server as
-BINARIES = (
-    sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if os.geteuid() or shutil.which("runuser")
-    else []
-)
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+if os.geteuid() == 0 and not shutil.which("runuser"):
+    BINARIES = []  # root has no other account to start a server as
 
 
 @dataclass

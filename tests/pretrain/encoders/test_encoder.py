@@ -35,7 +35,6 @@ AROUND = f'{{"encoder": {CONCAT}, "preprocess": {json.dumps(Preprocess().to_json
 TENSORS = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor([1, 2], dtype=torch.int64)}
 TENSORS |= {"half": torch.tensor([0.5], dtype=torch.float16), "none": torch.empty(0, 4)}
 METADATA = {"a": "", "b": "ε", "c": '{"a": "\\n"}', "d": "\x01\n", "e": "\U0001f600"}
-DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 
 
 @pytest.fixture
@@ -283,9 +282,9 @@ def test_a_name_states_its_preprocessing_and_its_width() -> None:
     tagged = build_encoder("timm:resnet18.a1_in1k", weights="random")
     assert tagged.preprocess.resize == 235  # 224 / 0.95
     assert str(tagged.preprocess) == "224 x 224 px, shortest side to 235 x 235"
-    encoder = build_encoder(DINOV2, weights="random", image_size=56)
-    assert encoder.preprocess == Preprocess(image_size=56)
-    assert encoder(torch.rand(1, 3, 56, 56)).shape == (1, 384) == (1, encoder.embedding_dim)
+    dino = build_encoder("timm:vit_small_patch14_dinov2.lvd142m", weights="random", image_size=56)
+    assert dino.preprocess == Preprocess(image_size=56)
+    assert dino(torch.rand(1, 3, 56, 56)).shape == (1, 384) == (1, dino.embedding_dim)
     widened = build_encoder("timm:mobilenetv3_small_050", weights="random")  # after pooling
     assert widened(torch.rand(1, 3, 64, 64)).shape == (1, 1024) == (1, widened.embedding_dim)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.ports import free_port
 from tests.train_distributed.secure_sum.window.conftest import make_roll
@@ -69,28 +70,17 @@ FOLDERS = {LEADER: "aggregator0", HELPER: "aggregator1"}
 
 
 def make_window(
-    folder: Path,
-    users: list[PrivateKeys],
-    dimension: int,
-    norm_bound: int,
-    noise_std: float = 100.0,
+    folder: Path, users: list[PrivateKeys], dimension: int, norm_bound: int, std: float = 100.0
 ) -> WindowFile:
     """A window of these users in a folder, and the folders of its aggregators."""
     keys = {number: write_party(folder / name) for number, name in FOLDERS.items()}
     roll = make_roll([own.public.verifying for own in users], [1] * len(users))
-    window = Window(
-        nonce=secrets.token_bytes(32),
-        dimension=dimension,
-        minimum=max(1, len(users) // 2),
-        roll=roll.root,
-        sizes={1: (len(users), norm_bound)},
-        servers={number: pair.public for number, pair in keys.items()},
-        noise_std=noise_std,
-        opens=int(time.time()) - 60,
-        closes=int(time.time()) + 10**6,
-    )
-    addresses = {number: ("127.0.0.1", free_port()) for number in FOLDERS}
-    file = WindowFile.of(window, addresses)
+    now, servers = int(time.time()), {number: pair.public for number, pair in keys.items()}
+    given: dict[str, Any] = {"nonce": secrets.token_bytes(32), "dimension": dimension}
+    given |= {"minimum": max(1, len(users) // 2), "sizes": {1: (len(users), norm_bound)}}
+    given |= {"roll": roll.root, "servers": servers, "noise_std": std}
+    window = Window(opens=now - 60, closes=now + 10**6, **given)
+    file = WindowFile.of(window, {number: ("127.0.0.1", free_port()) for number in FOLDERS})
     file.save(folder / WINDOW)
     (folder / ROLL).write_bytes(roll.lines.tobytes())
     for name in FOLDERS.values():

@@ -1,7 +1,6 @@
 """Neighbours through commands (`pipeline`), many rounds (`rounds`), random search (`search`)."""
 
 import itertools
-import json
 import math
 import tempfile
 import time
@@ -19,18 +18,10 @@ from embed.engines import trial_pictures
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
-from tests.benchmarks.common import DELTA, Table, command_line, save, save_folder
+from tests.benchmarks.common import DELTA, Table, command_line, save, save_folder, show
 from tests.train_distributed.research.audit import neighbours
 from tests.train_distributed.research.audit import rounds as exact
-from tests.train_distributed.research.audit.neighbours import (
-    COMPUTED,
-    SOURCES,
-    PipelineAudit,
-    Record,
-    as_png,
-    of_rows,
-)
-from tests.train_distributed.research.audit.rounds import epsilon_below
+from tests.train_distributed.research.audit.neighbours import COMPUTED, SOURCES, PipelineAudit
 from train_distributed import Privacy
 from train_distributed.one_shot.release import release
 from train_distributed.one_shot.request import FaultInjection
@@ -40,29 +31,18 @@ from train_distributed.research.rivals.charter.plan import CharterTask, make_pla
 from train_distributed.research.rivals.options import AdmmOptions
 
 
-def pipeline(
-    data: str,
-    output: Path,
-    layout: str = "auto",
-    pictures: int = 24,
-    encoder: str = "simclr-small",
-    weights: str | None = None,
-) -> int:
+def pipeline(data: str, output: Path, layout: str = "auto") -> int:
     """One of your pictures is replaced in eight ways; the output of whole commands is compared.
 
     `embed run`, `hold-out`, `exclude`, `run` and `evaluate` may show nothing of a replaced record
     but that record: all other rows are the same bits, sums move by their sensitivity at most, and
-    reports are equal. Writes audit.json and table.txt; exit code 1 if a comparison is broken. So
-    many labelled pictures are taken; data, layout, encoder and weights are those of `embed run`.
+    reports are equal. Writes audit.json and table.txt; exit code 1 if a comparison is broken. 24
+    labelled pictures are taken; data and layout are those of `embed run`.
     """
-    images = open_images(data, layout=layout)
-    records, network = (
-        neighbours.records_of(images, pictures),
-        {"encoder": encoder, "weights": weights},
-    )
-    found, lines = [], []
+    images, found, lines = open_images(data, layout=layout), [], []
+    records = neighbours.records_of(images, PICTURES)
     with tempfile.TemporaryDirectory(prefix="audit-") as scratch:
-        pipeline = neighbours.PipelineAudit(records, images.class_names, Path(scratch), network)
+        pipeline = PipelineAudit(records, images.class_names, Path(scratch), ENCODER)
         checks = neighbours.checks(pipeline)
         for group in itertools.groupby(checks, key=lambda c: (c.command, c.where)):
             found += (group := list(group[1]))
@@ -76,6 +56,7 @@ def pipeline(
     return int(broken > 0)
 
 
+PICTURES, ENCODER = 24, {"encoder": "simclr-small"}
 AUDITED = ("admm-dual", "admm-primal", "charter")
 WEAK = 1 / 8  # of the noise: what an audit must notice
 
@@ -89,13 +70,7 @@ def audit(
     ten records, one of them replaced by an almost opposite one; all messages of the node. Charter:
     the learning stage of one client, a record with gradient +G0 or -G0, the others 0; the secure
     sum shows less, so "charter-sum" is bounded by the same messages with the same noise.
-
-    Args:
-        method: one of `AUDITED`.
-        promise: finite.
-        replicas: runs under either data set.
-        rounds: iterations, or cut rounds.
-        noise_scale: below 1 adds less noise than the accounting believes: it must be caught.
+    Both data sets are run `replicas` times, with `noise_scale` times the noise that is accounted.
     """
     epsilon, delta = promise.epsilon, promise.delta
     if method in VARIANTS:
@@ -111,24 +86,19 @@ def audit(
     given: dict[str, Any] = {"replicas": replicas, "noise_scale": noise_scale}
     given["generator"] = torch.Generator().manual_seed(0)
     first, second = (losses(truth=truth, **given) for truth in (0, 1))
-    return epsilon_below(first, second, delta)
+    return exact.epsilon_below(first, second, delta)
 
 
-def rounds(
-    output: Path = Path("results/audit/rounds"),
-    epsilons: tuple[float, ...] = (0.3, 1.0, 3.0),
-    replicas: int = 20_000,
-    overwrite: bool = False,
-) -> None:
+def rounds(output: Path = Path("results/audit/rounds"), replicas: int = 20_000) -> None:
     """Audits every method with its noise and with an eighth of it; prints, writes audit.json."""
-    refuse_existing(output, overwrite=overwrite)
+    refuse_existing(output, overwrite=False)
     table = Table()
-    for method, epsilon, scale in product(AUDITED, epsilons, (1.0, WEAK)):
+    for method, epsilon, scale in product(AUDITED, (0.3, 1.0, 3.0), (1.0, WEAK)):
         least = audit(method, Privacy(epsilon, DELTA), replicas, noise_scale=scale)
         row = {"method": method, "promised": epsilon, "found": least, "delta": DELTA}
         table.add(row | {"noise_scale": scale})
     report = provenance() | {"replicas": replicas, "audits": table.rows}
-    save_folder(output, overwrite=overwrite, audit_json=report)
+    save_folder(output, audit_json=report)
 
 
 METHODS = ("discriminant", "softmax", "svm", "logistic")
@@ -162,15 +132,16 @@ def pictures(draw: np.random.Generator, tally: Tally, scratch: Path) -> None:
     records = []
     for k, pixels in enumerate(mixed):
         name, label = f"{draw.integers(10**6):06d}-{k}", classes[draw.integers(3) if k > 2 else k]
-        records.append(Record(name, label, "abc"[draw.integers(3)], as_png(pixels)))
+        user, picture = "abc"[draw.integers(3)], neighbours.as_png(pixels)
+        records.append(neighbours.Record(name, label, user, picture))
     source = list(SOURCES)[draw.integers(len(SOURCES))]
     engine, compute = COMPUTED[draw.integers(len(COMPUTED))]
     options = {"engine": engine, "compute": compute, "batch_size": int(draw.integers(1, 40))}
     options["shard_rows"] = int(draw.integers(3, 60))
     options["dtype"] = draw.choice(["float32", "float16"])
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        pipeline = PipelineAudit(records, classes, Path(folder), {"encoder": "simclr-small"})
-        for check in of_rows(pipeline, source, source, **options):
+        pipeline = PipelineAudit(records, classes, Path(folder), ENCODER)
+        for check in neighbours.of_rows(pipeline, source, source, **options):
             tally.note("rows", check.moved, check, options, count)
 
 
@@ -235,7 +206,7 @@ def search(hours: float = 24.0, output: Path = Path("search")) -> None:
                 saved = seconds
                 told = {**provenance(), "hours": seconds / 3600, **asdict(tally)}
                 save(output / "search.json", told)
-    print(json.dumps(asdict(tally), indent=1))
+    show(asdict(tally))
 
 
 if __name__ == "__main__":

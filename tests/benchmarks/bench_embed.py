@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +43,20 @@ ENCODERS = {  # with their weights and the size of their input
 Way = Callable[[ImageSet], np.ndarray]
 
 
-def plain_loop(encoder: nn.Module, preprocess: Preprocess) -> Way:
-    def run(images: ImageSet) -> np.ndarray:
-        rows = []
-        with torch.inference_mode():
-            for start in range(0, len(images), PLAIN_BATCH):
-                pixels = torch.from_numpy(images.images(slice(start, start + PLAIN_BATCH)))
-                rows.append(encoder(preprocess(pixels)).numpy())
-        return np.concatenate(rows)
-
-    return run
+@torch.inference_mode()
+def plain_loop(encoder: nn.Module, preprocess: Preprocess, images: ImageSet) -> np.ndarray:
+    rows = []
+    for start in range(0, len(images), PLAIN_BATCH):
+        pixels = torch.from_numpy(images.images(slice(start, start + PLAIN_BATCH)))
+        rows.append(encoder(preprocess(pixels)).numpy())
+    return np.concatenate(rows)
 
 
-def streamed(engine: Engine, preprocess: Preprocess) -> Way:
-    def run(images: ImageSet) -> np.ndarray:
-        batches = spans(0, len(images), CPU_BATCH)
-        shape = images.images(slice(0, 1)).shape[1:]
-        rows = embedded(images, batches, lambda x: engine.forward(preprocess(x)), shape=shape)
-        return np.concatenate([block for _, block in rows])
-
-    return run
+def streamed(engine: Engine, preprocess: Preprocess, images: ImageSet) -> np.ndarray:
+    batches = spans(0, len(images), CPU_BATCH)
+    shape = images.images(slice(0, 1)).shape[1:]
+    rows = embedded(images, batches, lambda x: engine.forward(preprocess(x)), shape=shape)
+    return np.concatenate([block for _, block in rows])
 
 
 def begun(name: str, images: ImageSet, **chosen: str) -> tuple[Engine, float]:
@@ -75,16 +70,12 @@ def begun(name: str, images: ImageSet, **chosen: str) -> tuple[Engine, float]:
     return found, time.perf_counter() - begin
 
 
-def lowest_cosine(x: np.ndarray, y: np.ndarray) -> float:
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return float(((x * y).sum(1) / norms).min())
-
-
 def compare(name: str, images: ImageSet, table: Table) -> None:
     """Adds a line for the plain loop and for each engine in each precision."""
     weights, size = ENCODERS[name]
     preprocess = Preprocess(image_size=size)
-    plain = plain_loop(build_encoder(name, weights=weights, image_size=size), preprocess)
+    encoder = build_encoder(name, weights=weights, image_size=size)
+    plain = partial(plain_loop, encoder, preprocess)
     ways: dict[tuple[str, str], Way] = {("plain", "float32"): plain}
     lines: dict[tuple[str, str], dict[str, Any]] = {("plain", "float32"): {}}
     for engine, compute in itertools.product(ENGINES, ("float32", "auto")):
@@ -96,7 +87,7 @@ def compare(name: str, images: ImageSet, table: Table) -> None:
             continue
         key = found.name, found.compute
         if key not in ways:
-            ways[key] = streamed(found, preprocess)
+            ways[key] = partial(streamed, found, preprocess)
             lines[key] = {"begins_first": round(cold, 1), "begins_again": round(warm, 1)}
     seconds, cosine = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 1.0)
     warmed = images.take(slice(0, PLAIN_BATCH))
@@ -109,7 +100,8 @@ def compare(name: str, images: ImageSet, table: Table) -> None:
             rows = way(block)
             seconds[key] += time.perf_counter() - begin
             expected = rows if key[0] == "plain" else expected
-            cosine[key] = min(cosine[key], lowest_cosine(rows, expected))
+            alike = torch.cosine_similarity(torch.from_numpy(rows), torch.from_numpy(expected))
+            cosine[key] = min(cosine[key], alike.min().item())
     base = seconds["plain", "float32"]
     for (engine, compute), line in lines.items():
         took = seconds[engine, compute]

@@ -16,7 +16,6 @@ too long. Then `secagg`, with a hundredth of its users ten times too long: nobod
 1 if a vector that is too long was not refused, or the opened sum is not that of the others.
 """
 
-import json
 import math
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import numpy as np
@@ -38,7 +37,7 @@ from heads import second_moments
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.aggregators import FOLDERS, commands, make_window
 from tests.benchmarks.bench_releases import opened, places, request, transformed
-from tests.benchmarks.common import DELTA, save
+from tests.benchmarks.common import DELTA, save, show
 from tests.train_distributed.secure_sum.simulate import simulate_sum
 from train_distributed.federation.aggregator_client import Aggregators
 from train_distributed.federation.documents.certificates import AGREED, trust
@@ -61,6 +60,7 @@ Options = dict[str, Any]
 SHARES = (0.01, 0.1)  # of poisoners
 OPTIONS: tuple[Options | None, ...] = ({}, None)  # of the method; None: those of `init`
 Sets = tuple[EmbeddingSet, PublicTransform]
+USERS, TRIES = 1000, 3
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,7 @@ class Poisoned:
     test: tuple[Tensor, Tensor]
 
     @classmethod
-    def of(
-        cls,
-        sets: Sets,
-        privacy: Privacy,
-        users: int,
-        options: dict[str, Any] | None,
-        poisoners: int,
-    ) -> "Poisoned":
+    def of(cls, sets: Sets, privacy: Privacy, options: Options | None, poisoners: int) -> Self:
         """Users that share the training rows at random; of two sums, the state before the second.
 
         To the first the poisoners have sent the longest vector against the mean of all rows.
@@ -92,14 +85,15 @@ class Poisoned:
         private, transform = sets
         train, test = places(private)
         draw = torch.Generator().manual_seed(0)
-        parts = split(torch.from_numpy(private.labels[train]), users, "iid", generator=draw)
+        parts = split(torch.from_numpy(private.labels[train]), USERS, "iid", generator=draw)
         held_by = "strangers" if options is None else "parties"
         classes = len(private.declared_classes)
-        asked = request(transform, parts.counts, classes, privacy, options, held_by=held_by)
+        given = {"options": options, "held_by": held_by}
+        asked = request(transform, parts.counts, classes, privacy, **given)
         some = np.sort(np.random.default_rng(0).permutation(train)[:SEEN])
         held = EmbeddingUsers(private, transform, parts)
 
-        def at(state: ReleaseState, encoder: DiscreteGaussian) -> "Poisoned":
+        def at(state: ReleaseState, encoder: DiscreteGaussian) -> Self:
             if privacy.noise_by == "servers":
                 steps = encoder.norm_bounds(state.statistic, parts.counts)
                 bound = max(steps) * float(encoder.step)
@@ -123,14 +117,8 @@ class Poisoned:
             return found
         others = found.honest(poisoners)
         total = others + poisoners * found.vector(-found.decoded(others))
-        parties = SERVERS if privacy.noise_by == "servers" else users
+        parties = SERVERS if privacy.noise_by == "servers" else USERS
         return at(found.after(found.decoded(found.noised(total, parties))), encoders[1])
-
-    @property
-    def longest(self) -> float:
-        """Longest vector of an honest user, over the bound."""
-        lengths = (torch.linalg.vector_norm(self.decoded(each)).item() for each in self.sent)
-        return max(lengths) / self.bound
 
     def honest(self, poisoners: int) -> np.ndarray:
         """(D,) int64 sum of all others' vectors."""
@@ -223,50 +211,45 @@ class Poisoned:
         return best[1]
 
 
-def directions(poisoned: Poisoned, poisoners: int, tries: int) -> dict[str, Any]:
+def directions(poisoned: Poisoned, poisoners: int) -> dict[str, Any]:
     """Accuracies with poisoners in every direction, the worst known one, and that of a descent."""
     others = poisoned.honest(poisoners)
 
     def mean(vector: np.ndarray, times: int) -> float:
         total = others + poisoners * vector
-        return float(
-            np.mean([poisoned.accuracy(poisoned.noised(total, SERVERS)) for _ in range(times)])
-        )
+        sums = (poisoned.noised(total, SERVERS) for _ in range(times))
+        return float(np.mean([poisoned.accuracy(each) for each in sums]))
 
     found = {what: (mean(poisoned.vector(way), 1), way) for what, way in poisoned.directions()}
     worst = min(found, key=lambda what: found[what][0])
     descended = poisoned.descended(found[worst][1], poisoners)
     return {
         "poisoners": poisoners,
-        "without them": round(mean(0 * poisoned.sent[0], tries), 2),
+        "without them": round(mean(0 * poisoned.sent[0], TRIES), 2),
         "worst known direction": worst,
-        "accuracy with it": round(mean(poisoned.vector(found[worst][1]), tries), 2),
-        "accuracy with a descent on the model": round(mean(poisoned.vector(descended), tries), 2),
+        "accuracy with it": round(mean(poisoned.vector(found[worst][1]), TRIES), 2),
+        "accuracy with a descent on the model": round(mean(poisoned.vector(descended), TRIES), 2),
         "all known directions, one try": {what: round(a, 2) for what, (a, _) in found.items()},
     }
 
 
-def too_long(
-    window: Window, user: int, keys: PrivateKeys, long: np.ndarray, norm_bound: int
-) -> bytes:
+def too_long(window: Window, user: int, keys: PrivateKeys, long: np.ndarray, bound: int) -> bytes:
     """Report of a vector that is too long; liars of even numbers prove bits of a shorter one's."""
     if user % 2:  # proves a bound that is not its own
-        larger = Pine.for_bound(dimension=window.dimension, norm_bound=(TIMES + 1) * norm_bound)
+        larger = Pine.for_bound(dimension=window.dimension, norm_bound=(TIMES + 1) * bound)
         with patch.object(reports, "proof_of", lambda dimension, bound: larger):
-            return make_report(window, user, keys, long, norm_bound)
+            return make_report(window, user, keys, long, bound)
     norm, tests = Pine._norm_bits, Pine._test_bits
     with (
         patch.object(Pine, "_norm_bits", lambda self, v: norm(self, v // (TIMES + 1))),
         patch.object(Pine, "_test_bits", lambda self, results: tests(self, 0 * results)),
     ):
-        return make_report(window, user, keys, long, norm_bound)
+        return make_report(window, user, keys, long, bound)
 
 
-def real_window(
-    poisoned: Poisoned, vector: np.ndarray, poisoners: int, liars: int
-) -> dict[str, Any]:
-    """All users' reports, proven, and those of liars besides, through two aggregators."""
-    encoder, users = poisoned.encoder, len(poisoned.sent)
+def real_window(poisoned: Poisoned, vector: np.ndarray, poisoners: int) -> dict[str, Any]:
+    """All users' reports, proven, and those of as many liars, through two aggregators."""
+    encoder, users, liars = poisoned.encoder, len(poisoned.sent), poisoners
     norm_bound = round(poisoned.bound / float(encoder.step))
     keys = [PrivateKeys.generate() for _ in range(users + liars)]
     refused: dict[int, str] = {}
@@ -296,47 +279,38 @@ def real_window(
             process.kill()
     total = opened.total.view(np.int64)
     noise = total - poisoned.honest(poisoners) - poisoners * vector
-    expected = SERVERS**0.5 * std
-    return {
-        "users": users,
-        "of allowed length, poisoned": poisoners,
-        "too long": liars,
-        "refused by name": len(refused),
-        "why": dict(Counter(why.rpartition(": ")[2] for why in refused.values())),
-        "right": bool(
-            refused.keys() == set(range(users, users + liars))
-            and opened.users == frozenset(range(users))
-            and abs(noise.std() / expected - 1) < 0.05
-        ),
-        "accuracy": round(poisoned.accuracy(total), 2),
-    }
+    right = refused.keys() == set(range(users, users + liars))
+    right &= opened.users == frozenset(range(users))
+    right &= bool(abs(noise.std() / (SERVERS**0.5 * std) - 1) < 0.05)
+    reasons = dict(Counter(why.rpartition(": ")[2] for why in refused.values()))
+    found = {"users": users, "of allowed length, poisoned": poisoners, "too long": liars}
+    found |= {"refused by name": len(refused), "why": reasons, "right": right}
+    return found | {"accuracy": round(poisoned.accuracy(total), 2)}
 
 
-def without_proofs(sets: Sets, privacy: Privacy, users: int) -> dict[str, Any]:
+def without_proofs(sets: Sets, privacy: Privacy) -> dict[str, Any]:
     """`secagg`: its users add the noise, and nobody looks at what they send."""
-    poisoned = Poisoned.of(sets, replace(privacy, noise_by="users"), users, {}, 0)
-    poisoners = users // 100
+    poisoned = Poisoned.of(sets, replace(privacy, noise_by="users"), {}, 0)
+    poisoners = USERS // 100
     _, way = next(poisoned.directions())
-    found: dict[str, Any] = {"users": users, "too long": poisoners}
+    found: dict[str, Any] = {"users": USERS, "too long": poisoners}
     for what, times in (("accuracy without them", 0), ("accuracy with them", TIMES)):
         long = poisoned.vector(way, times)
         vectors = [long if user < poisoners else own for user, own in enumerate(poisoned.sent)]
         noised = np.stack([poisoned.noised(each, 1) for each in vectors]).view(np.uint64)
         total = simulate_sum(noised).total if times else noised.sum(0)
         found[what] = round(poisoned.accuracy(total.view(np.int64)), 2)
-    return found | {"in the sum": users}
+    return found | {"in the sum": USERS}
 
 
-def tried(made: dict[int, Poisoned], tries: int) -> dict[str, Any]:
+def tried(made: dict[int, Poisoned]) -> dict[str, Any]:
     """Accuracies in all directions, by the number of poisoners."""
     first = next(iter(made.values()))
-    return {
-        "options": first.options,
-        "numbers": len(first.sent[0]),
-        "bound": round(first.bound, 3),
-        "longest honest vector over the bound": round(first.longest, 3),
-        "shares": [directions(poisoned, count, tries) for count, poisoned in made.items()],
-    }
+    longest = max(torch.linalg.vector_norm(first.decoded(each)).item() for each in first.sent)
+    found = {"options": first.options, "numbers": len(first.sent[0])}
+    found |= {"bound": round(first.bound, 3)}
+    found |= {"longest honest vector over the bound": round(longest / first.bound, 3)}
+    return found | {"shares": [directions(poisoned, count) for count, poisoned in made.items()]}
 
 
 def played(sets: Sets, privacy: Privacy, poisoned: Poisoned, poisoners: int) -> dict[str, Any]:
@@ -345,33 +319,26 @@ def played(sets: Sets, privacy: Privacy, poisoned: Poisoned, poisoners: int) -> 
     vectors = [poisoned.vector(way) for _, way in poisoned.directions()]
     sums = [poisoned.noised(others + poisoners * vector, SERVERS) for vector in vectors]
     worst = vectors[int(np.argmin([poisoned.accuracy(total) for total in sums]))]
-    window = real_window(poisoned, worst, poisoners, poisoners)
-    secagg = without_proofs(sets, privacy, len(poisoned.sent))
+    window = real_window(poisoned, worst, poisoners)
+    secagg = without_proofs(sets, privacy)
     return {"options": poisoned.options, "window": window, "secagg": secagg}
 
 
-def main(
-    embeddings: Path,
-    public: Path,
-    users: int = 1000,
-    tries: int = 3,
-    real: bool = False,
-    write: Path | None = None,
-) -> int:
-    """Prints and writes accuracies by options and shares, means of so many draws."""
+def main(embeddings: Path, public: Path, real: bool = False, write: Path | None = None) -> int:
+    """Prints and writes accuracies by options and shares, means of three draws."""
     sets, privacy = opened(embeddings, public), Privacy(1.2, DELTA, noise_by="servers")
-    found: dict[str, Any] = {"machine": provenance(), "epsilon": privacy.epsilon, "users": users}
-    counts = [round(share * users) for share in SHARES]
+    found: dict[str, Any] = {"machine": provenance(), "epsilon": privacy.epsilon, "users": USERS}
+    counts = [round(share * USERS) for share in SHARES]
     if real:
-        poisoned = Poisoned.of(sets, privacy, users, OPTIONS[-1], counts[-1])
+        poisoned = Poisoned.of(sets, privacy, OPTIONS[-1], counts[-1])
         found |= played(sets, privacy, poisoned, counts[-1])
     else:
         made = (
-            {count: Poisoned.of(sets, privacy, users, options, count) for count in counts}
+            {count: Poisoned.of(sets, privacy, options, count) for count in counts}
             for options in OPTIONS
         )
-        found["directions"] = [tried(each, tries) for each in made]
-    print(json.dumps(found, indent=1))
+        found["directions"] = [tried(each) for each in made]
+    show(found)
     save(write, found)
     return int(real and not found["window"]["right"])
 

@@ -10,7 +10,6 @@ same in floating point, ten times as fast. Interrupted, it writes the repetition
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +27,9 @@ from train_distributed import Privacy, Release
 from train_distributed.released import FINEST_GRID
 from train_distributed.released.evaluate import evaluate
 from train_distributed.released.evaluation import Evaluation
-from train_distributed.released.evaluation_estimates import Estimates, Interval
+from train_distributed.released.evaluation_estimates import Interval
 
+USERS, ROWS, EPSILONS = 1000, 10, (0.1, 0.4, 1.0)  # rows of a user
 SHOWN = ("truth", "coverage", "half_width_mean", "half_width_largest")  # in per cent
 
 
@@ -40,27 +40,20 @@ class Pool:
     release: Release
     rows: EmbeddingSet
 
-    def drawn(self, users: int, each: int, draw: np.random.Generator) -> EmbeddingSet:
-        """Users with so many rows of their own."""
-        places = draw.integers(0, len(self.rows), users * each)
-        return EmbeddingSet(
-            embeddings=self.rows.embeddings[places],
-            labels=self.rows.labels[places],
-            users=np.repeat(np.arange(users), each),
-            split=np.full(len(places), EVALUATION),
-            meta={"class_names": list(self.release.class_names)},
-        )
+    def drawn(self, draw: np.random.Generator) -> EmbeddingSet:
+        """Users with rows of their own."""
+        places = draw.integers(0, len(self.rows), USERS * ROWS)
+        given: dict[str, Any] = {"meta": {"class_names": list(self.release.class_names)}}
+        given |= {"embeddings": self.rows.embeddings[places], "labels": self.rows.labels[places]}
+        given |= {"users": np.repeat(np.arange(USERS), ROWS)}
+        return EmbeddingSet(split=np.full(len(places), EVALUATION), **given)
 
     def truth(self) -> dict[str, float]:
         """True values, counted without noise."""
         method = Evaluation(num_classes=len(self.release.class_names))
-        sent = method.submit(
-            torch.zeros(len(self.rows), dtype=torch.int64),
-            torch.from_numpy(np.array(self.rows.labels)),
-            [self.release.predict_proba(np.array(self.rows.embeddings))],
-            1,
-            FINEST_GRID,
-        )[0]
+        nobody, labels = torch.zeros(len(self.rows), dtype=torch.int64), np.array(self.rows.labels)
+        said = [self.release.predict_proba(np.array(self.rows.embeddings))]
+        sent = method.submit(nobody, torch.from_numpy(labels), said, 1, FINEST_GRID)[0]
         matrix, _, by_bin, rest = method.parts(sent)
         middles = method.middles(FINEST_GRID)
         gaps = (1 - middles) * by_bin[:, 1] - middles * by_bin[:, 0] - rest
@@ -72,63 +65,47 @@ class Pool:
         } | {f"recall of {n}": r for n, r in zip(self.release.class_names, recalls, strict=True)}
 
 
-def intervals(found: Estimates, names: tuple[str, ...]) -> Iterator[tuple[str, Interval]]:
-    """By the names of `Pool.truth`."""
-    assert found.calibration_error is not None
-    yield "accuracy", found.accuracy
-    yield "balanced_accuracy", found.balanced_accuracy
-    yield "expected_calibration_error", found.calibration_error
-    yield from ((f"recall of {n}", each) for n, each in zip(names, found.recalls, strict=True))
-
-
 def summary(listed: list[Interval], truth: float) -> dict[str, Any]:
     """Coverage and width of intervals."""
     halves = [(each.high - each.low) / 2 for each in listed]
-    return {
-        "repetitions": len(listed),
-        "truth": truth,
-        "coverage": float(np.mean([each.low <= truth <= each.high for each in listed])),
-        "half_width_mean": float(np.mean(halves)),
-        "half_width_largest": max(halves),
-        "intervals": [[each.low, each.high] for each in listed],
-    }
+    covered = float(np.mean([each.low <= truth <= each.high for each in listed]))
+    found = {"repetitions": len(listed), "truth": truth, "coverage": covered}
+    found |= {"half_width_mean": float(np.mean(halves)), "half_width_largest": max(halves)}
+    return found | {"intervals": [[each.low, each.high] for each in listed]}
 
 
 def main(
     model: Path,
     embeddings: Path,
     output: Path,
-    users: int = 1000,
-    rows: int = 10,
-    epsilons: tuple[float, ...] = (0.1, 0.4, 1.0),
     repetitions: int = 200,
     noise: Literal["discrete", "float"] = "discrete",
-    overwrite: bool = False,
 ) -> None:
     """Prints and writes coverage and width of every interval."""
-    refuse_existing(output, overwrite=overwrite)
+    refuse_existing(output, overwrite=False)
     opened, release = EmbeddingSet.open(embeddings), Release.load(model)
     pool = Pool(release, opened.subset(opened.split == EVALUATION))
     truth, draw = pool.truth(), np.random.default_rng(0)
     table, results = Table(), []
-    for epsilon in epsilons:
+    for epsilon in EPSILONS:
         start, seen = time.perf_counter(), dict[str, list[Interval]]()
         with contextlib.suppress(KeyboardInterrupt):
             for _ in range(repetitions):
-                drawn = pool.drawn(users, rows, draw)
+                drawn = pool.drawn(draw)
                 made = evaluate(release, drawn, Privacy(epsilon, DELTA), noise=noise).estimates
-                for name, interval in intervals(made, release.class_names):
+                assert made.calibration_error is not None
+                found = (made.accuracy, made.balanced_accuracy, made.calibration_error)
+                for name, interval in zip(truth, (*found, *made.recalls), strict=True):
                     seen.setdefault(name, []).append(interval)
         took = time.perf_counter() - start
         for name, listed in seen.items():
             found = summary(listed, truth[name]) | {"seconds": took / len(listed)}
             results.append({"epsilon": epsilon, "of": name} | found)
             table.add({"epsilon": epsilon, "of": name} | {k: 100 * found[k] for k in SHOWN})
-    report = provenance() | {"users": users, "rows_per_user": rows, "pool": len(pool.rows)}
+    report = provenance() | {"users": USERS, "rows_per_user": ROWS, "pool": len(pool.rows)}
     report |= {"noise": noise, "delta": DELTA, "confidence": 0.95}
     report["of_the_model"] = {k: release.report[k] for k in ("epsilon", "delta", "method")}
-    files = {"results_json": report | {"results": results}, "table_txt": table.text}
-    save_folder(output, overwrite=overwrite, **files)
+    save_folder(output, results_json=report | {"results": results}, table_txt=table.text)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ softmax head's gradients on batches of one and of eight. `... exact-cost` sums a
 by Paillier encryption and by secret sharing, by real messages.
 """
 
-import json
 import time
 from dataclasses import replace
 from itertools import product
@@ -23,52 +22,33 @@ from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
 from pretrain.sources import open_images
 from tests.benchmarks.bench_releases import places
-from tests.benchmarks.common import Table, command_line, save_folder
+from tests.benchmarks.common import Table, command_line, save_folder, show
+from train_distributed.research.protection import mechanisms, training
 from train_distributed.research.protection.inversion import Observation, invert
 from train_distributed.research.protection.leakage import Recoveries
-from train_distributed.research.protection.mechanisms import (
-    ExactSum,
-    Paillier,
-    Shares,
-    Unprotected,
-    fixed_point,
-)
 from train_distributed.research.protection.paillier import DEPLOYED_BITS, Packing, arithmetic
-from train_distributed.research.protection.training import (
-    FederatedTraining,
-    FederationOptions,
-    head_federation,
-    image_federation,
-)
+from train_distributed.research.protection.training import FederatedTraining, FederationOptions
 
 COMPONENTS, THRESHOLD = 768, 0.9  # of a head's embeddings; similarity of a recovered record
 
 
-def success(
-    federation: FederatedTraining, threshold: float, *, attacks: int, seed: int
-) -> tuple[Recoveries, list[float]]:
+def success(federation: FederatedTraining, attacks: int) -> tuple[Recoveries, list[float]]:
     """Attacks the exact gradient of every client's batch, a new model for every attack.
 
-    Args:
-        federation: clients, batch size, model, and its training rounds before an attack.
-        threshold: similarity above which a record counts as recovered.
-        attacks: models per client, each trained from its own random start.
-        seed: seed of batches, models and attacks.
-
-    Returns:
-        Hits (K, attacks, 1, S), a model of its own for each, and the accuracies of these models.
+    Returns hits (K, attacks, 1, S) and the accuracies of the attacked models, each of which is
+    trained from its own random start.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     x, y = federation.batches(generator)
     target, accuracies, batch = federation.target, [], federation.options.batch
     hits = np.zeros((len(x), attacks, 1, batch), bool)
     pairs = list(product(range(attacks), range(len(x))))
     for m, k in tqdm(pairs, unit="attack", disable=None):
-        start = federation.train(Unprotected(), generator)
+        start = federation.train(mechanisms.Unprotected(), generator)
         gradient = target.gradient(start, x[k], target.one_hot(y[k]))
         seen = Observation(start, gradient, torch.ones_like(gradient, dtype=torch.bool))
         guess = invert(target, seen, batch, generator)
-        hits[k, m, 0] = target.recovered(guess, x[k], threshold).numpy()
+        hits[k, m, 0] = target.recovered(guess, x[k], THRESHOLD).numpy()
         accuracies.append(target.accuracy(start, *federation.test))
     return Recoveries(hits, shared=False), accuracies
 
@@ -81,14 +61,13 @@ def rates(
     clients: int = 20,
     attacks: int = 1,
     rounds: int = 300,
-    overwrite: bool = False,
 ) -> None:
     """Attacks unprotected gradients: of single images, or of a softmax head on embeddings."""
     given = {"images": images and Path(images).name, "components": COMPONENTS, "clients": clients}
-    given |= {"attacks": attacks, "rounds": rounds, "threshold": THRESHOLD, "overwrite": overwrite}
+    given |= {"attacks": attacks, "rounds": rounds, "threshold": THRESHOLD}
     if images is not None:
         options = FederationOptions(clients=clients, rows=500, step=0.1, rounds=rounds)
-        trained = image_federation(open_images(images), options, test_rows=1000)
+        trained = training.image_federation(open_images(images), options, test_rows=1000)
         cases = {"untrained": _with(trained, rounds=0), "trained": trained}
     elif embeddings is not None and public is not None:
         private, shown = EmbeddingSet.open(embeddings), EmbeddingSet.open(public)
@@ -97,65 +76,56 @@ def rates(
         rows = private.subset(np.concatenate([train[:5000], test[:200]]))
         transform = PublicTransform.fit(shown, components=COMPONENTS)
         options = FederationOptions(clients=clients, rows=50, step=2.0, rounds=0)
-        head = head_federation(rows, shown, transform, options)
+        head = training.head_federation(rows, shown, transform, options)
         cases = {f"batch of {batch}": _with(head, batch=batch) for batch in (1, 8)}
     else:
         raise ValueError("either --images or --embeddings with --public must be given")
     found = {}
     for name, federation in cases.items():
-        hit, accuracies = success(federation, THRESHOLD, attacks=attacks, seed=0)
+        hit, accuracies = success(federation, attacks)
         low, high = hit.interval()
         found[name] = {"rounds": federation.options.rounds, "records": hit.hits.size}
         found[name] |= {"rate": hit.rate, "low": low, "high": high}
         found[name] |= {"models_accuracy": float(np.mean(accuracies))}
     report = provenance() | {"configuration": given, "threshold": THRESHOLD} | found
-    save_folder(out, overwrite=overwrite, report_json=report)
-    print(json.dumps(found, indent=1))
+    save_folder(out, report_json=report)
+    show(found)
 
 
 def _with(federation: FederatedTraining, **options: Any) -> FederatedTraining:
     return replace(federation, options=replace(federation.options, **options))
 
 
-def cost(mechanism: ExactSum, models: torch.Tensor) -> dict[str, Any]:
+def cost(mechanism: mechanisms.ExactSum, models: torch.Tensor) -> dict[str, Any]:
     """One aggregation of all clients' models (K, m), in this process, one client after the other.
 
-    Returns:
-        Bytes and CPU seconds of one client and of the busiest server, wall seconds of everything
-        with key generation, and whether the mean is that of the fixed-point numbers bit for bit.
+    `exact`: the mean is that of the fixed-point numbers bit for bit.
     """
     began = time.perf_counter()
     out = mechanism.exchange(models, None)
     wall = time.perf_counter() - began
-    return {
-        "mechanism": mechanism.name,
-        "parameter": mechanism.parameter,
-        "bytes_per_client": out.bytes_per_client,
-        "cpu_seconds_per_client": out.seconds_per_client,
-        "cpu_seconds_of_server": out.seconds_server,
-        "cpu_seconds_of_all": len(models) * out.seconds_per_client + out.seconds_server,
-        "wall_seconds_of_all": wall,
-        "exact": torch.equal(out.mean, mechanism.mean(models, None)),
-    }
+    client, server = out.seconds_per_client, out.seconds_server
+    found = {"mechanism": mechanism.name, "parameter": mechanism.parameter}
+    found |= {"bytes_per_client": out.bytes_per_client, "cpu_seconds_per_client": client}
+    found |= {"cpu_seconds_of_server": server, "cpu_seconds_of_all": len(models) * client + server}
+    exact = torch.equal(out.mean, mechanism.mean(models, None))
+    return found | {"wall_seconds_of_all": wall, "exact": exact}
 
 
 def exact_cost(
-    out: Path = Path("results/protection/exact_sums"),
-    clients: int = 10,
-    parameters: int = 7690,
-    key_bits: int = DEPLOYED_BITS,
-    overwrite: bool = False,
+    out: Path = Path("results/protection/exact_sums"), clients: int = 10, parameters: int = 7690
 ) -> None:
     """One aggregation by Paillier encryption and one by secret sharing."""
-    refuse_existing(out, overwrite=overwrite)
+    refuse_existing(out, overwrite=False)
     generator, table = torch.Generator().manual_seed(0), Table()
     models = torch.randn((clients, parameters), generator=generator, dtype=torch.float64)
-    for mechanism in (Paillier(key_bits), Shares()):
+    for mechanism in (mechanisms.Paillier(DEPLOYED_BITS), mechanisms.Shares()):
         table.add(cost(mechanism, models))
     report = provenance() | {"clients": clients, "parameters": parameters}
     report["paillier_arithmetic"] = arithmetic()
-    report["parameters_per_ciphertext"] = Packing(fixed_point(clients), key_bits).slots
-    save_folder(out, overwrite=overwrite, report_json=report | {"sums": table.rows})
+    slots = Packing(mechanisms.fixed_point(clients), DEPLOYED_BITS).slots
+    report["parameters_per_ciphertext"] = slots
+    save_folder(out, report_json=report | {"sums": table.rows})
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,21 +58,21 @@ def transformed(rows: EmbeddingSet, transform: PublicTransform, at: np.ndarray) 
 
 
 def request(
-    transform: PublicTransform,
-    sizes: Tensor,
-    num_classes: int,
-    privacy: Privacy,
-    options: Mapping[str, Any] | None = None,
-    **federation: Any,
+    transform: PublicTransform, sizes: Tensor, num_classes: int, privacy: Privacy, **more: Any
 ) -> ReleaseRequest:
     """A release with nothing but what is given; users hold so many rows."""
-    return ReleaseRequest(
-        embeddings=FederationSize(sizes=sizes, num_classes=num_classes, **federation),
-        method=METHOD,
-        privacy=privacy,
-        transform=transform,
-        options=options or {},
-    )
+    given: dict[str, Any] = {"transform": transform, "options": more.pop("options", None) or {}}
+    size = FederationSize(sizes=sizes, num_classes=num_classes, **more)
+    return ReleaseRequest(embeddings=size, method=METHOD, privacy=privacy, **given)
+
+
+def scored(
+    asked: ReleaseRequest, held: RowsInMemory, tested: Tensor, draw: torch.Generator
+) -> tuple[Tensor, Fitted]:
+    """(n, K) float64 scores of the tested rows by a simulated release, and its model."""
+    state = simulate(held, asked.built, asked.privacy, draw)
+    fitted = state.fitted()
+    return state.final_rows(tested).double() @ fitted.weights, fitted
 
 
 def measured(
@@ -82,14 +82,8 @@ def measured(
     (x, y), draw = held, torch.Generator().manual_seed(seed)
     picked = torch.randperm(len(x), generator=draw)[: int(sizes.sum())]
     parts = split(y[picked], len(sizes), "iid", generator=draw)
-    memory = RowsInMemory(x[picked], y[picked], parts)
-    state = simulate(memory, asked.built, asked.privacy, draw)
-    fitted = state.fitted()
-    return _measures(state.final_rows(tested[0]).double() @ fitted.weights, fitted, tested[1])
-
-
-def _measures(scores: Tensor, fitted: Fitted, labels: Tensor) -> tuple[float, ...]:
-    """Accuracy, balanced accuracy, and expected calibration error under both priors."""
+    scores, fitted = scored(asked, RowsInMemory(x[picked], y[picked], parts), tested[0], draw)
+    labels = tested[1]
     counts = torch.bincount(labels).double()
     alike = (1 / counts)[labels] / (counts > 0).sum()
     hits = (scores.argmax(1) == labels).double()
@@ -110,10 +104,8 @@ def _calibration(sure: Tensor, labels: Tensor, weights: Tensor) -> float:
     return float(torch.stack([gaps[bins == b].sum().abs() for b in bins.unique()]).sum())
 
 
-def kinds(
-    pairs: tuple[str, ...], seeds: int = 2, options: str = "{}", write: Path | None = None
-) -> None:
-    """Defaults of `run` on pictures of many kinds; options of the method are JSON.
+def kinds(pairs: tuple[str, ...], seeds: int = 2, write: Path | None = None) -> None:
+    """Defaults of `run` on pictures of many kinds.
 
     Each pair PRIVATE:PUBLIC names an embedding set, with test rows, and a labelled public one.
     Releases are simulated with nothing but ε, and tried on at most 4,000 test rows. The expected
@@ -121,13 +113,10 @@ def kinds(
     (`ece`), and that under the shares that the sum shows, of test rows as they are (`ece_private`).
     `pictures.py kinds` draws pictures that are no photographs.
     """
-    started, table, given = time.process_time(), Table(), json.loads(options)
+    started, table = time.process_time(), Table()
     for private, _, public in (pair.rpartition(":") for pair in pairs):
-        rng, rows, shown = (
-            np.random.default_rng(0),
-            EmbeddingSet.open(private),
-            EmbeddingSet.open(public),
-        )
+        rng, rows = np.random.default_rng(0), EmbeddingSet.open(private)
+        shown = EmbeddingSet.open(public)
         chosen = np.sort(rng.permutation(len(shown))[:PUBLIC_ROWS])
         transform = PublicTransform.fit(shown.subset(chosen))
         train, test = (rng.permutation(part) for part in places(rows))
@@ -138,28 +127,24 @@ def kinds(
             if users * count > len(train):
                 continue
             sizes, privacy = torch.full((users,), count), Privacy(epsilon, DELTA)
-            asked = request(transform, sizes, int(rows.labels.max()) + 1, privacy, given)
+            asked = request(transform, sizes, int(rows.labels.max()) + 1, privacy)
             each = [measured(asked, sizes, held, tested, seed) for seed in range(seeds)]
             found = 100 * np.array(each)
             place = {"users": users, "rows": count, "epsilon": epsilon}
             means = dict(zip(MEASURES, found.mean(0).round(2).tolist(), strict=True))
             more = {"each": found[:, 1].round(2).tolist(), "settings": asked.settings.options}
             table.add(named | place | means, **more)
-    made = {"seeds": seeds, "options": given}
-    made["processor_seconds"] = round(time.process_time() - started)
+    took = round(time.process_time() - started)
+    made = {"seeds": seeds, "options": {}, "processor_seconds": took}
     save(write, made | {"lines": table.rows})
 
 
 EACH = 50
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.6, 1.2, 3.0)
-USERS = (10, 20, 50, 100, 1000)
+USERS = (10, 20, 50, 100, MANY := 1000)
 DRAWN = (0.1, 0.4, 1.2)  # ε of the picture's panels
-KNOWN = {
-    "none": "nothing known",
-    "names": "names of the classes",
-    "20": "20 pictures a class",
-    "names+20": "both",
-}
+KNOWN = {"none": "nothing known", "names": "names of the classes"}
+KNOWN |= {"20": "20 pictures a class", "names+20": "both"}
 
 
 class Stage:
@@ -204,14 +189,13 @@ class Stage:
         transform, found = self.knowing(source, shown), []
         for count, epsilon in product(users, EPSILONS):
             promise, sizes = Privacy(epsilon, DELTA), torch.full((count,), EACH)
-            method = request(transform, sizes, len(self.names), promise).built
+            asked = request(transform, sizes, len(self.names), promise)
             x, labels = transformed(self.private, self.transform, left[: count * EACH])
             held = RowsInMemory(x, labels, split(labels, count))
             draw = torch.Generator().manual_seed(zlib.crc32(f"{seed} {epsilon}".encode()))
-            state = simulate(held, method, promise, draw)
-            fitted = state.fitted()
+            scores, fitted = scored(asked, held, tested, draw)
             metrics = ClassifierMetrics(self.names, len(y), fitted.temperature)
-            metrics.add(state.final_rows(tested).double() @ fitted.weights, y.numpy())
+            metrics.add(scores, y.numpy())
             told = metrics.report()
             cell = {"source": source, "users": count, "epsilon": epsilon, "seed": seed}
             cell |= {"accuracy": told["accuracy"], "balanced": told["balanced_accuracy"]}
@@ -219,9 +203,8 @@ class Stage:
         return found
 
 
-def mean(cells: list[dict[str, Any]], source: str, users: int, epsilon: float) -> float:
-    """Accuracy in per cent over seeds."""
-    at = (source, users, epsilon)
+def mean(cells: list[dict[str, Any]], *at: Any) -> float:
+    """Accuracy in per cent over seeds, of a source, a number of users and an epsilon."""
     own = [c["accuracy"] for c in cells if (c["source"], c["users"], c["epsilon"]) == at]
     return 100 * float(np.mean(own))
 
@@ -292,7 +275,6 @@ def noise_by(
     embeddings: Path,
     public: Path,
     epsilons: tuple[float, ...] = (0.4, 1.2, 3.0),
-    users: int = 1000,
     seeds: int = 3,
     write: Path | None = None,
 ) -> None:
@@ -308,13 +290,13 @@ def noise_by(
         stds: dict[NoiseBy, float] = {}
         for seed in range(seeds):
             draw = torch.Generator().manual_seed(seed)
-            parts = split(labels, users, generator=draw)
+            parts = split(labels, MANY, generator=draw)
             given: dict[str, Any] = {"transform": transform, "partition": parts}
             for by, accuracies in found.items():
                 privacy = Privacy(epsilon, DELTA, noise_by=by)
                 report = release(private, METHOD, privacy, noise="discrete", **given).report
                 accuracies.append(100 * report["test_accuracy"])
-                parties = users if by == "users" else SERVERS
+                parties = MANY if by == "users" else SERVERS
                 stds[by] = report["local_noise_std"] * math.sqrt(parties)
         less, deviation = spread(np.subtract(found["servers"], found["users"]))
         line = {"epsilon": epsilon, "servers less users": round(float(less), 2)}
@@ -323,7 +305,7 @@ def noise_by(
         more = {"mean accuracy": means, "noise in an entry of the scaled sum": stds}
         more["accuracies"] = {by: np.round(each, 2).tolist() for by, each in found.items()}
         table.add(line | {f"by {by}": mean for by, mean in means.items()}, **more)
-    save(write, {"machine": provenance(), "users": users, "releases": table.rows})
+    save(write, {"machine": provenance(), "users": MANY, "releases": table.rows})
 
 
 def draw_predicted(rows: list[dict[str, Any]], path: Path) -> None:

@@ -25,6 +25,8 @@ from train_distributed.privacy.discrete_gaussian import discrete_gaussian
 from train_distributed.privacy.float_noise import gaussian
 
 CLASSES, CONSTANT = 10, 0.5
+ROWS, FEATURES, SPREAD = 20, 128, 4  # of a user; q; features of a row that are not zero
+PERIOD = FEATURES * CLASSES  # a user's rows depend on its number modulo this, and on its sign
 CHUNK_USERS = 1024
 METHODS = ("discriminant", "discriminant-integers")
 INTEGERS = 100  # times fewer users
@@ -39,61 +41,52 @@ class GeneratedUsers:
     """
 
     count: int
-    rows: int = 20  # of a user
-    features: int = 128  # q
-    spread: int = 4  # features of a row that are not zero
 
     @property
     def sizes(self) -> Tensor:
-        return torch.full((self.count,), self.rows)
+        return torch.full((self.count,), ROWS)
 
     @property
     def dim(self) -> int:
-        return self.features + 1
+        return FEATURES + 1
 
     @property
     def transform(self) -> PublicTransform:
         reach = math.sqrt(1 + CONSTANT**2)
-        return PublicTransform.identity(self.features, clip_norm=reach, constant=CONSTANT)
-
-    @property
-    def period(self) -> int:
-        """A user's rows depend on its number modulo this, and on its sign."""
-        return self.features * CLASSES
+        return PublicTransform.identity(FEATURES, clip_norm=reach, constant=CONSTANT)
 
     def chunks(self) -> Iterator[Chunk]:
         for start in range(0, self.count, CHUNK_USERS):
             users = torch.arange(start, min(start + CHUNK_USERS, self.count))
-            place = users[:, None] + torch.arange(self.rows)
-            sign = 1 - 2 * (users // self.period % 2).float()[:, None, None]
-            x = torch.zeros(len(users), self.rows, self.dim)
+            place = users[:, None] + torch.arange(ROWS)
+            sign = 1 - 2 * (users // PERIOD % 2).float()[:, None, None]
+            x = torch.zeros(len(users), ROWS, self.dim)
             x[..., 0] = CONSTANT
-            for shift in range(self.spread):
-                feature = 1 + (place + shift)[..., None] % self.features
-                x.scatter_(2, feature, (sign * self.spread**-0.5).expand_as(feature))
-            yield Chunk(users, x, place % CLASSES, torch.full((len(users),), self.rows))
+            for shift in range(SPREAD):
+                feature = 1 + (place + shift)[..., None] % FEATURES
+                x.scatter_(2, feature, (sign * SPREAD**-0.5).expand_as(feature))
+            yield Chunk(users, x, place % CLASSES, torch.full((len(users),), ROWS))
 
     def closed_statistics(self) -> tuple[Tensor, Tensor]:
         """(d, K) class sums, how often each feature meets each label, and (q, q) moments."""
         sums = torch.zeros(self.dim, CLASSES, dtype=torch.float64)
-        moments = torch.zeros(self.features, self.features, dtype=torch.float64)
-        residue = torch.arange(self.period)
+        moments = torch.zeros(FEATURES, FEATURES, dtype=torch.float64)
+        residue = torch.arange(PERIOD)
         # of the i < count, those with i mod period = residue and an even or odd i // period
         plus, minus = (
-            (self.count - residue - odd * self.period + 2 * self.period - 1).clamp(min=0)
-            // (2 * self.period)
+            (self.count - residue - odd * PERIOD + 2 * PERIOD - 1).clamp(min=0) // (2 * PERIOD)
             for odd in (0, 1)
         )
-        shifts, weight = torch.arange(self.spread), self.spread**-0.5
-        for j in range(self.rows):
-            features = (residue[:, None] + j + shifts) % self.features
+        shifts, weight = torch.arange(SPREAD), SPREAD**-0.5
+        for j in range(ROWS):
+            features = (residue[:, None] + j + shifts) % FEATURES
             labels = ((residue + j) % CLASSES)[:, None].expand_as(features)
             signed = weight * (plus - minus).double()[:, None].expand_as(features)
             sums.index_put_((1 + features, labels), signed, accumulate=True)
-            left, right = features[:, :, None].expand(-1, -1, self.spread), features[:, None, :]
+            left, right = features[:, :, None].expand(-1, -1, SPREAD), features[:, None, :]
             squares = weight**2 * (plus + minus).double()[:, None, None].expand_as(left)
             moments.index_put_((left, right.expand_as(left)), squares, accumulate=True)
-        sums[0] = CONSTANT * self.count * self.rows / CLASSES
+        sums[0] = CONSTANT * self.count * ROWS / CLASSES
         return sums, moments
 
 
@@ -106,20 +99,15 @@ def measure(name: str, count: int) -> dict[str, Any]:
     method, integers, _ = name.partition("-integers")
     users = GeneratedUsers(count)
     built = build_method(method, users.transform, CLASSES, {})
+    given: dict[str, Any] = {"transform": users.transform, "num_classes": CLASSES}
+    given |= {"noise": "discrete" if integers else "float"}
+    given["generator"] = None if integers else torch.Generator().manual_seed(count)
     started = time.perf_counter()
-    released = release(
-        users,
-        built,
-        Privacy(1.0, 1e-5),
-        transform=users.transform,
-        num_classes=CLASSES,
-        noise="discrete" if integers else "float",
-        generator=None if integers else torch.Generator().manual_seed(count),
-    )
+    released = release(users, built, Privacy(1.0, 1e-5), **given)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     sums, moments = users.closed_statistics()
-    row, column = torch.triu_indices(users.features, users.features)
+    row, column = torch.triu_indices(FEATURES, FEATURES)
     expected = torch.cat([sums.flatten(), moments[row, column]])
     assert released.opened is not None
     std = released.report["local_noise_std"] * math.sqrt(count)
@@ -154,15 +142,11 @@ COUNT, ROUNDS, BAR = 61_450, 3, 10.0
 
 def opendp_sampler(std: float) -> Callable[[], object]:
     """OpenDP's exact sampler (Canonne, Kamath, Steinke 2020), as a release would call it."""
-    from opendp.domains import atom_domain, vector_domain  # pyright: ignore[reportMissingImports]
-    from opendp.measurements import make_gaussian  # pyright: ignore[reportMissingImports]
-    from opendp.metrics import l2_distance  # pyright: ignore[reportMissingImports]
-    from opendp.mod import enable_features  # pyright: ignore[reportMissingImports]
+    import opendp.prelude as dp  # pyright: ignore[reportMissingImports]
 
-    enable_features("contrib")
-    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
-    zeros = [0] * COUNT
-    return lambda: make_gaussian(*space, scale=std)(zeros)
+    dp.enable_features("contrib")
+    space, zeros = (dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")), [0] * COUNT
+    return lambda: dp.m.make_gaussian(*space, scale=std)(zeros)
 
 
 def nanoseconds(std: float) -> tuple[float, float]:

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import itertools
-import json
 import os
 import resource
 import secrets
@@ -13,6 +11,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cryptography
 import numpy as np
@@ -20,7 +19,7 @@ from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from pretrain.cli.provenance import provenance
-from tests.benchmarks.common import Table, command_line, save
+from tests.benchmarks.common import Table, command_line, save, show
 from tests.train_distributed.secure_sum.simulate import MASKED_INPUT, simulate_sum
 from train_distributed.proofs import field
 from train_distributed.proofs.linear_proof import forgery_log2
@@ -32,7 +31,8 @@ from train_distributed.secure_sum.session import Session
 
 FRACTIONS = (0.1, 0.2)  # of corrupt users, and of those that may drop out
 CHECKING = 100  # users that check a quorum's signatures
-RATE_SECONDS = 0.2  # of one measurement of a rate
+RATE_SECONDS, REPEATS = 0.2, 5  # of one measurement of a rate
+DIMENSION = 61_450
 
 
 @contextlib.contextmanager
@@ -56,41 +56,30 @@ def like_the_first(users: int) -> Iterator[list[float]]:
             sets[bitmap] = read(self, bitmap)
         return sets[bitmap]
 
-    SurvivorCheck._check_signatures, Session.users_of = first, once
     gc.collect()
     gc.disable()  # it would look through all users' objects in the server's time
-    try:
+    checking = patch.object(SurvivorCheck, "_check_signatures", first)
+    with checking, patch.object(Session, "users_of", once):
         yield seconds
-    finally:
-        gc.enable()
-        SurvivorCheck._check_signatures, Session.users_of = check, read
+    gc.enable()
 
 
-def measure(users: int, dimension: int, dropped: float) -> dict[str, Any]:
+def measure(users: int, dropped: float) -> dict[str, Any]:
     """One run, in which a share of the users drops out after sharing keys; the sum is checked."""
-    gone, (corrupt, dropout) = int(dropped * users), FRACTIONS
-    row = np.random.default_rng(0).integers(0, 2**64, dimension, np.uint64)
+    gone = int(dropped * users)
+    fractions = dict(zip(("corrupt_fraction", "dropout_fraction"), FRACTIONS, strict=True))
+    row = np.random.default_rng(0).integers(0, 2**64, DIMENSION, np.uint64)
     with like_the_first(CHECKING) as checks:
-        result = simulate_sum(
-            np.broadcast_to(row, (users, dimension)),
-            drop={MASKED_INPUT: range(gone)},
-            corrupt_fraction=corrupt,
-            dropout_fraction=dropout,
-        )
+        rows = np.broadcast_to(row, (users, DIMENSION))
+        result = simulate_sum(rows, drop={MASKED_INPUT: range(gone)}, **fractions)
     unchecked = users - gone - len(checks) if checks else 0
     skipped = unchecked / users * float(np.mean(checks or [0]))
     if not np.array_equal(result.total, row * np.uint64(users - gone)):
         raise RuntimeError(f"the sum of {users} users is wrong")
-    return {
-        "protocol": "secagg",
-        "users": users,
-        "dropped": gone,
-        "dimension": dimension,
-        "bytes_per_client": result.bytes_per_client,
-        "bytes_server": result.bytes_server,
-        "seconds_per_client": round(result.seconds_per_client + skipped, 5),
-        "seconds_server": round(result.seconds_server, 4),
-    }
+    found = {"protocol": "secagg", "users": users, "dropped": gone, "dimension": DIMENSION}
+    found |= {"bytes_per_client": result.bytes_per_client, "bytes_server": result.bytes_server}
+    found |= {"seconds_per_client": round(result.seconds_per_client + skipped, 5)}
+    return found | {"seconds_server": round(result.seconds_server, 4)}
 
 
 def rate(work: Callable[[], object], octets: int) -> float:
@@ -102,25 +91,19 @@ def rate(work: Callable[[], object], octets: int) -> float:
     return done / taken / 1e9
 
 
-def expansion(dimension: int, repeats: int = 5) -> dict[str, float]:
+def expansion() -> dict[str, float]:
     """The best of several rates of masks and of the bare cipher, measured in turns, in GB/s."""
-    octets, key, total = 8 * dimension, new_seed(), np.zeros(dimension, np.uint64)
+    octets, total = 8 * DIMENSION, np.zeros(DIMENSION, np.uint64)
     zeros, out = bytes(octets), bytearray(octets)
-    context = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-    rates = [
-        (
-            rate(lambda: add_stream(total, new_seed()), octets),
-            rate(lambda: context.update_into(zeros, out), octets),
-        )
-        for _ in range(repeats)
-    ]
+    context = Cipher(algorithms.AES256(new_seed()), modes.CTR(bytes(16))).encryptor()
+    sides = (lambda: add_stream(total, new_seed()), lambda: context.update_into(zeros, out))
+    rates = [[rate(side, octets) for side in sides] for _ in range(REPEATS)]
     masks, cipher = (max(each) for each in zip(*rates, strict=True))
     return {"masks": masks, "aes_256_ctr": cipher, "ratio": masks / cipher}
 
 
 def secagg(
     users: tuple[int, ...] = (10, 100, 1000, 10_000),
-    dimension: int = 61_450,
     dropped: tuple[float, ...] = (0.0,),
     write: Path | None = None,
 ) -> None:
@@ -133,16 +116,15 @@ def secagg(
     its AES-256 in counter mode is by itself.
     """
     machine, table = provenance() | {"load": os.getloadavg()[0]}, Table()
-    machine["cryptography"] = cryptography.__version__
-    machine["openssl"] = backend.openssl_version_text()
-    for count, share in itertools.product(users, dropped):
-        table.add(measure(count, dimension, share))
-    masks = expansion(dimension)
+    machine |= {"cryptography": cryptography.__version__, "openssl": backend.openssl_version_text()}
+    for count, share in product(users, dropped):
+        table.add(measure(count, share))
+    masks = expansion()
     print("GB/s on one core:", masks)
     save(write, {"machine": machine, "fractions": FRACTIONS, "cost": table.rows, "masks": masks})
 
 
-DIMENSION, NORM_BOUND = 9546, 2**30
+LENGTH, NORM_BOUND = 9546, 2**30
 QUARTILES = (0.5, 0.25, 0.75)
 CLOCKS = ("milliseconds", "milliseconds of processor")  # the same but for other programs
 
@@ -153,13 +135,13 @@ def clocks() -> tuple[float, float]:
 
 def proofs(reports: int = 200, write: Path | None = None) -> None:
     """Times and bytes of PINE at a user and each aggregator (OMP_NUM_THREADS=1); memory's peak."""
-    pine = Pine.for_bound(dimension=DIMENSION, norm_bound=NORM_BOUND)
+    pine = Pine.for_bound(dimension=LENGTH, norm_bound=NORM_BOUND)
     generator, key = np.random.default_rng(0), secrets.token_bytes(32)
     seconds: dict[str, list[np.ndarray]] = {"user": [], "leader": [], "helper": [], "message": []}
-    totals, expected = [np.zeros(DIMENSION, np.uint64)] * 2, np.zeros(DIMENSION, np.int64)
+    totals, expected = [np.zeros(LENGTH, np.uint64)] * 2, np.zeros(LENGTH, np.int64)
     memory, sent = [], 0
     for _ in range(reports):
-        vector = generator.normal(size=DIMENSION)
+        vector = generator.normal(size=LENGTH)
         vector = np.trunc(vector / np.linalg.norm(vector) * NORM_BOUND).astype(np.int64)
         nonce, times = secrets.token_bytes(NONCE_BYTES), [clocks()]
         public, shares = pine.shard(vector, nonce)
@@ -177,21 +159,17 @@ def proofs(reports: int = 200, write: Path | None = None) -> None:
         expected, sent = expected + vector, 2 * len(public) + sum(map(len, shares))
         memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     assert (pine.unshard(*totals) == expected).all()
-    found: dict[str, Any] = {"dimension": DIMENSION, "norm_bound": NORM_BOUND, "reports": reports}
+    found: dict[str, Any] = {"dimension": LENGTH, "norm_bound": NORM_BOUND, "reports": reports}
     for place, clock in enumerate(CLOCKS):
         found[f"{clock}, median (quartiles)"] = {
             name: (1000 * np.quantile(np.array(spent)[:, place], QUARTILES)).round(2).tolist()
             for name, spent in seconds.items()
         }
-    found |= {
-        "bytes a report": sent,
-        "bytes over the vector's": round(sent / (8 * DIMENSION), 3),
-        "MiB at the peak after the 10th and the last report": [memory[9], memory[-1]],
-        "log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2),
-        "load": os.getloadavg()[0],
-        "machine": provenance(),
-    }
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    found |= {"bytes a report": sent, "bytes over the vector's": round(sent / (8 * LENGTH), 3)}
+    found |= {"MiB at the peak after the 10th and the last report": [memory[9], memory[-1]]}
+    found |= {"log2 of a forgery": round(forgery_log2(pine.layout, pine.circuits), 2)}
+    found |= {"load": os.getloadavg()[0], "machine": provenance()}
+    show(found)
     save(write, found)
 
 

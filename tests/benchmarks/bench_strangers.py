@@ -12,7 +12,6 @@ Exit code 1 beyond the bars: 2 s, 300 MiB, 10 MB.
 
 import base64
 import contextlib
-import multiprocessing
 import resource
 import socket
 import ssl
@@ -25,8 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import tyro
@@ -46,6 +47,7 @@ from train_distributed.secure_sum.wire import summary
 
 DESCRIPTORS, REPORTS, BOUND, DIMENSION = 1024, 6, 2**20, 9546
 MOST_SECONDS, MOST_MIB, MOST_LOG = 2.0, 300.0, 10**7
+VECTOR = np.arange(DIMENSION) % 7
 AHEAD = 2 * 10**6  # seconds, beyond the window's end
 SHIFTED = """
 import pathlib, runpy, sys, time
@@ -54,7 +56,6 @@ time.time = lambda: real() + float(shift.read_text())
 runpy.run_module("train_distributed", run_name="__main__", alter_sys=True)
 """
 LINES, FLOODS = 1100, 4  # connections of an attack to each aggregator, and of a flood
-Users = Iterator[tuple[int, PrivateKeys]]
 Address = tuple[str, int]
 
 
@@ -159,12 +160,10 @@ class Scene:
         self.shift.write_text("0")
         leader = self.processes[list(FOLDERS).index(LEADER)]
         leader.command[1:3] = ["-c", SHIFTED, str(self.shift)]
-        self.users: Users = iter(enumerate(users))
+        self.users: Iterator[tuple[int, PrivateKeys]] = iter(enumerate(users))
         self.agreed = folder / AGREED
         self.tls = trust(self.agreed)
         self.impostors = serving(folder / FOLDERS[LEADER] / TLS, self.agreed)
-
-    def start(self) -> None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, most))
         for process in self.processes:
@@ -173,9 +172,8 @@ class Scene:
 
     def report(self, file: WindowFile | None = None) -> float:
         """Seconds that the report of a new user takes."""
-        file = file or self.file
-        (user, own), vector = next(self.users), np.arange(DIMENSION) % 7
-        report, start = make_report(file.window, user, own, vector, BOUND), time.monotonic()
+        file, (user, own) = file or self.file, next(self.users)
+        report, start = make_report(file.window, user, own, VECTOR, BOUND), time.monotonic()
         with Aggregators(file.window, file.addresses, self.tls, 60.0) as aggregators:
             aggregators.report(user, report)
         return time.monotonic() - start
@@ -193,9 +191,8 @@ class Scene:
         """What is measured while an attack goes on."""
         if attack is None:
             return self.measured()
-        addresses = list(self.file.addresses.values())
-        context = multiprocessing.get_context("spawn")
-        work = context.Process(target=attack.run, args=(addresses, self.agreed))
+        given = (list(self.file.addresses.values()), self.agreed)
+        work = get_context("spawn").Process(target=attack.run, args=given)
         work.start()
         try:
             time.sleep(seconds)
@@ -223,14 +220,13 @@ class Scene:
         """Measures after an impostor has acknowledged a report, which nobody must believe."""
 
         class Answer(BaseHTTPRequestHandler):
+            log_message = Mock()
+
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["content-length"]))
                 self.send_response(201)
                 self.end_headers()
                 self.wfile.write(b"d")
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
 
         server = HTTPServer(("127.0.0.1", 0), Answer)
         server.socket = self.impostors.wrap_socket(server.socket, server_side=True)
@@ -254,7 +250,7 @@ def chosen(scene: Scene) -> dict[str, Attack | None]:
     forged = make_report(window, 0, stranger, np.zeros(DIMENSION, int), BOUND)
     shown = summary(forged[:-HELPER_MESSAGE_BYTES])
     user, own = next(scene.users)
-    again = make_report(window, user, own, np.arange(DIMENSION) % 7, BOUND)
+    again = make_report(window, user, own, VECTOR, BOUND)
     insider = posted(reports, again, shown=summary(again[:-HELPER_MESSAGE_BYTES]))
     chunked = f"POST {reports} HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n".encode()
     return {
@@ -275,29 +271,26 @@ def chosen(scene: Scene) -> dict[str, Attack | None]:
     }
 
 
-def main(seconds: float = 15.0, only: str = "", write: Path | None = None) -> int:
-    """Prints a line for every attack whose name holds `only`, after so many seconds of it."""
+def main(seconds: float = 15.0, write: Path | None = None) -> int:
+    """Prints a line for every attack, after so many seconds of it."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         scene = Scene(Path(folder))
-        scene.start()
         for process in scene.processes:
             stack.callback(process.kill)
         work: dict[str, Callable[[], dict[str, Any]]] = {
             name: partial(scene.attacked, attack, seconds) for name, attack in chosen(scene).items()
         }
         work |= {"an impostor": scene.impostor, "a clock ahead": scene.clock_ahead}
-        for name in filter(lambda name: only in name, work):
-            found[name] = work[name]()
+        for name, measure in work.items():
+            found[name] = measure()
             print(name, found[name], flush=True)
     save(write, {"machine": provenance(), "attacks": found})
-    return any(
-        each["longest_report_seconds"] > MOST_SECONDS
-        or max(each["resident_mib"]) > MOST_MIB
-        or max(each["log_bytes"]) > MOST_LOG
-        or each.get("impostors_believed", 0)
-        for each in found.values()
-    )
+    every = list(found.values())
+    slow = max(each["longest_report_seconds"] for each in every) > MOST_SECONDS
+    large = max(max(each["resident_mib"]) for each in every) > MOST_MIB
+    long = max(max(each["log_bytes"]) for each in every) > MOST_LOG
+    return int(slow or large or long or found["an impostor"]["impostors_believed"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import math
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ import numpy as np
 from embed import PublicTransform
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.aggregators import Process, commands, make_window, memory_kb
-from tests.benchmarks.common import command_line, save
+from tests.benchmarks.common import command_line, save, show
 from tests.benchmarks.postgresql import Server, running
 from tests.embedding_sets import clusters
 from tests.ports import free_port
@@ -69,9 +68,8 @@ def make(folder: Path, reports: int, dimension: int) -> dict[str, float]:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         parts = range(0, reports, 500)
         work = [pool.submit(make_part, folder, at, keys[at : at + 500]) for at in parts]
-        cpu = sum(each.result() for each in work)
-    seconds = round(time.monotonic() - start, 1)
-    return {"seconds_of_making": seconds, "cpu_seconds_of_making": round(cpu, 1)}
+        took = {"cpu_seconds_of_making": round(sum(each.result() for each in work), 1)}
+    return {"seconds_of_making": round(time.monotonic() - start, 1)} | took
 
 
 class Load:
@@ -140,8 +138,7 @@ class Load:
             self._ended.set()
             raise
         killer.join()
-        opened = self.opened()
-        return sent, time.monotonic() - start, opened
+        return sent, time.monotonic() - start, self.opened()
 
     def opened(self) -> Opened:
         with self._lines() as aggregators:
@@ -170,27 +167,28 @@ def load(
     """
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        made = make(folder, reports, dimension)
+        found: dict[str, Any] = {"reports": reports, "dimension": dimension}
+        found |= {"report_bytes": report_bytes(dimension, BOUND)} | make(folder, reports, dimension)
         own = store == "postgresql"
+        found |= {"workers_of_each_aggregator": workers, "store": "PostgreSQL" if own else "SQLite"}
         server = stack.enter_context(running(Path("/tmp"))) if own else None
         processes = commands(folder, store=server.url if server else None, workers=workers)
         for process in processes:
             process.start()
         load = Load(folder, processes, server)
         sent, whole, first = load.run(kills, database_kills)
-        if server is None:
-            place = sum(path.stat().st_size for path in folder.rglob("*.sqlite"))
-        else:
-            place = int(server.asked("SELECT pg_database_size(current_database())"))
-        killed = sum(process.kills for process in processes)
+        found["store_bytes"] = sum(path.stat().st_size for path in folder.rglob("*.sqlite"))
+        if server is not None:
+            found["store_bytes"] = int(server.asked("SELECT pg_database_size(current_database())"))
+        found["kills_of_workers"] = sum(process.kills for process in processes)
         for process in processes:
             process.kill()
             process.start()
         second = load.opened()
         for process in processes:
             process.kill()
-        databases_killed = 0 if server is None else server.kills
-        log_bytes = max(process.log.stat().st_size for process in processes)
+        found["kills_of_the_database"] = 0 if server is None else server.kills
+        found["log_bytes"] = max(process.log.stat().st_size for process in processes)
         noise_std = WindowFile.load(folder / WINDOW).window.noise_std
     plain = sum(vector_of(user, dimension) for user in range(reports))
     noise = (first.total.view(np.int64) - plain) / (math.sqrt(2) * noise_std)
@@ -199,29 +197,19 @@ def load(
         and (first.total == second.total).all()
         and abs(noise.std() - 1) < max(0.1, 2.4 / math.sqrt(dimension))
         and np.abs(noise).max() < 7  # any other report or noise would show
-        and killed >= kills
-        and databases_killed >= database_kills
+        and found["kills_of_workers"] >= kills
+        and found["kills_of_the_database"] >= database_kills
     )
-    found = {
-        "reports": reports,
-        "dimension": dimension,
-        "report_bytes": report_bytes(dimension, BOUND),
-        "store": "PostgreSQL" if own else "SQLite",
-        "workers_of_each_aggregator": workers,
-        "kills_of_workers": killed,
-        "kills_of_the_database": databases_killed,
-        **made,
+    found |= {
         "seconds_until_all_are_acknowledged": round(sent, 1),
         "seconds_until_the_sum_is_open": round(whole, 1),
         "cpu_seconds_of_workers": [round(process.cpu, 1) for process in processes],
         "cpu_ms_a_report": round(1000 * sum(each.cpu for each in processes) / reports, 2),
         "peak_mib": [round(process.peak_kb / 1024, 1) for process in processes],
         "longest_restart_seconds": round(max(max(each.restarts) for each in processes), 2),
-        "store_bytes": place,
-        "log_bytes": log_bytes,
         "noise_std_over_expected": round(float(noise.std()), 4),
     }
-    print(found, "exact" if right else "WRONG", flush=True)
+    show(found | {"exact": right})
     save(write, {"machine": provenance(), "window": found, "exact": right})
     return int(not right)
 
@@ -243,10 +231,9 @@ def lines(start: int, stop: int) -> list[dict[str, Any]]:
     return found
 
 
-def start(*arguments: object, **given: Any) -> "subprocess.Popen[str]":
-    command = [*COMMAND, *map(str, arguments)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, env=environment, **given)
+def start(*arguments: str, **given: Any) -> "subprocess.Popen[str]":
+    given |= {"text": True, "stdout": subprocess.PIPE, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
+    return subprocess.Popen([*COMMAND, *arguments], **given)
 
 
 def cpu_seconds(process: "subprocess.Popen[str]") -> float:
@@ -308,8 +295,8 @@ def terms_seconds(home: Path, digest: str) -> tuple[float, float]:
 
 def aggregator(home: Path, folder: str) -> dict[str, float]:
     """Seconds until an aggregator listens, and its peak."""
-    words = ("aggregator", "--folder", str(home / folder), "--window", str(home / "window"))
-    process = Process([*COMMAND, *words], home / f"{folder}.log")
+    words = f"aggregator --folder {home / folder} --window {home / 'window'}"
+    process = Process([*COMMAND, *words.split()], home / f"{folder}.log")
     process.start()
     process.kill()
     found = {"seconds_until_it_listens": process.restarts[0], "cpu_seconds": process.cpu}
@@ -318,14 +305,10 @@ def aggregator(home: Path, folder: str) -> dict[str, float]:
 
 def measure(users: int, home: Path) -> dict[str, Any]:
     """All of it, for so many users."""
-    PublicTransform.fit(clusters(500, CLASSES, P, seed=99), components=100).save(
-        home / "public.safetensors"
-    )
-    for words in (
-        "--folder server --name server --server --hosts 127.0.0.1",
-        "--folder user --name me --rows 50",
-    ):
-        subprocess.run([*COMMAND, "join", *words.split()], cwd=home, check=True)
+    transform = PublicTransform.fit(clusters(500, CLASSES, P, seed=99), components=100)
+    transform.save(home / "public.safetensors")
+    for words in ("server --name server --server --hosts 127.0.0.1", "user --name me --rows 50"):
+        subprocess.run([*COMMAND, "join", "--folder", *words.split()], cwd=home, check=True)
     keys, number = read_private(home / "user"), users // 2
     rows = ROWS[number % len(ROWS)]
     clusters(rows, CLASSES, P).save(home / "user" / "embeddings")
@@ -338,10 +321,8 @@ def measure(users: int, home: Path) -> dict[str, Any]:
     (fed / "invitation" / "places").mkdir(exist_ok=True)
     place = place_path(fed / "invitation" / "places", keys.public.verifying)
     Place.of(number, federation.known.placed(number)).save(place)
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    words = ("--folder", "fed", "--aggregators", *addresses, "--out", "window")
-    made = start("window", *words, cwd=home)
-    found["window"] = ended(made)
+    words = f"--folder fed --aggregators 127.0.0.1:{free_port()} 127.0.0.1:{free_port()}".split()
+    found["window"] = ended(start("window", *words, "--out", "window", cwd=home))
     files = {"federation.json": fed / "federation.json", "own place": place, "roll": fed / "roll"}
     files["window.json"] = home / "window" / "window.json"
     found["bytes"] = {name: path.stat().st_size for name, path in files.items()}
@@ -368,7 +349,7 @@ def roll(users: tuple[int, ...] = (1000,), write: Path | None = None) -> int:
     for count in users:
         with tempfile.TemporaryDirectory() as home:
             every.append(measure(count, Path(home)))
-        print(json.dumps(every[-1]), flush=True)
+        show(every[-1])
     save(write, {"machine": provenance(), "rolls": every})
     small = all(found["bytes"]["own place"] <= MOST_BYTES for found in every)
     fast = all(found["of_which_cpu"][0] <= MOST_SECONDS for found in every)

@@ -16,6 +16,10 @@ from pretrain.cli.output import new_directory, new_file
 DELTA, METHOD = 1e-5, "discriminant"
 
 
+def show(figures: Any) -> None:
+    print(json.dumps(figures, indent=1, ensure_ascii=False), flush=True)
+
+
 def save(path: Path | None, figures: Any) -> None:
     """Writes JSON that appears whole or not at all; nothing without a path."""
     if path is not None:

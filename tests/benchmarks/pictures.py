@@ -1,7 +1,6 @@
 """Pictures that are drawn, and releases from some: `kinds`, `emnist`, `mosaics` and `findings`."""
 
 import io
-import itertools
 import json
 import string
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
-from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -32,19 +30,14 @@ Draw = Callable[[int, np.random.Generator], Image.Image]
 FONTS = ("DejaVuSans", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "cmss10", "cmtt10")
 SUFFIXES = ("", "-Bold", "-Oblique", "-Italic", "Bol", "Italic", "BolIta")
 CHARACTERS = string.digits + string.ascii_letters
-
-
-def fonts() -> list[Path]:
-    """Fonts that matplotlib brings, with letters and digits."""
-    folder = Path(matplotlib.get_data_path()) / "fonts/ttf"
-    paths = (folder / f"{name}{suffix}.ttf" for name in FONTS for suffix in SUFFIXES)
-    return [path for path in paths if path.exists()]
+TYPES = Path(matplotlib.get_data_path()) / "fonts/ttf"  # that matplotlib brings
+FILES = [path for f, s in product(FONTS, SUFFIXES) if (path := TYPES / f"{f}{s}.ttf").exists()]
 
 
 def letter(label: int, rng: np.random.Generator) -> Image.Image:
     """A white character on black, turned, sheared and of any weight, as if by hand."""
     picture = Image.new("L", (LARGE, LARGE))
-    path = fonts()[rng.integers(len(fonts()))]
+    path = FILES[rng.integers(len(FILES))]
     font = ImageFont.truetype(str(path), int(rng.integers(52, 74)))
     ImageDraw.Draw(picture).text((LARGE / 2, LARGE / 2), CHARACTERS[label], 255, font, anchor="mm")
     turn, shear = rng.normal(0, 0.15), rng.normal(0, 0.2)
@@ -146,15 +139,9 @@ def drawn(kind: str) -> dict[str, Any]:
     return arrays
 
 
-def thresholded(picture: Image.Image) -> np.ndarray:
-    """Black and white, half of the pixels each."""
-    pixels = np.asarray(picture)
-    return np.where(pixels > np.median(pixels), 255, 0).astype(np.uint8)
-
-
 CHANGES: dict[str, Callable[[Image.Image], np.ndarray]] = {  # of grey pictures
     "inverted": lambda picture: 255 - np.asarray(picture),
-    "thresholded": thresholded,
+    "thresholded": lambda picture: np.uint8(255) * (np.asarray(picture) > np.median(picture)),
     "outlined": lambda picture: np.asarray(picture.filter(ImageFilter.FIND_EDGES)),
 }
 
@@ -191,14 +178,13 @@ ROOT = Path(__file__).parents[2]
 FACES = ("DejaVuSans", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic")
 PUBLIC_FACES = ("STIXGeneral", "STIXGeneralItalic", "STIXGeneralBol", "DejaVuSans-Bold")
 METHODS, EPSILONS, SEEDS = ("discriminant", "softmax"), ("0.3", "1", "3", "8"), 3
-TIMES = 4  # letters are drawn so many times too large
+TIMES, LETTERS = 4, 110  # letters are drawn so many times too large; of a writer on average
 
 
 def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(n, 28, 28) float32 in [0, 1], 1 is paper: one writer's letters."""
-    path = Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf"
     side = EMNIST_SIDE * TIMES
-    font = ImageFont.truetype(str(path), int(side * rng.uniform(0.55, 0.8)))
+    font = ImageFont.truetype(str(TYPES / f"{face}.ttf"), int(side * rng.uniform(0.55, 0.8)))
     slant, width, turn = rng.normal(0, 0.15), rng.uniform(0.8, 1.25), rng.normal(0, 0.08)
     weight, off = int(rng.integers(0, 3)), rng.normal(0, 0.03, 2)
     pixels = np.empty((len(labels), EMNIST_SIDE, EMNIST_SIDE), np.float32)
@@ -217,7 +203,7 @@ def letters(face: str, labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
     return np.clip(pixels + rng.normal(0, 0.02, pixels.shape).astype(np.float32), 0, 1)
 
 
-def write_files(folder: Path, faces: tuple[str, ...], writers: int, rows: int, seed: int) -> None:
+def write_files(folder: Path, faces: tuple[str, ...], writers: int, seed: int) -> None:
     """Both files; a ninth of each writer's letters is for testing, as in the real set."""
     import h5py  # pyright: ignore[reportMissingImports]
 
@@ -228,7 +214,7 @@ def write_files(folder: Path, faces: tuple[str, ...], writers: int, rows: int, s
         h5py.File(folder / "fed_emnist_test.h5", "w") as test,
     ):
         for writer in range(writers):
-            count = int(rng.integers(rows // 2, rows * 3 // 2))
+            count = int(rng.integers(LETTERS // 2, LETTERS * 3 // 2))
             labels = rng.integers(0, len(EMNIST_CLASSES), count)
             pixels = letters(faces[writer % len(faces)], labels, rng)
             split = count - count // 9
@@ -237,30 +223,31 @@ def write_files(folder: Path, faces: tuple[str, ...], writers: int, rows: int, s
                 group["pixels"], group["label"] = pixels[part], labels[part].astype(np.int32)
 
 
-def emnist(out: Path, writers: int = 500, rows: int = 110, write: Path | None = None) -> None:
+def emnist(out: Path, writers: int = 500, write: Path | None = None) -> None:
     """Federated EMNIST's own files from end to end, with drawn letters: 62 classes by writer.
 
     Needs `pip install -e '.[federated-emnist]'`. Writes `fed_emnist_train.h5` and
     `fed_emnist_test.h5` as TensorFlow Federated does, dark on white: each writer has a typeface,
-    slant, width, weight and habit of placing of its own, each letter some unsteadiness, and so many
+    slant, width, weight and habit of placing of its own, each letter some unsteadiness, and 110
     letters on average. Public writers use other typefaces than private ones. Then what a user of
     the real files types: `embed run --data fed-emnist:…` twice, and `run` with nothing but data,
     public set and epsilon; test letters are of the same writers. O and 0, l and I and so on look
     alike, as in the real set.
     """
-    write_files(out / "files", FACES, writers, rows, 0)
-    write_files(out / "public_files", PUBLIC_FACES, writers // 4, rows, 1)
-    for name, files in (("private", "files"), ("public", "public_files")):
-        source = f"fed-emnist:{out / files}"
-        run("embed", "run", "--data", source, "--resize", "32", "--out", str(out / name))
+    made = (("private", FACES, writers), ("public", PUBLIC_FACES, writers // 4))
+    for seed, (name, faces, count) in enumerate(made):
+        files = out / f"{name}_files"
+        write_files(files, faces, count, seed)
+        typed = ("--data", f"fed-emnist:{files}", "--resize", 32, "--out", out / name)
+        run("embed", "run", *typed)
     runs, table = [], Table()
-    sets = ("--embeddings", str(out / "private"), "--public", str(out / "public"))
+    sets = ("--embeddings", out / "private", "--public", out / "public")
     for method, epsilon in product(METHODS, EPSILONS):
         found = []
         for seed in range(SEEDS):
             model = out / f"{method}-{epsilon}-{seed}"
             given = f"--method {method} --seed {seed} --epsilon {epsilon} --delta 1e-5".split()
-            run("train_distributed", "run", *given, *sets, "--out", str(model))
+            run("train_distributed", "run", *given, *sets, "--out", model)
             found.append(json.loads((model / "report.json").read_text())["test_accuracy"])
         runs.append({"method": method, "epsilon": float(epsilon), "accuracies": found})
         mean, deviation = spread(found)
@@ -268,9 +255,9 @@ def emnist(out: Path, writers: int = 500, rows: int = 110, write: Path | None = 
     save(write, provenance() | {"writers": writers, "runs": runs})
 
 
-def run(room: str, *arguments: str) -> None:
+def run(*words: object) -> None:
     """One command, as it would be typed."""
-    subprocess.run([sys.executable, "-m", room, *arguments], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", *map(str, words)], cwd=ROOT, check=True)
 
 
 SIZES, TILE, MOST, BINS = {"train": 12_000, "test": 4000}, 32, 4, 15
@@ -306,12 +293,12 @@ def mosaics(pixels: np.ndarray, classes: np.ndarray, count: int, draw: np.random
     return pictures, findings
 
 
-def draw_mosaics(tiles: Path, out: Path, seed: int = 0) -> None:
+def draw_mosaics(tiles: Path, out: Path) -> None:
     """Writes mosaics of 2 x 2 pictures of an npz file that show one to four of ten classes.
 
     Each class is in a fourteenth to two fifths of them. For `embed run --findings`.
     """
-    generator, arrays = np.random.default_rng(seed), dict[str, np.ndarray]()
+    generator, arrays = np.random.default_rng(0), dict[str, np.ndarray]()
     for part, count in SIZES.items():
         made = mosaics(*pictures_of(tiles, part), count, generator)
         arrays[f"x_{part}"], arrays[f"y_{part}"] = made
@@ -368,11 +355,11 @@ def play(pairs: tuple[str, ...], seeds: int = 5, write: Path | None = None) -> N
     precision and calibration error, in per cent.
     """
     table = Table()
-    for pair, (part, epsilons) in itertools.product(pairs, CELLS.items()):
+    for pair, (part, epsilons) in product(pairs, CELLS.items()):
         name, _, public = pair.partition(":")
         rows, transform = opened(Path(name), Path(public))
         (train, test), found = places(rows), dict[tuple[float, str], list[list[float]]]()
-        for epsilon, seed in itertools.product(epsilons, range(seeds)):
+        for epsilon, seed in product(epsilons, range(seeds)):
             order = np.random.default_rng(seed).permutation(train)[: len(train) // part]
             for way, said in played(rows, transform, order, epsilon, seed):
                 measured = figures(said, rows.targets[test] == 1)

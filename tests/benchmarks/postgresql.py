@@ -11,12 +11,9 @@ from pathlib import Path
 
 from tests.ports import free_port
 
-# none where root has no other account to start a server as
-BINARIES = (
-    sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if os.geteuid() or shutil.which("runuser")
-    else []
-)
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+if os.geteuid() == 0 and not shutil.which("runuser"):
+    BINARIES = []  # root has no other account to start a server as
 
 
 @dataclass
@@ -27,16 +24,16 @@ class Server:
     port: int
     kills: int = 0
 
-    def _as(self, *command: object) -> str:
+    def _as(self, program: str, *command: object) -> str:
         user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-        words = [*user, *map(str, command)]
+        words = [*user, *map(str, (BINARIES[-1].with_name(program), *command))]
         done = subprocess.run(words, check=True, capture_output=True, cwd=self.directory)
         return done.stdout.decode()
 
     def initialise(self) -> None:
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres")
-        self._as(BINARIES[-1], "-D", self.directory / "data", "-U", "postgres", "-A", "trust")
+        self._as("initdb", "-D", self.directory / "data", "-U", "postgres", "-A", "trust")
 
     def start(self) -> None:
         options = f"-p {self.port} -h 127.0.0.1 -k {self.directory} -c max_connections=300"
@@ -48,12 +45,11 @@ class Server:
         self.kills += 1
 
     def _control(self, *words: object) -> None:
-        self._as(BINARIES[-1].with_name("pg_ctl"), "-D", self.directory / "data", *words)
+        self._as("pg_ctl", "-D", self.directory / "data", *words)
 
     def asked(self, query: str) -> str:
         """The answer to a query."""
-        command = [BINARIES[-1].with_name("psql"), self.url, "-Atc", query]
-        return self._as(*command).strip()
+        return self._as("psql", self.url, "-Atc", query).strip()
 
     @property
     def url(self) -> str:

@@ -1,6 +1,5 @@
 """Rivals with their papers' settings: ADMM on UCI Adult, Charter's rates, DP-FL beside Opacus."""
 
-import json
 import math
 import time
 import warnings
@@ -21,7 +20,7 @@ from pretrain import check
 from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.bench_releases import opened, places, transformed
-from tests.benchmarks.common import DELTA, Table, command_line, save_folder, spread
+from tests.benchmarks.common import DELTA, Table, command_line, save_folder, show, spread
 from tests.train_distributed.research.learning import learn, plain_opacus
 from train_distributed import Privacy, accounting, partition
 from train_distributed.partition import split
@@ -34,20 +33,13 @@ from train_distributed.research.rivals.charter.algorithm import Distance, Object
 from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 
 # Ranges are public knowledge, not taken from the rows; values outside them are clipped.
-RANGES = {
-    "age": (0, 100),
-    "fnlwgt": (0, 1_500_000),
-    "education-num": (1, 16),
-    "capital-gain": (0, 100_000),
-    "capital-loss": (0, 5_000),
-    "hours-per-week": (0, 100),
-}
+RANGES = {"age": (0, 100), "fnlwgt": (0, 1_500_000), "education-num": (1, 16)}
+RANGES |= {"capital-gain": (0, 100_000), "capital-loss": (0, 5_000), "hours-per-week": (0, 100)}
 TARGET = "Salary"
 PUBLISHED = {"none": (10**-10, 1750.0), "dvp": (10**-2.5, 1750.0), "pvp": (0.1, 146.0)}  # ρ, C
 # η is chosen as the paper chooses ρ: lowest empirical loss at α = .3, powers of ten from .01.
 ETA = {"none": 10.0, "dvp": 10.0, "pvp": 1.0}
 NODES = 6  # P, on a ring
-NAMES = {"dvp": "DVP", "pvp": "PVP"}
 CURVES = (0.01, 0.1, 0.5, 1.0)  # α of Fig. 3
 ALPHAS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 TOLERANCE = 1e-6  # of a step's gradient norm, in units of C/B
@@ -57,24 +49,17 @@ PAPER = {
 }
 MEASURES = ("loss", "error")  # mean logistic loss, test error
 WHEN = {"intermediate, mean of t = 2 … 99": slice(1, -1), "final": slice(-1, None)}
+Test = tuple[Tensor, Tensor]  # rows and labels
 Measured = dict[str, np.ndarray]  # loss and error: (T, seeds), means over nodes
 Runs = dict[tuple[str, float], Measured]  # by method and α
 
 
 def read_adult(path: Path) -> tuple[Tensor, Tensor]:
-    """Numeric columns scaled to [0, 1], the others one-hot, a constant, rows scaled to norm 1.
+    """(N, d) float64 rows and (N,) int64 labels, 1 for more than 50K, of gzip-compressed CSV.
 
-    An unknown value "?" is a category of its own. The categories, in alphabetical order, are taken
-    from the file and count as public.
-
-    Args:
-        path: gzip-compressed comma-separated file with a header line.
-
-    Returns:
-        (N, d) float64 rows and (N,) int64 labels, 1 for more than 50K.
-
-    Raises:
-        ValueError: columns that are missing, or a label that is neither <=50K nor >50K.
+    Numeric columns scaled to [0, 1], the others one-hot, a constant, rows scaled to norm 1. An
+    unknown value "?" is a category of its own. The categories, in alphabetical order, are taken
+    from the file and count as public. Columns that are missing and other labels are errors.
     """
     table = pd.read_csv(path, skipinitialspace=True, dtype=str, keep_default_na=False)
     for name in (TARGET, *RANGES):
@@ -96,18 +81,14 @@ def read_adult(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def admm(
-    data: Path,
-    output: Path = Path("results/rivals/admm"),
-    iterations: int = 100,
-    seeds: int = 5,
-    overwrite: bool = False,
+    data: Path, output: Path = Path("results/rivals/admm"), iterations: int = 100, seeds: int = 5
 ) -> None:
     """Zhang and Zhu's comparison on UCI Adult: decentralised ADMM with two perturbations.
 
     By the privacy of an iteration, on one split. Number of nodes, graph and η are not published; ρ
     and C are (Sec. V). Writes curves.csv, report.json and comparison.txt.
     """
-    refuse_existing(output, overwrite=overwrite)
+    refuse_existing(output, overwrite=False)
     nodes, test = halves(*read_adult(data))
     runs: Runs = {}
     for method, alphas in (("none", (math.inf,)), ("dvp", ALPHAS), ("pvp", ALPHAS)):
@@ -115,23 +96,16 @@ def admm(
     found, text = compare(runs)
     used = {"data": data.name, "output": output.name, "nodes": NODES, "eta_dual": ETA["dvp"]}
     used |= {"eta_primal": ETA["pvp"], "iterations": iterations, "seeds": seeds, "seed": 0}
-    report = {
-        "configuration": used | {"graph": "ring", "rho_and_C": PUBLISHED},
-        **provenance(),
-        "seeds": f"{seeds} noise seeds on one split; mean, sample standard deviation",
-        "composed_over_all_iterations": {
-            str(alpha): asdict(compose(charged(alpha, TOLERANCE), iterations, DELTA))
-            for alpha in CURVES
-        },
-        "comparison": found,
-        "paper": PAPER,
-    }
+    used |= {"graph": "ring", "rho_and_C": PUBLISHED}
+    of_all = {a: compose(charged(a, TOLERANCE), iterations, DELTA) for a in CURVES}
+    report = {"configuration": used, **provenance(), "comparison": found, "paper": PAPER}
+    report["seeds"] = f"{seeds} noise seeds on one split; mean, sample standard deviation"
+    report["composed_over_all_iterations"] = {str(a): asdict(each) for a, each in of_all.items()}
     curves = as_table(runs).to_csv(index=False, float_format="%.6g")
-    files = {"curves_csv": curves, "report_json": report, "comparison_txt": text}
-    save_folder(output, overwrite=overwrite, **files)
+    save_folder(output, curves_csv=curves, report_json=report, comparison_txt=text)
 
 
-def halves(x: Tensor, labels: Tensor) -> tuple[Nodes, tuple[Tensor, Tensor]]:
+def halves(x: Tensor, labels: Tensor) -> tuple[Nodes, Test]:
     """Four fifths for the nodes, one fifth to test."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(labels), generator=generator)
@@ -141,27 +115,15 @@ def halves(x: Tensor, labels: Tensor) -> tuple[Nodes, tuple[Tensor, Tensor]]:
 
 
 def trained(
-    nodes: Nodes,
-    test: tuple[Tensor, Tensor],
-    method: str,
-    alphas: tuple[float, ...],
-    iterations: int,
-    seeds: int,
+    nodes: Nodes, test: Test, method: str, alphas: tuple[float, ...], iterations: int, seeds: int
 ) -> Runs:
     """Every α and seed is an independent copy of the one binary problem; all run together."""
     shares = torch.tensor(alphas, dtype=torch.float64).repeat_interleave(seeds)
     copies = Nodes(nodes.x, nodes.y.expand(-1, -1, len(shares)), nodes.counts)
     (rho, weight), private = PUBLISHED[method], method != "none"
-    settings = AdmmSettings(
-        method=method,
-        iterations=iterations,
-        rho=rho,
-        eta=ETA[method],
-        loss_weight=weight,
-        alpha=1.0 if private else math.inf,
-        tolerance=TOLERANCE,
-    )
-    network = Network(copies, ring(NODES), settings)
+    given = {"method": method, "iterations": iterations, "rho": rho, "eta": ETA[method]}
+    given |= {"loss_weight": weight, "alpha": 1.0 if private else math.inf}
+    network = Network(copies, ring(NODES), AdmmSettings(**given, tolerance=TOLERANCE))
     generator = torch.Generator().manual_seed(1)
     states = network.iterations(generator, shares=shares if private else None)
     progress = tqdm(states, desc=method, total=iterations, unit="step", disable=None)
@@ -173,7 +135,7 @@ def trained(
     }
 
 
-def _measure(nodes: Nodes, test: tuple[Tensor, Tensor], weights: Tensor) -> Measured:
+def _measure(nodes: Nodes, test: Test, weights: Tensor) -> Measured:
     right = (torch.einsum("pkd,nd->pkn", weights, test[0]) > 0) == (test[1] == 1)
     error = 1 - right.double().mean((0, 2))
     return {"loss": loss(nodes, weights).mean(0).numpy(), "error": error.numpy()}
@@ -187,12 +149,12 @@ def compare(runs: Runs) -> tuple[list[dict[str, Any]], str]:
     table = Table()
     for alpha, (label, when), measure in product(CURVES, WHEN.items(), MEASURES):
         row: dict[str, Any] = {"alpha": alpha, "when": label, "measure": measure}
-        values = {method: runs[method, alpha][measure][when].mean(0) for method in NAMES}
+        values = {method: runs[method, alpha][measure][when].mean(0) for method in ("dvp", "pvp")}
         each = {method: [float(v) for v in spread(of)] for method, of in values.items()}
         gap = values["pvp"] - values["dvp"]
         sure = abs(gap.mean()) > 2 * float(gap.std(ddof=1)) / math.sqrt(len(gap))
         row["better"] = ("dvp" if gap.mean() > 0 else "pvp") if sure else "neither"
-        shown = {NAMES[method]: "{:.4f} ± {:.4f}".format(*of) for method, of in each.items()}
+        shown = {method.upper(): "{:.4f} ± {:.4f}".format(*of) for method, of in each.items()}
         table.add(row | shown, **each)
     said = [f"paper, {when}: {words}" for when, words in PAPER.items()]
     return table.rows, "\n".join([*said, table.text])
@@ -231,11 +193,9 @@ SPREAD = 0.3  # of a record around the mean
 CLIP = 1.5  # gradients w - x have about this length at the corners
 
 
-def charter(
-    output: Path = Path("results/rivals/charter"), seeds: int = 10, overwrite: bool = False
-) -> None:
+def charter(output: Path = Path("results/rivals/charter"), seeds: int = 10) -> None:
     """Rates at which Charter's excess risk falls with clients, rows and ε; of ½‖w - x‖² in R^5."""
-    refuse_existing(output, overwrite=overwrite)
+    refuse_existing(output, overwrite=False)
     settings = [(name, value) for name, values in SWEEPS.items() for value in values]
     runs = list(product(settings, range(seeds)))
     risks = pd.DataFrame([measure(*at, seed) for at, seed in tqdm(runs, unit="run", disable=None)])
@@ -246,9 +206,8 @@ def charter(
     }
     used = {"output": output.name, "dimension": DIMENSION, "delta": DELTA, "rounds": ROUNDS}
     report = {"configuration": used | AT | {"seeds": seeds}} | provenance() | found
-    curves = risks.to_csv(index=False)
-    save_folder(output, overwrite=overwrite, risk_csv=curves, report_json=report)
-    print(json.dumps(found, indent=1))
+    save_folder(output, risk_csv=risks.to_csv(index=False), report_json=report)
+    show(found)
 
 
 def measure(sweep: str, value: float, seed: int) -> dict[str, Any]:
@@ -275,9 +234,7 @@ def measure(sweep: str, value: float, seed: int) -> dict[str, Any]:
     return row
 
 
-def sphere(
-    mean: Tensor, clients: int, rows: int, generator: torch.Generator
-) -> list[tuple[Tensor, Tensor]]:
+def sphere(mean: Tensor, clients: int, rows: int, generator: torch.Generator) -> list[Test]:
     """Every client's rows (rows, d), uniform on a sphere around the mean; nobody uses labels."""
     data = []
     for _ in range(clients):
@@ -288,10 +245,7 @@ def sphere(
 
 
 def private_gradient_descent(
-    data: list[tuple[Tensor, Tensor]],
-    objective: Objective,
-    epsilon: float,
-    generator: torch.Generator,
+    data: list[Test], objective: Objective, epsilon: float, generator: torch.Generator
 ) -> Tensor:
     """(problems, d) by DP-SGD with full batches: clients send noisy means of clipped gradients.
 
@@ -334,12 +288,10 @@ def slope(risks: pd.DataFrame, sweep: str) -> dict[str, list[float]]:
     return found
 
 
-COMPONENTS, LEARNING_RATE, CLIP_NORM, EPOCHS, BATCH = 64, 4.0, 0.1, 40, 1024
+COMPONENTS, LEARNING_RATE, CLIP_NORM, EPOCHS, BATCH, EPSILON = 64, 4.0, 0.1, 40, 1024, 0.6
 
 
-def dp_fl(
-    embeddings: Path, public: Path, output: Path, epsilon: float = 0.6, seeds: int = 3
-) -> None:
+def dp_fl(embeddings: Path, public: Path, output: Path, seeds: int = 3) -> None:
     """DP-FL at w = 1 and a plain Opacus script with the same settings, on real embeddings."""
     refuse_existing(output, overwrite=False)
     warnings.simplefilter("ignore")
@@ -351,7 +303,7 @@ def dp_fl(
         began = time.perf_counter()
         given: dict[str, Any] = {"transform": transform, "partition": single, "noise": "float"}
         given["generator"] = torch.Generator().manual_seed(seed)
-        report = learn(data, "dp-fl", Privacy(epsilon, DELTA), **given).report
+        report = learn(data, "dp-fl", Privacy(EPSILON, DELTA), **given).report
         halfway = time.perf_counter()
         given = {"noise": 2 * report["noise_multiplier"], "learning_rate": LEARNING_RATE}
         given |= {"gradient_clip": CLIP_NORM, "epochs": EPOCHS, "batch_size": BATCH}
@@ -363,18 +315,12 @@ def dp_fl(
         sampled = dp_accounting.PoissonSampledDpEvent(1 / batches, gaussian)
         accountant.compose(sampled, EPOCHS * batches)
         right = (x_test @ weights).argmax(1) == y_test
-        row = {
-            "seed": seed,
-            "accuracy": report["test_accuracy"],
-            "accuracy_plain_opacus": right.double().mean().item(),
-            "epsilon": report["epsilon"],
-            "epsilon_dp_accounting": accountant.get_epsilon(DELTA),
-            "sampling_rate": report["sampling_rate"],
-            "seconds": halfway - began,
-            "seconds_plain_opacus": ended - halfway,
-        }
-        table.add(row)
-    result = provenance() | {"epsilon_asked_for": epsilon, "rows": table.rows}
+        row = {"seed": seed, "accuracy": report["test_accuracy"]}
+        row |= {"accuracy_plain_opacus": right.double().mean().item(), "epsilon": report["epsilon"]}
+        row |= {"epsilon_dp_accounting": accountant.get_epsilon(DELTA)}
+        row |= {"sampling_rate": report["sampling_rate"], "seconds": halfway - began}
+        table.add(row | {"seconds_plain_opacus": ended - halfway})
+    result = provenance() | {"epsilon_asked_for": EPSILON, "rows": table.rows}
     save_folder(output, results_json=result)
 
 

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from pretrain.datasets import ImageSet
 from pretrain.encoder import encoder_hash, load_encoder, save_encoder
 from pretrain.encoders.base import Encoder
 from pretrain.recipes import ResNetConfig
@@ -45,13 +47,7 @@ def put(path: Path, content: bytes = BLACK) -> None:
     path.write_bytes(content)
 
 
-def png(
-    values: np.ndarray,
-    colour: int = 0,
-    *,
-    significant: bytes = b"",
-    size: tuple[int, int] | None = None,
-) -> bytes:
+def png(values: np.ndarray, colour: int = 0, significant: bytes = b"", size: Any = None) -> bytes:
     """A PNG of 16 bits per channel, as its specification puts it together."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
@@ -136,17 +132,23 @@ def pictures() -> SimpleNamespace:
     )
 
 
-CUT = {
-    "image_processor_type": "BitImageProcessor",
-    "size": {"shortest_edge": 32},
-    "crop_size": {"height": 28, "width": 28},
-    "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225],
-}
+def assert_read(images: ImageSet, pictures) -> None:
+    assert images.labels.tolist() == pictures.numbers
+    assert np.asarray(images.users).tolist() == pictures.user_numbers
+    assert images.user_names == ("ward A", "ward B", "ward C")
+    assert images.split.tolist() == pictures.split_numbers
+    assert not images.inferred
+    assert (images.images(slice(None)) == pictures.pixels).all()
+    order = np.random.default_rng(0).integers(0, 12, 40)
+    assert (images.images(order) == pictures.pixels[order]).all()
+
+
+CUT = {"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 32}}
+CUT |= {"crop_size": {"height": 28, "width": 28}}
+CUT |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
 def small(seed: int = 0) -> SmallResNet:
-    """A tiny untrained encoder of our own."""
     config = ResNetConfig((4, 8), (1, 2), stem_stride=2, pool=2)
     return SmallResNet(config, torch.Generator().manual_seed(seed)).eval()
 
@@ -168,13 +170,10 @@ def assert_saved_and_read(encoder: Encoder, path: Path, pixels: torch.Tensor = P
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nobody can be asked, and nothing was downloaded before."""
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise OSError("no network in tests")
-
+    refused = Mock(side_effect=OSError("no network in tests"))
     monkeypatch.setattr(socket, "create_connection", refused)
-    monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(socket, "getaddrinfo", refused)
+    monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
 
 

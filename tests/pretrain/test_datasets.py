@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.datasets import (
-    ImageSet,
-    concatenate,
-    declared_classes,
-    hold_out_users,
-    refuse_users_in_both,
-    users_in_both,
-)
+from pretrain import datasets
+from pretrain.datasets import ImageSet, concatenate, declared_classes, hold_out_users
 from pretrain.intake.archive import open_npz
 from pretrain.sources import open_images
 from tests.pretrain.conftest import encoded, put
@@ -29,30 +23,26 @@ LACKING = np.array(["a", "", "c"])
 LARGE = NUMBERS.astype(np.uint64) + 2**63
 
 
-def jpeg_arrays(count: int, side: int = 8, split: str = "train") -> dict[str, np.ndarray]:
-    blobs = [
-        encoded(np.full((side, side, 3), 20 * k, np.uint8), "JPEG", quality=95)
-        for k in range(count)
-    ]
-    return {
-        f"jpeg_{split}": np.frombuffer(b"".join(blobs), np.uint8),
-        f"off_{split}": np.cumsum([0, *map(len, blobs)]),
-        f"y_{split}": np.arange(count, dtype=np.uint8) % 3,
-        "names": np.array(["a", "b", "c"]),
-    }
+def jpeg_arrays(*sides: int) -> dict[str, np.ndarray]:
+    """A picture of each side, picture k all of 20 k."""
+    grey = [np.full((side, side, 3), 20 * k, np.uint8) for k, side in enumerate(sides)]
+    blobs = [encoded(picture, "JPEG", quality=95) for picture in grey]
+    held = {"jpeg_train": np.frombuffer(b"".join(blobs), np.uint8), "names": NAMES}
+    held |= {"off_train": np.cumsum([0, *map(len, blobs)])}
+    return held | {"y_train": np.arange(len(sides), dtype=np.uint8) % 3}
 
 
 def pixel_arrays(count: int, split: str = "train") -> dict[str, np.ndarray]:
-    return {
-        f"x_{split}": RNG.integers(0, 256, (count, 6, 6), np.uint8),
-        f"y_{split}": np.arange(count) % 4,
-        f"writer_{split}": np.arange(count) // 2,
-    }
+    pixels, rows = RNG.integers(0, 256, (count, 6, 6), np.uint8), np.arange(count)
+    return {f"x_{split}": pixels, f"y_{split}": rows % 4, f"writer_{split}": rows // 2}
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], *, packed: bool = False) -> Path:
     (np.savez_compressed if packed else np.savez)(path, **arrays)  # pyright: ignore[reportArgumentType]
     return path
+
+
+JPEGS = jpeg_arrays(8, 8, 8, 8)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -73,7 +63,7 @@ def test_pixels_with_writers(tmp_path: Path, packed: bool) -> None:
 
 
 def test_jpeg_blobs(tmp_path: Path) -> None:
-    arrays = jpeg_arrays(7)
+    arrays = jpeg_arrays(*[8] * 7)
     images = open_npz(write(tmp_path / "set.npz", arrays))
     assert images.class_names == ("a", "b", "c")
     means = images.images(np.array([0, 6, 3])).mean((1, 2, 3))
@@ -134,16 +124,10 @@ def test_a_wrong_checksum_is_an_error(tmp_path: Path, packed: bool) -> None:
 
 
 def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
-    small, large = jpeg_arrays(2), jpeg_arrays(1, side=16)
-    mixed = {
-        "jpeg_train": np.concatenate([small["jpeg_train"], large["jpeg_train"]]),
-        "off_train": np.append(small["off_train"], small["off_train"][-1] + large["off_train"][-1]),
-        "y_train": np.zeros(3, np.uint8),
-    }
-    images = open_npz(write(tmp_path / "set.npz", mixed))
+    images = open_npz(write(tmp_path / "set.npz", jpeg_arrays(8, 8, 16)))
     with pytest.raises(ValueError, match=r"one size, got \(16, 16\) at row 2"):
         images.images(slice(0, 3))
-    one = open_npz(write(tmp_path / "one.npz", small))
+    one = open_npz(write(tmp_path / "one.npz", jpeg_arrays(8, 8)))
     with pytest.raises(ValueError, match="mixed sizes"):
         concatenate([one, images.take(slice(2, 3))]).images(slice(None))
 
@@ -151,13 +135,13 @@ def test_mixed_sizes_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "changes", "rule"),
     [
-        (jpeg_arrays(4), {"y_train": np.array([0, 1, 7, 0])}, "< 3, got 7 in row 2 of y_train"),
-        (jpeg_arrays(4), {"y_train": np.array([0, np.nan, 0, 0])}, "names, got float64"),
-        (jpeg_arrays(4), {"off_train": np.array([0, 5, 5, 9, 10])}, "got 0 bytes at row 1"),
-        (jpeg_arrays(4), {"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
-        (jpeg_arrays(4), {"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
-        (jpeg_arrays(4), {"writer_train": np.zeros(3, np.int64)}, "one entry for each of 4"),
-        (jpeg_arrays(4), {"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
+        (JPEGS, {"y_train": np.array([0, 1, 7, 0])}, "< 3, got 7 in row 2 of y_train"),
+        (JPEGS, {"y_train": np.array([0, np.nan, 0, 0])}, "names, got float64"),
+        (JPEGS, {"off_train": np.array([0, 5, 5, 9, 10])}, "got 0 bytes at row 1"),
+        (JPEGS, {"off_train": np.array([0, 5, 6, 9, 10])}, "must end at the"),
+        (JPEGS, {"off_train": np.array([1, 5, 6, 9, 10])}, "must start at 0"),
+        (JPEGS, {"writer_train": np.zeros(3, np.int64)}, "one entry for each of 4"),
+        (JPEGS, {"jpeg_train": np.zeros(9)}, "jpeg_train must be bytes"),
         ({}, {"x_train": NUMBERS, "x_val": NUMBERS, "x_dev": NUMBERS}, "got x_val and x_dev"),
         (PLAIN, {"writer_train": NAMES, "writer_test": NUMBERS}, "names in every split, or number"),
         (PLAIN, {"writer_train": NUMBERS / 2}, "must be integers or names, got float64"),
@@ -181,7 +165,7 @@ def test_writers_and_labels_by_name_in_an_archive(tmp_path: Path, kind: str) -> 
     images = open_npz(path)
     assert images.user_names == ("Ann", "Bob", "Zoe")
     assert np.asarray(images.users).tolist() == [2, 0, 2, 1, 0, 1]
-    assert users_in_both(images) == [0]
+    assert datasets.users_in_both(images) == [0]
     assert images.take(np.array([5])).user_names == images.user_names
     assert open_images(str(path), splits=["train"]).user_names == ("Ann", "Zoe")
     assert (images.class_names, images.inferred) == (("cat", "dog", "owl"), True)
@@ -215,9 +199,6 @@ def test_names_in_the_file_are_a_declaration(tmp_path: Path) -> None:
     for classes in (names[:3], ("a", "b", "d", "c"), declared_classes(4)):
         with pytest.raises(ValueError, match=r"classes must be \('a', 'b', 'c', 'd'\)"):
             open_images(str(path), classes=classes)
-
-
-def test_declarations_that_are_none() -> None:
     with pytest.raises(ValueError, match="only one of num_classes and class_names"):
         declared_classes(3, ("a", "b", "c"))
     with pytest.raises(ValueError, match="class_names must be two or more"):
@@ -278,21 +259,16 @@ def test_sets_that_are_not_there_or_damaged(tmp_path, source, splits, rule) -> N
 
 def a_set(users: list[int] | None, split: list[int] | None = None, **changes) -> ImageSet:
     count = 60 if users is None else len(users)
-    return ImageSet(
-        name="set",
-        labels=np.zeros(count, np.int64),
-        split=np.array(split or [0] * count, np.uint8),
-        class_names=("a", "b"),
-        users=None if users is None else np.array(users),
-        read=lambda rows: np.zeros((len(rows), 2, 2, 3), np.uint8),
-        **changes,
-    )
+    changes |= {"name": "set", "labels": np.zeros(count, np.int64), "class_names": ("a", "b")}
+    changes |= {"users": None if users is None else np.array(users)}
+    changes |= {"read": lambda rows: np.zeros((len(rows), 2, 2, 3), np.uint8)}
+    return ImageSet(split=np.array(split or [0] * count, np.uint8), **changes)
 
 
 def test_whole_users_are_held_out_whatever_order_the_rows_are_in() -> None:
     users = [k // 3 for k in range(60)]
     held = hold_out_users(a_set(users), 0.25)
-    assert not users_in_both(held)
+    assert not datasets.users_in_both(held)
     assert held.users is not None
     assert len(set(held.users[held.split == 1].tolist())) == 5
     assert (held.split == 1).sum() == 15
@@ -327,14 +303,14 @@ def test_shares_that_cannot_be() -> None:
 
 
 def test_users_in_both_splits_are_named() -> None:
-    refuse_users_in_both(a_set([0, 1, 2], [0, 0, 1]))
-    refuse_users_in_both(a_set([0, 0, 0], [0, 2, 2]))  # evaluation is of a user's own rows
-    refuse_users_in_both(a_set(None, [0] * 30 + [1] * 30))
+    datasets.refuse_users_in_both(a_set([0, 1, 2], [0, 0, 1]))
+    datasets.refuse_users_in_both(a_set([0, 0, 0], [0, 2, 2]))  # evaluation is of a user's own rows
+    datasets.refuse_users_in_both(a_set(None, [0] * 30 + [1] * 30))
     rule = r"users of set must not be in train and test both .* got 4 who are: 0, 1, 2, \.\.\."
     with pytest.raises(ValueError, match=rule):
-        refuse_users_in_both(a_set([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4))
+        datasets.refuse_users_in_both(a_set([0, 1, 2, 3] * 2, [0] * 4 + [1] * 4))
     with pytest.raises(ValueError, match="got 1 who are: Zoe"):
-        refuse_users_in_both(a_set([1, 1], [0, 1], user_names=("Ann", "Zoe")))
+        datasets.refuse_users_in_both(a_set([1, 1], [0, 1], user_names=("Ann", "Zoe")))
 
 
 def test_parts_with_names_are_numbered_together() -> None:

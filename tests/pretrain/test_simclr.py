@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,30 +24,15 @@ from pretrain.preprocess import Preprocess
 from pretrain.probe import embed_all, knn_accuracy, linear_accuracy
 from pretrain.recipes import DIGITS, SMALL
 from pretrain.resnet import ResNetConfig
-from pretrain.simclr import (
-    CHECKPOINT,
-    AugmentConfig,
-    SimCLRConfig,
-    cosine_rate,
-    jitter_colours,
-    nt_xent,
-    pretrain,
-    random_crop,
-    random_view,
-)
+from pretrain.simclr import AugmentConfig, SimCLRConfig, jitter_colours, nt_xent, pretrain
 from pretrain.simclr_v2 import read_tensorflow
+from tests.ports import free_port
 from tests.pretrain.test_networks import variable_shapes
 
 ROOT = Path(__file__).parents[2]
-
-CONFIG = SimCLRConfig(
-    encoder=ResNetConfig((8, 16), (1, 1)),
-    augment=AugmentConfig(size=8),
-    epochs=3,
-    batch_size=16,
-    hidden=16,
-    projected=8,
-)
+SIZES: dict[str, Any] = {"epochs": 3, "batch_size": 16, "hidden": 16, "projected": 8}
+SIZES |= {"encoder": ResNetConfig((8, 16), (1, 1)), "augment": AugmentConfig(size=8)}
+CONFIG = SimCLRConfig(**SIZES)
 SHORT = dataclasses.replace(CONFIG, epochs=1)
 PLAIN = AugmentConfig(size=8, min_area=1.0, strength=0.0, flip=False, greyscale=0.0)
 
@@ -61,10 +45,6 @@ def seeded(seed: int = 5) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class KilledError(Exception):
-    pass
-
-
 @pytest.mark.parametrize("steps", [1, 4, 11])
 def test_a_resumed_run_has_the_same_weights(tmp_path: Path, monkeypatch, steps: int) -> None:
     whole, history = pretrain(pictures(), CONFIG, seeded())
@@ -73,17 +53,16 @@ def test_a_resumed_run_has_the_same_weights(tmp_path: Path, monkeypatch, steps: 
     def save_and_die(run: simclr._Run, path: Path, images: Tensor) -> None:
         save(run, path, images)
         if run.step == steps:
-            raise KilledError
+            raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
         patch.setattr(simclr, "CHECKPOINT_STEPS", 1)
         patch.setattr(simclr._Run, "save", save_and_die)
-        with pytest.raises(KilledError):
+        with pytest.raises(RuntimeError, match="killed"):
             pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
     resumed, again = pretrain(pictures(), CONFIG, seeded(), directory=tmp_path)
     assert again == history
-    for name, value in whole.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], value), name
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
 def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -96,7 +75,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
         (pictures(), SHORT, 5, "must be a SimCLR checkpoint"),
     ):
         if "checkpoint" in rule:
-            (tmp_path / CHECKPOINT).write_bytes(b"PK nothing")
+            (tmp_path / simclr.CHECKPOINT).write_bytes(b"PK nothing")
         with pytest.raises(ValueError, match=rule):
             pretrain(images, config, seeded(seed), directory=tmp_path)
 
@@ -131,15 +110,13 @@ def test_what_cannot_be_trained(monkeypatch: pytest.MonkeyPatch) -> None:
             nt_xent(*views(2, 2), temperature)
     with pytest.raises(ValueError, match=r"must both be \(n, k\)"):
         nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), 1.0)
-    with pytest.raises(ValueError, match="N >= batch_size 16"):
-        pretrain(pictures(8), CONFIG, seeded())
     monkeypatch.setattr(simclr, "world_size", lambda: 3)
     with pytest.raises(ValueError, match="batch_size must be divisible by 3 processes, got 16"):
         pretrain(pictures(), CONFIG, seeded())
 
 
 def test_the_learning_rate_warms_up_and_ends_at_zero() -> None:
-    rates = [cosine_rate(step, total=100, warmup=10) for step in range(101)]
+    rates = [simclr.cosine_rate(step, total=100, warmup=10) for step in range(101)]
     assert rates[:10] == pytest.approx([k / 10 for k in range(1, 11)])
     assert rates[100] == pytest.approx(0)
     assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
@@ -214,8 +191,7 @@ def test_its_gradient_equals_that_of_algorithm_1() -> None:
     z1, z2 = (z.requires_grad_() for z in views(6, 4))
     grads = torch.autograd.grad(nt_xent(z1, z2, 0.3), [z1, z2])
     expected = torch.autograd.grad(naive_loss(z1.double(), z2.double(), 0.3), [z1, z2])
-    for found, wanted in zip(grads, expected, strict=True):
-        assert torch.allclose(found, wanted, atol=1e-6)
+    torch.testing.assert_close(grads, expected, rtol=1e-5, atol=1e-6)
 
 
 def gathered(rank: int, port: int, directory: str) -> None:
@@ -230,9 +206,7 @@ def gathered(rank: int, port: int, directory: str) -> None:
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     other = spawn(gathered, (port, str(tmp_path)), nprocs=1, join=False)
     gathered(1, port, str(tmp_path))
     assert other is not None
@@ -250,17 +224,17 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 def test_views_are_crops_and_the_same_generator_gives_the_same() -> None:
     config = AugmentConfig(size=6)
-    one, other, third = (random_view(pictures(6), config, seeded(s)) for s in (1, 1, 2))
+    one, other, third = (simclr.random_view(pictures(6), config, seeded(s)) for s in (1, 1, 2))
     assert torch.equal(one, other)
     assert not torch.equal(one, third)
     assert one.shape == (6, 3, 6, 6)
     assert 0 <= one.min() <= one.max() <= 1
     x = pictures(50) / 255
-    whole = (random_crop(x, PLAIN, seeded(0)) - x).abs().amax((1, 2, 3))
+    whole = (simclr.random_crop(x, PLAIN, seeded(0)) - x).abs().amax((1, 2, 3))
     assert whole.min() < 0.2  # sides vary from 3:4 to 4:3 even at full area
     ramp = torch.linspace(0, 1, 32).expand(400, 3, 32, 32)
     config = AugmentConfig(size=32, min_area=0.25, flip=True)
-    crops = random_crop(ramp, config, seeded(0))
+    crops = simclr.random_crop(ramp, config, seeded(0))
     left, right = crops[:, 0, 16, 0], crops[:, 0, 16, -1]
     assert 0.35 < (right - left).abs().min() < 0.55  # sqrt(0.25 · 3/4) and up
     assert ((right < left).float().mean() - 0.5).abs() < 0.1  # half are mirrored
@@ -283,8 +257,8 @@ def test_colours_stay_without_jitter_and_greys_stay_grey() -> None:
 
 def test_blur_lowers_contrast_but_keeps_the_mean() -> None:
     plain = dataclasses.replace(PLAIN, size=40)
-    sharp = random_view(pictures(100, 40), plain, seeded(0))
-    blurred = random_view(pictures(100, 40), dataclasses.replace(plain, blur=1.0), seeded(0))
+    sharp = simclr.random_view(pictures(100, 40), plain, seeded(0))
+    blurred = simclr.random_view(pictures(100, 40), dataclasses.replace(plain, blur=1.0), seeded(0))
     assert (blurred.std((1, 2, 3)) <= sharp.std((1, 2, 3)) + 1e-4).all()
     assert (blurred.mean((1, 2, 3)) - sharp.mean((1, 2, 3))).abs().max() < 0.05
 
@@ -328,8 +302,7 @@ def arguments(archive: Path, out: Path, epochs: int = 30) -> list[str]:
 @pytest.mark.slow
 def test_a_killed_command_resumes_to_the_same_weights(tmp_path: Path, archive: Path) -> None:
     whole = subprocess.Popen([sys.executable, *arguments(archive, tmp_path / "whole")], cwd=ROOT)
-    out = tmp_path / "out"
-    checkpoint = tmp_path / "out.partial" / "checkpoint.pt"
+    out, checkpoint = tmp_path / "out", tmp_path / "out.partial" / "checkpoint.pt"
     command = [sys.executable, *arguments(archive, out)]
     child = subprocess.Popen(command, cwd=ROOT)
     while child.poll() is None and not checkpoint.exists():

@@ -77,14 +77,11 @@ def test_a_claim_ends_with_a_process_that_is_killed(holder, tmp_path) -> None:
 
 
 def test_a_claim_is_one_thread_s_and_ends_with_an_error(tmp_path) -> None:
-    def fail() -> None:
-        with new_directory(tmp_path / "out"):
-            with pytest.raises(FileExistsError, match=BY_ANOTHER):
-                write(tmp_path / "out", "nested")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
+    stopped = pytest.raises(KeyError)
+    with stopped, new_directory(tmp_path / "out"):
+        with pytest.raises(FileExistsError, match=BY_ANOTHER):
+            write(tmp_path / "out", "nested")
+        raise KeyError
     write(tmp_path / "out", "after")
     assert names(tmp_path) == ["out"]
 
@@ -157,15 +154,11 @@ def test_what_must_not_be_replaced(tmp_path, monkeypatch, name: str, message: st
 
 def test_what_somebody_else_made_meanwhile_is_kept_and_so_is_the_result(tmp_path: Path) -> None:
     out, kept = tmp_path / "out", tmp_path / f"out.{os.getpid()}"
-
-    def work() -> None:
-        with new_directory(out) as partial:
-            (partial / "model").write_text("mine")
-            out.mkdir()
-            (out / "other").write_text("theirs")
-
-    with pytest.raises(FileExistsError, match=f"the result is in {kept}"):
-        work()
+    refused = pytest.raises(FileExistsError, match=f"the result is in {kept}")
+    with refused, new_directory(out) as partial:
+        (partial / "model").write_text("mine")
+        out.mkdir()
+        (out / "other").write_text("theirs")
     assert (out / "other").read_text() == "theirs"
     assert (kept / "model").read_text() == "mine"
 
@@ -183,14 +176,10 @@ def test_a_link_is_written_through(tmp_path) -> None:
 
 def test_a_default_directory_is_not_one_that_is_being_written(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-
     stopped = SimpleNamespace(now=lambda tz: datetime(2026, 1, 1, tzinfo=tz))
     monkeypatch.setattr(output, "datetime", stopped)
-    with (
-        new_directory(default_directory("run")) as first,
-        new_directory(default_directory("run")) as second,
-    ):
-        assert first != second
+    with new_directory(default_directory("run")):
+        write(default_directory("run"), "second")
     assert names(tmp_path / "runs") == ["20260101T000000-run", "20260101T000000-run-2"]
 
 

@@ -27,20 +27,14 @@ VIT = "timm:vit_tiny_patch16_224"
 SIXTEEN = Preprocess(image_size=16)
 JOINED = "concat:timm:resnet10t@32+mirrored:simclr-small"
 FILE, RESNET = "/home/me/a.safetensors", "timm:resnet18"
-ONE, TWO = "simclr-small", "simclr-small+simclr-small"
 INNER = json.dumps(small().architecture())
 NESTED = ['{"kind": "mirrored", "encoder": ' * n + INNER + "}" * n for n in (2, 400, 100_000)]
 PART = f'{{"encoder": {INNER}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
 CONCAT = f'{{"kind": "concat", "parts": [{PART}, {PART}]}}'
 AROUND = f'{{"encoder": {CONCAT}, "preprocess": {json.dumps(Preprocess().to_json())}}}'
-TENSORS = {
-    "b": torch.arange(6.0).view(2, 3),
-    "a": torch.tensor([1, 2], dtype=torch.int64),
-    "half": torch.tensor([0.5], dtype=torch.float16),
-    "none": torch.empty(0, 4),
-}
+TENSORS = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor([1, 2], dtype=torch.int64)}
+TENSORS |= {"half": torch.tensor([0.5], dtype=torch.float16), "none": torch.empty(0, 4)}
 METADATA = {"a": "", "b": "ε", "c": '{"a": "\\n"}', "d": "\x01\n", "e": "\U0001f600"}
-DINOV2 = "timm:vit_small_patch14_dinov2.lvd142m"
 
 
 @pytest.fixture
@@ -144,8 +138,8 @@ def test_where_weights_come_from_without_the_place() -> None:
         ("timm:resnet18", {"weights": "package"}, "weights=package must be for"),
         ("timm:resnet18", {"weights": "hub"}, "weights of timm:resnet18 must .* got no network"),
         ("simclrv2:r50_1x_sk0", {"weights": "{}"}, "must hold"),
-        (f"concat:{ONE}", {}, "must join two encoders or more, got 1"),
-        (f"mirrored:concat:{TWO}", {}, r"concat:mirrored:A\+B"),
+        ("concat:simclr-small", {}, "must join two encoders or more, got 1"),
+        ("mirrored:concat:simclr-small+simclr-small", {}, r"concat:mirrored:A\+B"),
         (JOINED, {}, "weights must be given for timm:resnet10t"),
         (JOINED, {"weights": "random+random"}, "weights must be left out for simclr-small"),
         (JOINED, {"weights": "random++"}, r"one, or 2 joined by \+, got random\+\+"),
@@ -260,18 +254,13 @@ def test_the_same_tensors_are_the_same_bytes_which_the_library_reads(tmp_path: P
     assert parts[0] == parts[1]
 
 
-@pytest.mark.parametrize(
-    "overlay",
-    [
-        {"crop_pct": 0.875},
-        {"crop_pct": 0.95, "interpolation": "bilinear"},
-        {"crop_pct": 1.0, "crop_mode": "squash"},
-        {"crop_pct": 0.9, "crop_mode": "squash"},
-        {"crop_pct": 1.0, "crop_mode": "border"},
-        {"crop_pct": 1.15},
-        {"crop_pct": 0.875, "input_size": (3, 96, 64)},
-    ],
-)
+CUTS = [{"crop_pct": 0.875}, {"crop_pct": 1.15}, {"crop_pct": 1.0, "crop_mode": "border"}]
+CUTS += [{"crop_pct": share, "crop_mode": "squash"} for share in (0.9, 1.0)]
+CUTS += [{"crop_pct": 0.95, "interpolation": "bilinear"}]
+CUTS += [{"crop_pct": 0.875, "input_size": (3, 96, 64)}]
+
+
+@pytest.mark.parametrize("overlay", CUTS)
 @pytest.mark.parametrize("shape", [(300, 420), (420, 300), (256, 256), (64, 65)])
 def test_pictures_are_prepared_as_timm_does(overlay: dict[str, Any], shape: Any) -> None:
     model = timm.create_model("test_resnet", pretrained_cfg_overlay={**overlay})
@@ -293,9 +282,9 @@ def test_a_name_states_its_preprocessing_and_its_width() -> None:
     tagged = build_encoder("timm:resnet18.a1_in1k", weights="random")
     assert tagged.preprocess.resize == 235  # 224 / 0.95
     assert str(tagged.preprocess) == "224 x 224 px, shortest side to 235 x 235"
-    encoder = build_encoder(DINOV2, weights="random", image_size=56)
-    assert encoder.preprocess == Preprocess(image_size=56)
-    assert encoder(torch.rand(1, 3, 56, 56)).shape == (1, 384) == (1, encoder.embedding_dim)
+    dino = build_encoder("timm:vit_small_patch14_dinov2.lvd142m", weights="random", image_size=56)
+    assert dino.preprocess == Preprocess(image_size=56)
+    assert dino(torch.rand(1, 3, 56, 56)).shape == (1, 384) == (1, dino.embedding_dim)
     widened = build_encoder("timm:mobilenetv3_small_050", weights="random")  # after pooling
     assert widened(torch.rand(1, 3, 64, 64)).shape == (1, 1024) == (1, widened.embedding_dim)
 

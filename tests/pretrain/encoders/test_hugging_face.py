@@ -21,11 +21,8 @@ from tests.pretrain.conftest import Written, assert_saved_and_read
 pytestmark = pytest.mark.usefixtures("no_network")
 PICTURES = torch.randint(0, 256, (2, 3, 60, 84), generator=torch.Generator().manual_seed(0))
 SIGLIP = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 28, "width": 28}}
-CLIP = {
-    "image_processor_type": "CLIPImageProcessor",
-    "size": {"shortest_edge": 28},
-    "crop_size": {"height": 28, "width": 28},
-}
+CLIP = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 28}}
+CLIP |= {"crop_size": {"height": 28, "width": 28}}
 LAYERS = {"num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT = {**LAYERS, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 50}
 TEXT |= {"bos_token_id": 1, "eos_token_id": 2}

@@ -30,6 +30,7 @@ TWELVE = png(EIGHT << 4, significant=b"\x0c")
 SQUARE = Image.fromarray(np.tile(np.array([200, 90, 30], np.uint8), (16, 16, 1)))
 KINDS = [("jfif", "JPEG"), ("JPE", "JPEG"), ("jpg", "MPO"), ("avif", "AVIF"), ("jp2", "JPEG2000")]
 KINDS += [("apng", "PNG"), ("tga", "TGA"), ("ppm", "PPM"), ("qoi", "QOI"), ("ico", "ICO")]
+PHOTOMETRIC, MOST, SIGNED = 262, 281, 339  # tags of TIFF
 pydicom: Any = pytest.importorskip("pydicom")
 
 
@@ -151,15 +152,8 @@ def test_the_centre_square_is_kept() -> None:
         assert (seen(data, size=7) == squared(seen(data), 7)).all()
 
 
-def tiff(
-    values: np.ndarray,
-    bits: int,
-    *,
-    photometric: int = 1,
-    most: int | None = None,
-    kind: int | None = None,
-) -> bytes:
-    """An uncompressed TIFF of grey values, `bits` each."""
+def tiff(values: np.ndarray, bits: int, more: dict[int, int] | None = None) -> bytes:
+    """An uncompressed TIFF of grey values, `bits` each, with more tags."""
     height, width = values.shape
     if bits == 16:
         body = values.astype("<u2").tobytes()
@@ -167,9 +161,8 @@ def tiff(
         lines = ["".join(f"{value:0{bits}b}" for value in row) for row in values]
         lines = [line + "0" * (-len(line) % 8) for line in lines]
         body = b"".join(int(line, 2).to_bytes(len(line) // 8, "big") for line in lines)
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 0, 277: 1}
-    tags |= {278: height, 279: len(body)} | ({} if most is None else {281: most})
-    tags |= {} if kind is None else {339: kind}
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 0, 277: 1}
+    tags |= {278: height, 279: len(body)} | (more or {})
     tags[273] = 8 + 2 + 12 * len(tags) + 4
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, tags[tag]) for tag in sorted(tags))
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + body
@@ -180,8 +173,8 @@ def test_bits_that_a_file_states(bits: int) -> None:
     values = (EIGHT << (bits - 8)) + 1
     for data in (
         png(values, significant=bytes([bits])),
-        tiff(values, 16, most=(1 << bits) - 1),
-        tiff(values, 16, most=int(values.max())),
+        tiff(values, 16, {MOST: (1 << bits) - 1}),
+        tiff(values, 16, {MOST: int(values.max())}),
     ):
         assert (shown(data) == EIGHT).all()
         assert (shown(data, bits=16) == EIGHT).all()  # the file knows better
@@ -189,18 +182,18 @@ def test_bits_that_a_file_states(bits: int) -> None:
     body = ((EIGHT << 4) + 1).astype(">u2").tobytes()
     assert np.abs(shown(b"P5 9 6 4095\n" + body) - EIGHT).max() <= 1
     scaled = (EIGHT << 8) + EIGHT  # what was scaled up is left
-    for data in (png(scaled, significant=b"\x0c"), png(scaled), tiff(scaled, 16, most=4095)):
+    for data in (png(scaled, significant=b"\x0c"), png(scaled), tiff(scaled, 16, {MOST: 4095})):
         assert (shown(data) == EIGHT).all()
-    for shift, most in ((8, None), (4, 4095)):
-        white_is_zero = tiff(EIGHT << shift, 16, photometric=0, most=most)
+    for shift, most in ((8, {}), (4, {MOST: 4095})):
+        white_is_zero = tiff(EIGHT << shift, 16, {PHOTOMETRIC: 0} | most)
         assert (shown(white_is_zero) == 255 - EIGHT).all()
 
 
 def test_signed_words_hold_no_negative_number() -> None:
     values = EIGHT.astype(np.int16) << 7
-    assert (shown(tiff(values, 16, kind=2)) == EIGHT // 2).all()
+    assert (shown(tiff(values, 16, {SIGNED: 2})) == EIGHT // 2).all()
     with pytest.raises(UnreadableImage, match=r"it .*must have values >= 0, got -1000"):
-        shown(tiff(np.where(EIGHT > 128, -1000, values), 16, kind=2))
+        shown(tiff(np.where(EIGHT > 128, -1000, values), 16, {SIGNED: 2}))
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14])

@@ -90,14 +90,5 @@ def gone(name: str) -> Spoil:
     return lambda folder: (folder / name).unlink()
 
 
-def as_folder(name: str) -> Spoil:
-
-    def spoil(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return spoil
-
-
 def arrays(**held: object) -> Spoil:
     return lambda folder: np.savez(folder / "data.npz", **held)  # pyright: ignore[reportArgumentType]

@@ -14,8 +14,9 @@ def test_the_fault_can_be_planted(mutant):
     ast.parse(mutants.planted(mutant))
 
 
-def test_every_killer_exists():
+def test_names_differ_and_every_killer_exists():
     """With its parameters: one name that pytest does not know stops them all."""
+    assert len({mutant.name for mutant in LIST}) == len(LIST)
     killers = {killer for mutant in LIST for killer in mutant.killers}
     parametrised = {killer for killer in killers if killer.endswith("]")}
     for killer in killers - parametrised:

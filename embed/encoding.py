@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pretrain import check
 from pretrain.cli.json_text import parsed
 from pretrain.preprocess import Preprocess, Size
 
@@ -25,6 +26,7 @@ class Encoding:
     encoder_hash: str  # `pretrain.encoder.encoder_hash`: equal for equal networks
     weights: str  # shipped, package, hub, random, file NAME, or unknown for sets of older versions
     preprocess: Preprocess  # from stored pixels to the network's input
+    bits: int | None = None  # in use of 16, as `--bits` says; None: as files say, else all
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "Encoding | None":
@@ -40,7 +42,8 @@ class Encoding:
         needed = ("encoder", "encoder_hash", "preprocess")
         if "transform" in meta or any(meta.get(name) is None for name in needed):
             return None
-        made = cls.from_json({name: meta[name] for name in (*needed, "weights") if name in meta})
+        found = (*needed, "weights", "bits")
+        made = cls.from_json({name: meta[name] for name in found if name in meta})
         return made.of_pictures(meta.get("image_shape"))
 
     def of_pictures(self, shape: Any) -> "Encoding":
@@ -91,6 +94,7 @@ class Encoding:
             "encoder_hash": self.encoder_hash,
             "weights": self.weights,
             "preprocess": self.preprocess.to_json(),
+            **check.drop_none(bits=self.bits),
         }
 
     @classmethod
@@ -101,13 +105,16 @@ class Encoding:
             ValueError: a field is missing, unknown or of another type.
         """
         needed = {"encoder", "encoder_hash", "preprocess"}
-        if not isinstance(fields, dict) or not needed <= fields.keys() <= needed | {"weights"}:
+        known = needed | {"weights", "bits"}
+        if not isinstance(fields, dict) or not needed <= fields.keys() <= known:
             raise ValueError(f"encoding must have fields {sorted(needed)}, got {fields!r:.200}")
         words = {name: fields.get(name, UNKNOWN) for name in ("encoder", "encoder_hash", "weights")}
         for name, value in words.items():
             if not isinstance(value, str):
                 raise ValueError(f"{name} of an encoding must be text, got {value!r:.200}")
-        return cls(**words, preprocess=Preprocess.from_json(fields["preprocess"]))
+        bits = fields.get("bits")
+        check.one_of((None, *range(8, 17)), bits=bits)
+        return cls(**words, preprocess=Preprocess.from_json(fields["preprocess"]), bits=bits)
 
     @classmethod
     def joined(cls, parts: Sequence["Encoding"]) -> "Encoding":

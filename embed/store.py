@@ -46,6 +46,10 @@ class EmbeddingSet:
     directory: Path | None = field(default=None, init=False, compare=False)  # it was opened from
 
     def __post_init__(self) -> None:
+        for name in ("embeddings", *COMPANIONS, "names"):
+            if not isinstance(getattr(self, name), np.ndarray | None):
+                kind = type(getattr(self, name)).__name__
+                raise ValueError(f"{name} must be a NumPy array, got a {kind}")
         x = self.embeddings
         if x.ndim != 2 or not x.size or x.dtype not in FLOATS:
             raise ValueError(f"embeddings must be a float (N, p), got {x.dtype} {x.shape}")

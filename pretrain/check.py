@@ -20,6 +20,13 @@ def drop_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def number(**values: Any) -> None:
+    """A number of Python's own, which a report can state; numpy's float64 is one."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a Python number such as 1.0, got {value!r:.100}")
+
+
 def positive(**values: float) -> None:
     """Finite and > 0."""
     for name, value in values.items():

@@ -96,7 +96,8 @@ def function(name: str, command: Callable[P, Runs[R_co]]) -> Callable[P, R_co]:
     """Function that runs a command and returns what it wrote.
 
     Its arguments are the command's fields. Options of a group may also be given by themselves, as
-    they are typed: `epochs=3` for `config=SimCLRConfig(epochs=3)`. Text stands for a path.
+    they are typed: `epochs=3` for `config=SimCLRConfig(epochs=3)`. Text stands for a path, and the
+    other way round.
 
     Args:
         name: of the function.
@@ -173,9 +174,9 @@ def _grouped(command: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converted(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Values with paths for text where those are wanted.
+    """Values with paths for text where those are wanted, and text for paths.
 
-    ValueError: text that is none of the words to choose from.
+    ValueError: text that is none of the words to choose from, or in place of several words.
     """
     made, hints = dict(given), get_type_hints(kind)
     for name, value in given.items():
@@ -187,4 +188,8 @@ def _converted(kind: Any, given: dict[str, Any]) -> dict[str, Any]:
                 made[name] = Path(value)
             elif words:
                 check.one_of(words, **{name: value})
+            elif any(get_origin(kind) is tuple for kind in kinds):  # text iterates by letters
+                raise ValueError(f"{name} must be a list or tuple, got {value!r}")
+        if isinstance(value, Path) and str in kinds and Path not in kinds:
+            made[name] = str(value)
     return made

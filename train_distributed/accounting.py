@@ -11,6 +11,7 @@ where M(u) = Φ(-u)/φ(u) is the Mills ratio. The guarantee is for whichever nei
 sensitivity was measured between; in this project those that differ in one replaced record.
 
 Every result is rounded towards less privacy: δ, ε and σ are never below their exact values.
+Numbers of other types, such as numpy's float32, are taken as the doubles that they are.
 """
 
 import math
@@ -47,7 +48,7 @@ def delta(epsilon: float, noise_multiplier: float, compositions: int = 1) -> flo
     _check_epsilon(epsilon)
     check.at_least(0, noise_multiplier=noise_multiplier)
     _check_compositions(compositions)
-    return _delta_above(epsilon, _mu(noise_multiplier, compositions))
+    return _delta_above(float(epsilon), _mu(noise_multiplier, compositions))
 
 
 def epsilon(delta: float, noise_multiplier: float, compositions: int = 1) -> float:
@@ -76,7 +77,7 @@ def epsilon(delta: float, noise_multiplier: float, compositions: int = 1) -> flo
     _check_delta(delta)
     check.at_least(0, noise_multiplier=noise_multiplier)
     _check_compositions(compositions)
-    mu = _mu(noise_multiplier, compositions)
+    mu, delta = _mu(noise_multiplier, compositions), float(delta)
     if _delta_above(0.0, mu) <= delta:
         return 0.0
     return _smallest(lambda epsilon: _delta_above(epsilon, mu) <= delta)
@@ -106,7 +107,7 @@ def noise_multiplier(epsilon: float, delta: float, compositions: int = 1) -> flo
     _check_compositions(compositions)
     if math.isinf(epsilon):
         return 0.0
-    return _noise_multiplier(epsilon, delta, compositions)
+    return _noise_multiplier(float(epsilon), float(delta), compositions)
 
 
 @cache
@@ -184,7 +185,7 @@ def _double(bits: int) -> float:
 
 
 def _mu(noise_multiplier: float, compositions: int) -> float:
-    return math.sqrt(compositions) / noise_multiplier if noise_multiplier > 0 else math.inf
+    return math.sqrt(compositions) / float(noise_multiplier) if noise_multiplier > 0 else math.inf
 
 
 def _check_epsilon(epsilon: float) -> None:

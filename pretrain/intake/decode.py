@@ -332,6 +332,8 @@ def _in_colours(image: Image.Image) -> Image.Image:
         raise UnreadableImage(f"must have 8 or 16 bits per channel, got Pillow's {image.mode!r}")
     if image.has_transparency_data:
         opaque = image.convert("RGBA")
+        if opaque.getchannel("A").getextrema() == (0, 0):  # of programs without alpha
+            raise UnreadableImage("must have visible pixels, got an alpha channel of 0")
         white = Image.new("RGBA", opaque.size, "white")
         return Image.alpha_composite(white, opaque).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")

@@ -19,7 +19,7 @@ from pretrain.datasets import MOST_CLASSES, UNLABELLED, ImageSet
 from pretrain.intake.reading import Reading, canonical_name, class_spellings, split_named
 
 INTEGER = re.compile(r"-?(0|[1-9]\d*)")
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 MISSING = frozenset(  # casefolded, as pandas, R and Excel write what they do not have
     {
         *("na", "n/a", "nan", "<na>", "null", "#n/a"),
@@ -92,8 +92,8 @@ def number_twins(words: Iterable[str]) -> tuple[str, str] | None:
     """Two words that are one number, if there are any.
 
     Examples:
-        >>> number_twins(["0", "1", "0.0"]), number_twins(["01", "2"])
-        (('0', '0.0'), None)
+        >>> number_twins(["0", "1", "0.0"]), number_twins(["1000", "1E+3"])
+        (('0', '0.0'), ('1000', '1E+3'))
     """
     known: dict[Decimal, str] = {}
     for word in sorted(words):

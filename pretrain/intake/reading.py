@@ -220,7 +220,8 @@ class PictureOptions(UnreadableOption):
     """Largest number of pixels of a picture; a larger picture counts as unreadable."""
     bits: int | None = None
     """Bits in use, such as 12, of pictures that have 16 per channel and whose files do not say how
-    many (default: all 16; a set that then uses less than 1/16 of its range is refused)."""
+    many (default: those that a model learned with, else all 16; a set that then uses less than 1/16
+    of its range is refused)."""
     ignore_case: bool = False
     """Take classes whose names differ only in case as one, spelled as --class-names does, else as
     the first (default: such classes are refused unless --class-names declares each)."""

@@ -175,12 +175,14 @@ def _content(shard: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> byte
 
 def _note(sample: _Sample, extension: str, content: bytes, where: str) -> None:
     try:
-        if extension != "json":
-            sample.columns[extension] = content.decode().strip()
-            return
-        fields = parsed(content)
+        fields = parsed(content) if extension == "json" else {extension: content.decode().strip()}
     except ValueError as error:
         raise ValueError(f"{where} must be text, got: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{where} must be a JSON object, got {type(fields).__name__}")
+    for name in fields.keys() & sample.columns.keys():
+        values = as_cell(sample.columns[name]), as_cell(fields[name])
+        if values[0] != values[1]:
+            rule = f"must have the {name} of the sample's other member"
+            raise ValueError(f"{where} {rule}, {values[0]}, got {values[1]}")
     sample.columns |= fields

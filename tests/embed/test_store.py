@@ -83,6 +83,7 @@ NO_LABELS = "labels must be >= 0, or -1 in every row, got -"
     ("change", "rule"),
     [
         ({"embeddings": np.zeros(4, np.float32)}, "embeddings must be a float"),
+        ({"labels": [0, 1, 0, 1]}, "labels must be a NumPy array, got a list"),
         ({"labels": np.zeros(4)}, "labels must be 4 integers, got float64"),
         ({"users": np.array([[0, 0, 0, 0]])}, "users must be 4 integers"),
         ({"names": np.arange(4)}, r"names must be 4 strings, got int64 \(4,\)"),
@@ -91,7 +92,7 @@ NO_LABELS = "labels must be >= 0, or -1 in every row, got -"
         ({"labels": np.full(4, -2)}, NO_LABELS),
     ],
 )
-def test_arrays_that_do_not_fit(change: dict[str, np.ndarray], rule: str) -> None:
+def test_arrays_that_do_not_fit(change: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         small_set(**change)
 

@@ -1,6 +1,5 @@
 """What a run says at its end; damaged pictures stop it, or are skipped, and nobody vanishes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from embed.encoding import Encoding
 from embed.run import Run
 from pretrain.intake import files
 from pretrain.sources import open_images
@@ -112,8 +112,9 @@ def test_a_dark_set_is_refused_before_it_is_embedded(tmp_path, row_numbers, pict
     assert not out.exists()
     if "8" not in pictures:
         assert not list(tmp_path.glob("out*"))
-        embed(open_images(str(tmp_path / "set"), bits=12), row_numbers, out)
-        assert json.loads((out / "meta.json").read_text())["bits"] == 12
+        made = embed(open_images(str(tmp_path / "set"), bits=12), row_numbers, out).encoding
+        assert made is not None
+        assert (made.bits, Encoding.from_json(made.to_json())) == (12, made)
 
 
 DAMAGED = (0, 6, 7, 20, 39)  # the first and the last among them

@@ -5,6 +5,7 @@ import math
 
 import dp_accounting
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,20 @@ def test_delta_falls_with_epsilon_and_noise_and_grows_with_compositions(epsilon,
     assert accounting.delta(epsilon * (1 + 1e-9), sigma, count) <= here
     assert accounting.delta(epsilon, sigma * (1 + 1e-9), count) <= here
     assert accounting.delta(epsilon, sigma, count + 1) >= here
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.int64])
+def test_numbers_of_other_types_are_the_doubles_that_they_are(kind):
+    """So they are for those who ask with the same double later."""
+    two, three, target = kind(2), kind(3), 2.0**-10
+    accounting._noise_multiplier.cache_clear()
+    assert accounting.noise_multiplier(two, kind(0) + target) == accounting.noise_multiplier(
+        2.0, target
+    )
+    sigma = accounting.noise_multiplier(2.0, target)
+    assert accounting.delta(2.0, sigma) <= target
+    assert accounting.delta(two, three) == accounting.delta(2.0, 3.0)
+    assert accounting.epsilon(kind(0) + target, three) == accounting.epsilon(target, 3.0)
 
 
 def test_without_noise_with_much_and_with_so_much_that_delta_suffices_alone():

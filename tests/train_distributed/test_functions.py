@@ -58,6 +58,12 @@ CALLS: list[tuple[Any, Any, str]] = [
     (lambda: td.run(), TypeError, NEEDED),
     (lambda: td.run("x", embeddings="y"), TypeError, "multiple values"),
     (lambda: embed.embed_images(data="x", layout="user"), ValueError, "layout must be one of"),
+    (
+        lambda: embed.embed_images(data="x", class_names="cat"),
+        ValueError,
+        "must be a list or tuple",
+    ),
+    (lambda: embed.embed_images(data=Path("x.npz"), out="y"), ValueError, "x.npz"),
     (lambda: td.demo(users=0), ValueError, r"users must be in \[10, 2500\], got 0"),
     (lambda: td.demo(seeds=0), ValueError, "seeds must be >= 1, got 0"),
     (lambda: td.demo(epsilons=()), ValueError, "epsilons must be given"),

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,6 +138,10 @@ class ReleaseRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check.number(epsilon=self.privacy.epsilon, delta=self.privacy.delta)
+        asked = {"num_classes": self.num_classes, "min_survivors": self.min_survivors}
+        scalars = {k: v for k, v in self.options.items() if isinstance(v, np.number)}
+        check.number(**check.drop_none(**asked), **scalars)
         if not isinstance(self.method, str):
             return
         held = self.held

@@ -44,6 +44,7 @@ class Privacy:
 
     def validate(self) -> None:
         """Raises ValueError for a field out of range."""
+        check.number(epsilon=self.epsilon, delta=self.delta)
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be > 0, got {self.epsilon}")
         check.within("(0, 1)", delta=self.delta)

@@ -41,7 +41,10 @@ from train_distributed.released.evaluation_estimates import (
 )
 
 Prior = ClassPrior | Literal["both"]
-APART = "no row of these sets is in both: for one replaced record the promises do not add up"
+APART = (
+    "no row of these sets is in both: for one replaced record the promises do not add up, if the "
+    "model learned from training rows of these sets alone"
+)
 ADDED = "rows that were trained on may be among them: the promises add up"
 OF_GROUPS = "users, and groups of records, may have rows in both: for them the promises add up"
 

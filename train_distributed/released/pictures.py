@@ -1,7 +1,7 @@
 """Pictures to the rows that a released model takes, exactly as `embed run` makes them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +46,12 @@ class Computing:
 def open_pictures(released: Release, data: str, options: PictureOptions) -> ImageSet:
     """Opens pictures, brought to the size of those that a model learned from.
 
-    `data` as `open_images` takes it. Raises ValueError for another `resize` than the model's, or
-    where neither says of what size pictures are.
+    `data` as `open_images` takes it; `bits` that are left out are the model's. Raises ValueError
+    for another `resize` than the model's, or where neither says of what size pictures are.
     """
-    size = encoding_of(released).size_of_pictures(options.resize, "model")
+    needed = encoding_of(released)
+    size = needed.size_of_pictures(options.resize, "model")
+    options = replace(options, bits=options.bits or needed.bits)
     names = released.class_names if options.findings else ()
     images = open_images(data, options.reading(names), size=size)
     images.images(_first(images, options.skip_unreadable))

@@ -95,6 +95,8 @@ def test_transparency_is_laid_on_white() -> None:
     keyed = seen(encoded(COLOURS, transparency=tuple(map(int, COLOURS[0, 0]))))
     assert keyed[0, 0].tolist() == [255, 255, 255]
     assert (keyed[1:] == COLOURS[1:]).all()
+    with pytest.raises(UnreadableImage, match="must have visible pixels, got an alpha"):
+        seen(encoded(np.dstack([COLOURS, 0 * alpha]), "TGA"))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -229,6 +229,10 @@ def together(*keys: str, pictures) -> dict[str, bytes]:
         ({"0.png": BLACK, "0.cls": b"\xff"}, r"0\.cls must be text, got"),
         ({"0.png": BLACK, "0.cls": bytes(1 << 21)}, r"0\.cls must have <= 1048576"),
         ({"0.txt": b""}, "must hold at least one image, got none"),
+        (
+            {"0.png": BLACK, "0.cls": b"1", "0.json": b'{"cls": 2}'},
+            r"0\.json must have the cls of the sample's other member, 1, got 2",
+        ),
         (TWICE, r"must hold every name once, in any case, got 0\.PNG again"),
         (PAIRED, r"img-0\.png without cls and s\.tar/lab-0 with it"),
         (APART, r"img/0\.png without cls and s\.tar/lab/0 with it"),

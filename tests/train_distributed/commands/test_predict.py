@@ -156,13 +156,19 @@ def test_unreadable_pictures_have_a_line_of_their_own(say) -> None:
 
 
 def test_dark_pictures_of_16_bits_after_others_are_refused(say) -> None:
-    pixels = np.stack(draw(Path("mixed"), 3))[..., 0].astype(np.uint16)
+    pixels = np.stack(draw(Path("mixed"), 3, 5))[..., 0].astype(np.uint16)
     for number, values in enumerate(pixels << 4):  # 12 bits in use
         Image.fromarray(values).save(f"mixed/wide{number}.png")
     given = "--data mixed --layout flat"
     say.refused(f"{PREDICT} out {given}", "must use 1/16 of their range")
     assert not Path("out").exists()
     assert say.done(f"{PREDICT} out {given} --bits 12")
+    known = Release.load("model")
+    assert known.encoding
+    replace(known, encoding=replace(known.encoding, bits=12)).save(Path("of-12"))
+    shutil.copy("model/encoder.safetensors", "of-12")
+    assert say.done(f"predict --model of-12 --out of-its-own {given}")
+    assert table("of-its-own") == table("out")
 
 
 def test_a_model_of_rows_of_an_unknown_encoder_takes_embeddings_only(say) -> None:

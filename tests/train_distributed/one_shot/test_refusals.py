@@ -48,6 +48,8 @@ def head(transform: PublicTransform, name: str = "softmax", **options: Any) -> A
     return METHODS[name].build(transform, K, **{"l2_reg": 1.0} | options)
 
 
+ONE: Any = np.int64(1)
+TINY: Any = np.float32(1e-5)
 SHOWN = 1 - np.eye(K, dtype=np.int8)[np.arange(N) % K]  # two of three findings
 SEVERAL = {"embeddings": rows(labels=np.full(N, -1), findings=SHOWN), "method": "findings"}
 RELEASES: list[tuple[dict[str, Any], str]] = [
@@ -56,6 +58,12 @@ RELEASES: list[tuple[dict[str, Any], str]] = [
     ({"noise": "laplace"}, "noise must be one of discrete, float, got 'laplace'"),
     ({"generator": torch.Generator()}, "generator must be None for noise 'discrete'"),
     ({"num_classes": 5}, "num_classes must be 3, the set's class names, got 5"),
+    # what no report can state is refused before any epsilon is spent
+    ({"num_classes": np.int64(3)}, r"num_classes must be a Python number .*, got np\.int64\(3\)"),
+    ({"min_survivors": np.int64(9)}, "min_survivors must be a Python number"),
+    ({"user_clip": np.float32(5)}, "user_clip must be a Python number"),
+    ({"privacy": Privacy(ONE, 1e-5)}, "epsilon must be a Python number"),
+    ({"privacy": Privacy(1.0, TINY)}, "delta must be a Python number"),
     ({"min_survivors": 0}, r"min_survivors must be in \[1, 9\]"),
     ({"min_survivors": 4}, "one certainly honest user, got 0"),
     ({"faults": FaultInjection([9])}, r"dropped must hold users in \[0, 9\), got 9"),

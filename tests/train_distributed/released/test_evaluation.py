@@ -153,8 +153,7 @@ def test_any_model_can_be_asked() -> None:
 
 
 CONFIDENCE, LEAST = 0.95, 0.93  # stated; found, of 250 draws and more, by correct code
-NAMES = tuple("abcde")
-LABELS = np.repeat(np.arange(5), [520, 480, 400, 300, 300])
+NAMES, LABELS = tuple("abcde"), np.repeat(np.arange(5), [520, 480, 400, 300, 300])
 
 
 @pytest.mark.parametrize(("hits", "rows"), [(0, 9), (3, 9), (9, 9), (70, 300), (1, 1)])
@@ -408,7 +407,8 @@ def test_rows_that_were_trained_on(released: Release, rows: EmbeddingSet) -> Non
     with pytest.raises(ValueError, match=r"must not be training rows, got row \d+ and 2 more"):
         evaluate(released, shared, SOME)
     alone = rows.subset(rows.split == 2)
-    assert "do not add up" in evaluate(released, alone, SOME).report["with_the_training"]
+    words = "do not add up, if the model learned from training rows of these sets alone"
+    assert words in evaluate(released, alone, SOME).report["with_the_training"]
     other = replace(alone, split=np.zeros(len(alone), np.uint8))
     with pytest.raises(ValueError, match=r"must not be training rows, got row 0 and 99 more"):
         evaluate(released, alone, SOME, training=[other])

@@ -33,7 +33,8 @@ class Pictures:
     (default: as --transform says, without it as they are stored)."""
 
     bits: int | None = None
-    """Bits in use, such as 12, of --pictures that have 16 per channel (default: all 16)."""
+    """Bits in use, such as 12, of --pictures that have 16 per channel (default: as --transform
+    says, without it all 16)."""
     skip_unreadable: bool = False
     """Leave out --pictures that cannot be read, and say how many."""
 
@@ -47,16 +48,12 @@ class Pictures:
         from embed.encoding import refuse_other
         from train_distributed.federation.documents.terms import read_transform
 
-        declared = own.declared_classes
-        if self.class_names and declared not in ((), self.class_names):
-            raise ValueError(
-                f"class_names must be those of the embedding set in their order, {declared}, "
-                f"got {self.class_names}"
-            )
+        if self.class_names:
+            own.check_classes(self.class_names, "in the embedding set, as given")
         if self.transform is not None:
             transform = read_transform(self.transform)
             refuse_other(transform.encoding, own.encoding, ("transform", "embeddings"))
-            names = declared or self.class_names
+            names = own.declared_classes or self.class_names
             if transform.known is not None and names:
                 transform.known.check_classes(names, len(names))
         if self.resize is not None and own.encoding is not None:
@@ -87,7 +84,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
     from train_distributed.federation.documents.terms import read_transform
     from train_distributed.released.pictures import named_encoder
 
-    out, size = folder / EMBEDDINGS, given.resize
+    out, size, bits = folder / EMBEDDINGS, given.resize, given.bits
     check.given(class_names=given.class_names or None)
     if out.exists():
         return EmbeddingSet.open(out)
@@ -100,7 +97,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
                 "transform must say of what size its pictures were, as one that is fitted now does "
                 f"(ask for it), got {given.transform} of an earlier version"
             )
-        size = encoding.size_of_pictures(given.resize, "transform")
+        size, bits = encoding.size_of_pictures(given.resize, "transform"), bits or encoding.bits
         encoder = named_encoder(encoding, name=given.encoder, weights=given.weights)
         name, weights, preprocess = encoding.encoder, encoding.weights, encoding.preprocess
     else:
@@ -113,7 +110,7 @@ def embed_pictures(given: Pictures, folder: Path) -> "EmbeddingSet":
         data=str(given.pictures),
         layout="class",
         class_names=given.class_names,
-        bits=given.bits,
+        bits=bits,
         skip_unreadable=given.skip_unreadable,
     ).images(size)
     done = extract(

@@ -131,6 +131,7 @@ class Report:
                 return print("there is a second sum: once its centre is published, report again")
         if order:
             assert isinstance(task, ModelTask)
+            journal.check()
             centre = read_centre(window, order)
             vector = task.encoded_at(user, me.rows)(centre)  # looks at its bounds, before it counts
             ResumedJournal(journal).claim(window.digest, "centre", hashlib.sha256(centre).digest())

@@ -116,13 +116,20 @@ class FederationAccount:
 
         Raises:
             ValueError: none is left. With two sums a session none ever is: whether the lost ones
-                have answered the second, only the lost journal knew.
+                have answered the second, only the lost journal knew. Or a session that the journal
+                knows is in another ledger, which is of other rows.
         """
         federation, digest = self.federation, self.federation.digest
         known = {journal.detail(digest, step) for step in journal.steps(digest, ENTRY)}
         used = journal.steps(digest, SESSION)
         known |= {f"{digest.hex()}/{step}".encode() for step in used}
         own = [entry.reference.encode() for entry in self._held() if self._of_this(entry)]
+        spent = {journal.detail(digest, ENTRY + step) for step in used} - {None}
+        if self.ledger is not None and not spent <= {*own}:
+            raise ValueError(
+                "ledger must be the one that counts the sessions of this federation so far, got "
+                f"{self.ledger.path} (beside other rows?)"
+            )
         lost = [reference for reference in own if reference not in known]
         left = 0 if federation.second_dimension else federation.sessions - len(used) - len(lost)
         if lost and self.ledger is not None and left < 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from embed import EmbeddingSet, PublicTransform
 from embed.encoding import refuse_other
@@ -119,6 +120,19 @@ def test_pictures_become_the_rows_that_are_counted_and_sent(place: Path, tmp_pat
     assert own_set(tmp_path, None) is None
 
 
+def test_bits_in_use_are_those_of_the_public_pictures(place: Path, tmp_path: Path) -> None:
+    public = PublicTransform.load(place / "shipped.safetensors")
+    assert public.encoding is not None
+    replace(public, encoding=replace(public.encoding, bits=12)).save(tmp_path / "public")
+    for name in CLASSES:
+        (tmp_path / "scans" / name).mkdir(parents=True)
+        scan = Image.fromarray(np.full((40, 40), 3000, np.uint16))
+        scan.save(tmp_path / "scans" / name / "0.png")
+    given = {"pictures": tmp_path / "scans", "class_names": CLASSES}
+    join_with(tmp_path / "me", "me", given | {"transform": tmp_path / "public"})
+    assert EmbeddingSet.open(tmp_path / "me" / "embeddings").meta["bits"] == 12
+
+
 def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
     photos, network = place / "photos", str(place / "network.safetensors")
     given: dict[str, Any] = {"pictures": photos, "class_names": CLASSES}
@@ -146,7 +160,9 @@ def test_what_join_refuses_writes_no_party(place: Path, tmp_path: Path) -> None:
 
 
 def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path, capsys) -> None:
-    good, kept = (tmp_path / name / "embeddings" for name in ("a", "b"))
+    good, kept, counted = (tmp_path / name / "embeddings" for name in "abc")
+    meta = {"class_names": ["b", "a", "c"], "classes": "inferred"}
+    replace(embeddings(0), meta=meta).save(counted)
     for place, names in ((good, ("a", "b", "c")), (kept, ("b", "a", "c"))):
         replace(embeddings(0), meta={"class_names": list(names)}).save(place)
         Join(place.parent, "me", embeddings=place).run()
@@ -154,6 +170,7 @@ def test_another_order_of_the_classes_is_found_when_one_joins(knowing, tmp_path,
     pictures = {"pictures": tmp_path, "class_names": ("a", "b", "c"), "encoder": "simclr-small"}
     for images, own, words in (
         ({"class_names": ("a", "b", "c")}, kept, r"class_names must be .*'b', 'a'"),
+        ({"class_names": ("a", "b", "c")}, counted, r"class_names must be .*'b', 'a'"),
         ({"transform": knowing}, kept, r"names must be those .* guesses of"),
         (pictures, None, r"class_names must be .*'b', 'a'"),
     ):

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train_distributed.federation.folders.homes import FACTS, SETTINGS, Home, rows_of
+from tests.train_distributed.federation.folders.homes import (
+    FACTS,
+    SETTINGS,
+    Home,
+    embeddings,
+    rows_of,
+)
 from train_distributed import Release
 from train_distributed.commands.federation import Status, aggregating, reporting
 from train_distributed.federation.aggregator_client import Aggregators, Refused
@@ -198,6 +204,24 @@ def test_a_report_killed_before_it_was_kept_is_of_the_same_session(opened, monke
     for _ in range(2):
         home.report(0).run()
     assert home.used(0) == 1
+
+
+@pytest.mark.parametrize("sums", [1, 2])
+def test_a_session_goes_on_with_the_rows_whose_ledger_counts_it(opened, monkeypatch, sums) -> None:
+    """Whether a first sum is to be made again, or the second one follows."""
+    home, spend = opened(options={"sums": sums}), reporting.spend_session
+    with monkeypatch.context() as patch:
+        patch.setattr(reporting, "spend_session", lambda *of, **given: spend(*of, **given) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            home.report(0).run()
+    if sums == 2:
+        first_sum(home, 0, 1, 2)
+    rows = home.home / "elsewhere" / "rows"
+    embeddings(77).save(rows)
+    with pytest.raises(ValueError, match="ledger must be the one that counts the sessions of this"):
+        home.report(0, embeddings=rows, patience=0.2).run()
+    assert not rows.with_suffix(".ledger").exists()
+    home.report(0, patience=0.2).run()
 
 
 @pytest.mark.parametrize("sums", [1, 2])

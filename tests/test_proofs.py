@@ -101,22 +101,3 @@ def test_constants_are_few_say_their_kind_and_equal_guards_share_a_name() -> Non
     assert [constant for constant in found if constant[-1] is None] == []
     guards = [(module, value) for module, _, value, kind in found if kind == "guard"]
     assert len(guards) == len(set(guards))
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("A, B = 1, 2 ** 0.5  # prior: shares", [("A", "prior"), ("B", "prior")]),
-        ("A, B = 'x', 2  # theorem: by Stirling", [("B", "theorem")]),
-        ("# prior: a grid\nA = torch.logspace(0, 1, 3)", [("A", "prior")]),
-        ("A = (\n    1,\n    2,\n)  # prior: a grid", [("A", "prior")]),
-        ("B = 2  # size: rows\n\nA = 3", [("B", "size"), ("A", None)]),
-        ("A = 1  # size: rows\nB = 2 * A", [("A", "size"), ("B", None)]),
-        ("A = {'x': 1, 'y': 2}", [("A", None)]),
-        ("A = (1, 'x')\ndef f():\n    B = 1", []),
-    ],
-)
-def test_a_module_s_constants_are_found(line: str, found: list[tuple[str, str | None]]) -> None:
-    values: dict[str, object] = {"torch": torch}
-    exec(line, values)
-    assert [(name, kind) for name, _, kind in read(line, values)] == found

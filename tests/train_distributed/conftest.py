@@ -22,8 +22,7 @@ from pretrain.cli.command import run_command
 from pretrain.preprocess import Preprocess
 from tests.command_lines import Said, typed
 from tests.embedding_sets import clusters
-from tests.train_distributed.commands.bad_inputs.case import state
-from tests.train_distributed.commands.bad_inputs.world import make
+from tests.train_distributed.commands.bad_inputs.world import make, state
 from train_distributed import Release
 from train_distributed.__main__ import _parse, main
 from train_distributed.ledger.ledger import Ledger
@@ -53,7 +52,6 @@ class Extremes:
         return self.draw.choice((low, high)) if ends else self.draw.randint(low, high)
 
     def generator(self) -> torch.Generator:
-        """For torch."""
         return torch.Generator().manual_seed(self.draw.getrandbits(40))
 
     def rows(self, n: int, dim: int, bound: float) -> Tensor:
@@ -120,7 +118,6 @@ class Typed:
     run: Callable[..., Said]
 
     def __call__(self, *words: str) -> Said:
-        """Exit code, stdout, stderr."""
         return self.run(*(shlex.split(words[0]) if len(words) == 1 else words))
 
     def done(self, *words: str) -> str:
@@ -177,7 +174,6 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest."""
     monkeypatch.setattr("train_distributed.one_shot.figure.draw_release", lambda *_: None)
 
 
@@ -203,7 +199,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def intact(world: Path) -> dict[str, tuple[int, bytes]]:
-    """All that is in it."""
     return state(world)
 
 

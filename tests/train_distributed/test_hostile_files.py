@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import random
 import re
 import tarfile
 from collections.abc import Callable, Iterator
@@ -28,12 +29,13 @@ from pretrain.encoder import load_encoder, save_encoder
 from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from pretrain.sources import open_federated_emnist, open_images
+from tests.changed_bytes import changed
 from tests.embedding_sets import clusters
+from tests.train_distributed.federation.folders import homes
 from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed import Privacy, release
 from train_distributed.commands.comparing import Plot
 from train_distributed.commands.counting import Show
-from train_distributed.commands.federation import Init, Join
 from train_distributed.commands.federation.collecting import MakeWindow
 from train_distributed.commands.federation.enrolling import parties_of
 from train_distributed.commands.options import RunConfig
@@ -55,7 +57,7 @@ from train_distributed.research.experiments import catalogue
 from train_distributed.research.protection.mechanisms import StudySettings
 from train_distributed.secure_sum.journal import DurableJournal
 
-DIM, CLASSES, OWN, SESSION = 6, ("a", "b", "c"), ("127.0.0.1",), b"s" * 32
+DIM, CLASSES, SESSION = 6, ("a", "b", "c"), b"s" * 32
 RESULTS = Path(__file__).parents[2] / "results" / "frontier_lite0" / "results.json.gz"
 MARK = "replace me 61f1"
 VALUES = [
@@ -132,29 +134,16 @@ def embeddings(rows: int, seed: int) -> EmbeddingSet:
     return clusters(rows, len(CLASSES), DIM, noise=1.0, seed=seed, users=2)
 
 
-def federation(home: Path, **settings: Any) -> Path:
-    """Folder of the operator of three users, and of two servers where there is a configuration."""
-    transform = home / "transform.safetensors"
-    home.mkdir()
-    PublicTransform.fit(embeddings(50, 9)).save(transform)
-    files = [Join(home / f"p-{i}", f"p-{i}", rows=12).run() for i in range(3)]
-    if "config" in settings:
-        files.append(Join(home / "server", "server", server=True, hosts=OWN).run())
-    given: dict[str, Any] = {"transform": transform, "hosts": OWN, "minimum": 2} | settings
-    Init(folder=home / "fed", parties=tuple(files), class_names=CLASSES, **given).run()
-    return home / "fed"
-
-
 def of_federations(home: Path) -> list[Document]:
     """What the parties of two federations, one of them with a window, give to each other."""
-    fed = federation(home / "a", protocol="secagg", epsilon=5.0, delta=1e-5, honest_fraction=0.8)
-    servers = RunConfig("discriminant", {"sums": 1}, Privacy(5.0, 1e-5, noise_by="servers"))
-    (home / "config.json").write_text(servers.text())
-    shares = federation(home / "b", protocol="shares", config=home / "config.json")
+    for name, servers in (("a", 0), ("b", 1)):
+        (home / name).mkdir()
+        homes.initiate(home / name, servers=servers, minimum=2)
+    fed, shares = home / "a" / "fed", home / "b" / "fed"
     MakeWindow(shares, ("127.0.0.1:7001", "127.0.0.1:7002"), home / "window", 24.0).run()
-    user, invitation, tls = home / "a" / "p-0", fed / "invitation", fed / "tls"
+    user, invitation, tls = home / "a" / "user0", fed / "invitation", fed / "tls"
     placed = Federation.load(shares / "federation.json")
-    key = read_private(home / "b" / "p-1").public.verifying
+    key = read_private(home / "b" / "user1").public.verifying
     (place,) = (shares / "invitation" / "places").glob(f"{key.hex()[:32]}.json")
 
     def agreed() -> dict[str, Any]:
@@ -174,12 +163,12 @@ def of_federations(home: Path) -> list[Document]:
         return of_file(path, lambda: read(path), **more)
 
     window, table = home / "window" / "window.json", home / "parties.csv"
-    fields = Party.load(user / "p-0.party.json").fields
+    fields = Party.load(user / "hospital-0.party.json").fields
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([list(fields), list(fields.values())])
     return [
         replace(of(table, lambda path: bool(list(parties_of((path,))))), path=None),  # or a folder
-        of(user / "p-0.party.json", lambda path: Party.load(path).fields, fixed=True),
+        of(user / "hospital-0.party.json", lambda path: Party.load(path).fields, fixed=True),
         of(fed / "federation.json", lambda _: agreed(), name="federation"),
         of(user / "private.json", lambda _: private()),
         of(invitation / "operator.json", lambda _: invited(), fixed=True),
@@ -313,9 +302,7 @@ def of_pictures(home: Path) -> list[Document]:
     write(valid)
     return [
         Document("shard-0.tar", valid, write, lambda: bool(open_images(f"wds:{shard}")), ours=True),
-        of_file(
-            leaf, lambda: bool(open_federated_emnist(home, ["train"])), name=str(home), ours=True
-        ),
+        of_file(leaf, lambda: bool(open_federated_emnist(home, ["train"])), str(home), ours=True),
     ]
 
 
@@ -324,21 +311,10 @@ def altered(draw: st.DrawFn, content: bytes) -> bytes:
     """Other bytes; of JSON mostly with other values."""
     if content[:1] in b"{[" and draw(st.integers(0, 4)):
         return draw(altered_json(json.loads(content)))
-    changed = bytearray(content)
+    drawn = random.Random(draw(st.integers(0, 2**64)))
     for _ in range(draw(st.sampled_from([1, 1, 2, 5]))):
-        at, size = draw(st.integers(0, len(content))), draw(st.sampled_from([1, 8, 64]))
-        kind = draw(st.sampled_from(["cut", "removed", "put in", "doubled", "flipped"]))
-        if kind == "cut":
-            del changed[at:]
-        elif kind == "removed":
-            del changed[at : at + size]
-        elif kind == "put in":
-            changed[at:at] = draw(st.binary(min_size=1, max_size=size))
-        elif kind == "doubled":
-            changed[at:at] = changed[at : at + size]
-        elif at < len(changed):
-            changed[at] ^= 1 << draw(st.integers(0, 7))
-    return bytes(changed)
+        content = changed(content, drawn)
+    return content
 
 
 @st.composite
@@ -388,11 +364,8 @@ def hold(document: Document, examples: int) -> None:
         document.write(document.valid)
 
 
-MAKERS = [of_federations, of_releases, of_records, of_pictures]
-
-
 @pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", [of_federations, of_releases, of_records, of_pictures])
 @pytest.mark.parametrize("examples", [60, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_a_file_is_refused_in_one_line_or_read_as_what_it_says(
     make, examples, tmp_path, monkeypatch

@@ -39,15 +39,10 @@ class Killed(BaseException):
 
 
 def agreement(**changes: Any) -> Federation:
-    fields: dict[str, Any] = {
-        "version": 3,
-        "protocol": "secagg",
-        "dimension": D,
-        "minimum": 3,
-        "users": {i: KEYS[i].public.verifying.hex() for i in range(W)},
-        "servers": (Keys.of(KEYS[FIRST_SERVER].public),),
-        "deadlines": Deadlines(come=0.0, again=0.0),
-    }
+    fields: dict[str, Any] = {"version": 3, "protocol": "secagg", "dimension": D, "minimum": 3}
+    fields |= {"users": {i: KEYS[i].public.verifying.hex() for i in range(W)}}
+    fields |= {"servers": (Keys.of(KEYS[FIRST_SERVER].public),)}
+    fields |= {"deadlines": Deadlines(come=0.0, again=0.0)}
     return Federation(**(fields | changes))
 
 
@@ -185,13 +180,7 @@ class Site:
         return open_relay(self.federation, tls, "127.0.0.1", self.port)
 
     def party(self, endpoint: Any, user: int = 1, **changes: Any) -> Attendance:
-        given = {
-            "endpoint": endpoint,
-            "federation": self.federation,
-            "party": user,
-            "keys": KEYS[user],
-            "address": f"127.0.0.1:{self.port}",
-            "certificates": self.folder / "server.pem",
-            "say": self.said.append,
-        }
+        given: dict[str, Any] = {"endpoint": endpoint, "federation": self.federation, "party": user}
+        given |= {"keys": KEYS[user], "address": f"127.0.0.1:{self.port}", "say": self.said.append}
+        given |= {"certificates": self.folder / "server.pem"}
         return Attendance(**(given | changes))

@@ -307,16 +307,11 @@ def test_the_digest_of_a_federation_stays(tmp_path: Path) -> None:
         seeds = [hashlib.sha256(b"%s%d" % (label, number)).digest() for label in (b"", b"s")]
         return PrivateKeys(*seeds).public
 
-    federation = Federation(
-        version=3,
-        protocol="secagg",
-        dimension=7,
-        minimum=2,
-        users={i: public(i).verifying.hex() for i in range(3)},
-        servers=(Keys.of(public(9)),),
-        names={0: "hospital-a"},
-        task={"method": "x", "sizes": {"0": 3}},
-    )
+    fixed = {"names": {0: "hospital-a"}, "task": {"method": "x", "sizes": {"0": 3}}}
+    users = {i: public(i).verifying.hex() for i in range(3)}
+    servers = (Keys.of(public(9)),)
+    given = {"minimum": 2, "deadlines": Deadlines(), "users": users, "servers": servers}
+    federation = fake.agreement(**fixed, **given)
     federation.save(tmp_path / "federation.json")
     assert Federation.load(tmp_path / "federation.json").digest.hex() == (
         "cee3accd2673663e20c4c60d20fdf68a8f94ff9b7946364714ab5087646f86c4"

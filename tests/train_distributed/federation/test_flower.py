@@ -218,10 +218,8 @@ def test_a_carrier_without_an_operator_says_so(field: Field) -> None:
         field.server.Carrier(field.grid, operator, ThreadPoolExecutor(1)).run()
 
 
-@contextlib.contextmanager
-def line(field: Field, patience: float = 30.0) -> Iterator[NodeLine]:
-    with NodeLine(field.attendance(0, patience)) as opened:
-        yield opened
+def line(field: Field, patience: float = 30.0) -> NodeLine:
+    return NodeLine(field.attendance(0, patience))
 
 
 def ask(path: Path, content: bytes) -> bytes:

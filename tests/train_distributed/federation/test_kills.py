@@ -217,30 +217,6 @@ async def idle(port: int, idlers: int, slow: int) -> None:
     await asyncio.gather(*tasks)
 
 
-def test_a_stranger_reaches_nothing(make_field) -> None:
-    field = make_field(seconds=300)
-    operator = field.operator()
-    for party in field.users[:2]:
-        field.node(party)
-    field.wait_for(lambda: len(field.status().get("present", [])) == 2)
-    digest = field.federation.digest.hex()
-    tls = ssl.create_default_context(cafile=str(field.folder / "tls" / "server.pem"))
-    paths = [
-        *("/", "/docs", "/openapi.json", f"/relay/{digest}", f"/relay/{digest}/"),
-        *(f"/relay/{'0' * 64}", f"/tasks/{digest}/reports", f"/invitations/{digest}/private.json"),
-    ]
-    with httpx.Client(base_url=f"https://127.0.0.1:{field.port}", verify=tls, timeout=30) as http:
-        found = {path: http.post(path).status_code for path in paths}
-    assert found.pop(f"/relay/{digest}") == 401
-    assert set(found.values()) <= {307, 404}
-    assert operator.poll() is None
-    assert len(field.status()["present"]) == 2
-    for party in field.users[2:]:
-        field.node(party)
-    assert operator.wait(120) == 0
-    assert field.opened() == list(range(5))
-
-
 @pytest.mark.parametrize("crowd", ["idlers", "flood"])
 def test_a_crowd_costs_no_user_and_little_time(crowd: str, make_field) -> None:
     """The session by the clock, once the users are there, with the crowd there from before it."""

@@ -30,6 +30,7 @@ from train_distributed.federation.proxies import client, is_own, proxy_for
 from train_distributed.secure_sum.keys import FIRST_SERVER
 
 SECONDS, PATIENCE = 20.0, 1.5
+STRANGE = ("/", "/docs", "/openapi.json", f"/relay/{'0' * 64}", f"/tasks/{'0' * 64}/reports")
 
 
 class Service(fake.Site):
@@ -131,7 +132,8 @@ def test_whoever_polls_is_proven(service: Service) -> None:
             service.post(bytes(99)),
         ]
     assert [each.status_code for each in refused] == [401] * len(refused)
-    assert service.http.post("/relay/" + "0" * 64, content=b"").status_code == 404
+    for path in (*STRANGE, f"/invitations/{service.federation.digest.hex()}/private.json"):
+        assert service.http.post(path, content=b"").status_code == 404
     assert service.http.get(service.path).status_code == 405
     thread.join(SECONDS)
     assert (found, service.listening.nodes()) == ([], [])

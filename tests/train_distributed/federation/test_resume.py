@@ -88,14 +88,6 @@ def test_users_that_die_with_the_operator_are_dropouts(gone: int, tmp_path: Path
     assert max(relay.drawn.values()) == 1
 
 
-def test_a_record_that_is_another_file_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "session"
-    path.write_bytes(b"\x01" + bytes(20))
-    with pytest.raises(ValueError, match="session must be a session's, got another file"):
-        fake.operate(fake.FakeRelay(), None, tmp_path)
-    assert path.read_bytes() == b"\x01" + bytes(20)
-
-
 def test_what_does_not_follow_from_the_record_is_not_asked(tmp_path: Path) -> None:
     with SessionLog(tmp_path) as record:
         record.begin(bytes(33))

@@ -24,11 +24,6 @@ LIMIT = Limit(epsilon=1.5, delta=1e-5)
 UNKNOWN = "id must be of an entry in the ledger"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "rows.ledger")
-
-
 def spent(ledger: Ledger) -> float:
     return Ledger.open(ledger.path).total().epsilon(1e-5)
 
@@ -118,7 +113,7 @@ def test_a_limit_is_not_passed_and_takes_the_place_of_no_other(ledger) -> None:
     ledger.reserve(GAUSSIAN)
     ledger.reserve(GAUSSIAN)
     before = ledger.path.read_bytes()
-    with pytest.raises(ValueError, match=r"limit of ledger rows.ledger must be >= 1\.8"):
+    with pytest.raises(ValueError, match=r"limit of ledger private.ledger must be >= 1\.8"):
         ledger.reserve(GAUSSIAN)
     assert ledger.path.read_bytes() == before
 
@@ -236,7 +231,7 @@ def test_rows_that_another_ledger_counts_are_refused(tmp_path, change) -> None:
 def test_what_a_result_says_of_its_entry(ledger) -> None:
     told = ledger.report(id := ledger.reserve(GAUSSIAN))
     assert json.loads(json.dumps(told)) == told
-    assert (told["entry"], told["file"]) == (id, "rows.ledger")
+    assert (told["entry"], told["file"]) == (id, "private.ledger")
     assert told["epsilon_total"] == pytest.approx(1.0, rel=1e-4)
     bare = replace(GAUSSIAN, sigma=0.0, epsilon=math.inf, noise="none")
     assert ledger.report(ledger.reserve(bare))["epsilon_total"] == "not private"

@@ -47,20 +47,6 @@ def test_entries_are_kept_in_order_and_names_once(path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_block_that_fails_adds_nothing(path) -> None:
-    def fail(store: Store) -> None:
-        with store.transaction():
-            store.append(b"lost")
-            raise KeyError
-
-    with Store(path, "store") as store:
-        store.claim("a", b"")
-        with pytest.raises(KeyError):
-            fail(store)
-        store.claim("b", b"kept")
-    assert contents(path) == [b"", b"kept"]
-
-
 def test_of_many_racing_claims_one_wins(path) -> None:
     def claim(i: int) -> bool:
         try:
@@ -270,16 +256,12 @@ def test_a_server_that_is_not_there_is_an_error_in_one_line() -> None:
         open_sql(f"postgresql://nobody@127.0.0.1:{free_port()}/no", "schema", "reports")
 
 
-def test_one_process_at_a_time_has_a_file(tmp_path: Path) -> None:
-    first = open_sql(tmp_path, "reports", "reports")
-    assert isinstance(first, Sqlite)
+def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """In a file that one process has at a time."""
+    sql = open_sql(tmp_path, "reports", "reports")
+    assert isinstance(sql, Sqlite)
     with pytest.raises(OSError, match="another has it"):
         open_sql(tmp_path, "reports", "reports")
-    first.close()
-
-
-def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    sql = open_sql(tmp_path, "reports", "reports")
     with sql.transaction() as run:
         run("CREATE TABLE t (a INTEGER)")
 

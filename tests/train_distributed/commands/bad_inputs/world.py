@@ -115,3 +115,16 @@ def _ledgers(root: Path) -> None:
     (root / "broken").mkdir()  # a ledger's neighbours are read as well
     (root / "broken" / "broken.ledger").write_bytes(lines)
     (root / "report.json").write_text(json.dumps({"ledger": {"entry": "0" * 16}}))
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is in a folder: mode and content by path; of directories and links what they are."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        content = b""
+        if path.is_symlink():
+            content = str(path.readlink()).encode()
+        elif path.is_file():
+            content = path.read_bytes()
+        found[path.relative_to(folder).as_posix()] = (path.lstat().st_mode, content)
+    return found

@@ -234,15 +234,9 @@ class Home:
 
     def report(self, user: int, **changes: Any) -> Report:
         folder = self.home / f"user{user}"
-        made = Report(
-            folder,
-            self.home / "fed" / "invitation",
-            folder / "embeddings",
-            self.window / WINDOW,
-            accept=digest_of(self.home),
-            patience=5.0,
-        )
-        return replace(made, **changes)
+        invitation, rows = self.home / "fed" / "invitation", folder / "embeddings"
+        made = Report(folder, invitation, rows, self.window / WINDOW, digest_of(self.home))
+        return replace(made, **{"patience": 5.0} | changes)
 
     def changed_window(self, **changes: Any) -> Path:
         other = replace(self.file.window, **changes)

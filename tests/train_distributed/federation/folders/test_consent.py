@@ -27,6 +27,7 @@ from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.journal import DurableJournal
 
 KNOWN = "known of the classes before, from public sources"
+NO_ROW = "who publishes one of the"
 WISHED = Privacy(1e6, 0.9, 0.8)  # by an operator that hopes that nobody looks
 
 
@@ -132,16 +133,17 @@ def test_all_that_a_user_gives_away_is_shown(
         f"{KNOWN}: names of 200 public classes",
     ):
         assert words in said
+    assert NO_ROW not in said
     (alone,) = re.findall(r"if all others collude: epsilon ([\d.]+)", said)
     assert float(alone) > 2.96
 
 
 def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monkeypatch) -> None:
     monkeypatch.setattr("train_distributed.federation.aggregator_client.SECONDS", 1.0)
-    home = federated(Report)
+    home = federated(Report, privacy=Privacy(2.0, 0.5), allow_delta=True)
     capsys.readouterr()
     with pytest.raises(OSError, match="must answer"):  # nobody answers there
-        command_of(Report, home, patience=0.0).run()
+        command_of(Report, home, patience=0.0, limits=Limits(most_delta=0.5)).run()
     said = capsys.readouterr().out
     for words in (
         "numbers, without noise: ",
@@ -153,18 +155,8 @@ def test_a_user_of_shares_is_told_whom_its_promise_needs(federated, capsys, monk
         "sent to aggregator 0 at 127.0.0.1:",
     ):
         assert words in said
+    assert re.search(rf"  delta is 1/\d+ or more: {NO_ROW}", said)
     assert KNOWN not in said
-    assert "who publishes one of the" not in said
-
-
-def test_a_user_is_told_of_a_delta_that_protects_no_row(federated, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("train_distributed.federation.aggregator_client.SECONDS", 1.0)
-    home = federated(Report, privacy=Privacy(2.0, 0.5), allow_delta=True)
-    limits = Limits(most_delta=0.5)
-    capsys.readouterr()
-    with pytest.raises(OSError, match="must answer"):
-        command_of(Report, home, patience=0.0, limits=limits).run()
-    assert re.search(r"  delta is 1/\d+ or more: who publishes one of the", capsys.readouterr().out)
 
 
 def test_what_was_accepted_in_this_folder_is_not_asked_again(initiated, engine) -> None:

@@ -4,26 +4,24 @@ import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
 from tests.train_distributed.federation.folders.homes import federation_of
+from tests.train_distributed.ledger.ledger_entries import GAUSSIAN
 from train_distributed import accounting
 from train_distributed.federation.documents import sessions
 from train_distributed.federation.documents.federation import Federation
 from train_distributed.federation.documents.ledger import BudgetedJournal, FederationAccount, Limits
 from train_distributed.federation.documents.sessions import read_ledger, remember
-from train_distributed.ledger.entry import Entry, Limit
+from train_distributed.ledger.entry import Limit
 from train_distributed.ledger.ledger import Ledger
 from train_distributed.secure_sum.errors import AlreadyOpened
 from train_distributed.secure_sum.journal import DurableJournal
 
 SIGMA = accounting.noise_multiplier(5.0, 1e-5)  # epsilon 5 of one session
-FIXED: dict[str, Any] = {"kind": "release", "data": "d" * 64, "method": "discriminant"}
-FIXED |= {"noise": "discrete", "unit": "record", "sensitivity": 1.0}
-SESSION = Entry(**FIXED, epsilon=5.0, delta=1e-5, sigma=SIGMA)
+SESSION = replace(GAUSSIAN, method="discriminant", epsilon=5.0, sigma=SIGMA)
 
 
 def epsilon(sessions: int) -> float:

@@ -244,7 +244,7 @@ def at(home: homes.Home, host: str, port: int) -> Path:
     return home.home / "elsewhere.json"
 
 
-def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: homes.Home, capsys) -> None:
+def test_who_is_gone_or_silent_is_waited_for_aloud(soon, windowed, monkeypatch, capsys) -> None:
     for command in (
         windowed.report(0, patience=0.9),
         windowed.collect(patience=0.9),
@@ -254,22 +254,18 @@ def test_an_aggregator_that_is_gone_is_waited_for_aloud(soon, windowed: homes.Ho
             command.run()
         waits = r"^waiting for aggregator 0 at 127\.0\.0\.1:\d+ \(0 s of at most 1 s\): .*refused$"
         assert re.search(waits, capsys.readouterr().err, re.MULTILINE)
-    assert windowed.used(0) == 0
-    assert not windowed.model.exists()
-
-
-def test_a_silent_server_is_waited_for_aloud(soon, windowed, monkeypatch, capsys) -> None:
     for module in ("aggregator_client", "links"):
         monkeypatch.setattr(f"train_distributed.federation.{module}.SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
-            windowed.report(0, window=at(windowed, "127.0.0.1", port), patience=0.0).run()
         link = f"https://127.0.0.1:{port}/invitations/{homes.digest_of(windowed.home)}"
-        with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
-            windowed.report(0, window=None, invitation=link).run()
+        for asking in ({"window": at(windowed, "127.0.0.1", port)}, {"invitation": link}):
+            with pytest.raises(ConnectionError, match=r"must answer: .*timed out"):
+                windowed.report(0, **{"window": None, "patience": 0.0} | asking).run()
     waits = f"waiting for https://127.0.0.1:{port} (0 s): it has the invitation"
     assert waits in capsys.readouterr().err
+    assert windowed.used(0) == 0
+    assert not windowed.model.exists()
 
 
 def test_what_no_patience_mends_ends_at_once(windowed, other, monkeypatch) -> None:

@@ -14,16 +14,10 @@ import torch
 
 from embed import EmbeddingSet, PublicTransform
 from embed.hold_out import random_keys, with_held_out
+from tests.embedding_sets import clusters
 from tests.ports import free_port
-from tests.train_distributed.federation.folders.homes import (
-    CLASSES,
-    FACTS,
-    ROWS,
-    digest_of,
-    embeddings,
-    federation_of,
-    init_of,
-)
+from tests.train_distributed.federation.folders import homes
+from tests.train_distributed.federation.folders.homes import CLASSES, FACTS, ROWS
 from train_distributed import Privacy, Release, release
 from train_distributed.commands.federation import Join, Start
 from train_distributed.federation.documents.invitation import Invitation
@@ -42,7 +36,7 @@ SHARES = {"protocol": "shares", "servers": 1, "privacy": Privacy(1e4, 1e-5), "mi
 
 def findings(user: int, unknown: str | None = None) -> EmbeddingSet:
     """Rows of one user; 1 lacks the first finding, 2 does not know the last in all."""
-    plain = embeddings(user)
+    plain = homes.embeddings(user)
     found = (np.random.default_rng(user).random((ROWS, len(CLASSES))) < 0.5).astype(np.int8)
     found[:, 0] *= user != 1
     if unknown == "ask" and user == 2:
@@ -96,7 +90,7 @@ def test_a_federation_makes_what_run_makes(agreed, protocol, method, options) ->
         return
     for refused in (task.encoded, lambda i, rows: release(rows, method, privacy, **options)):
         with pytest.raises(ValueError, match="embeddings must hold"):
-            refused(0, replace(embeddings(0), users=np.zeros(ROWS, np.int64)))
+            refused(0, replace(homes.embeddings(0), users=np.zeros(ROWS, np.int64)))
 
 
 def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
@@ -106,7 +100,7 @@ def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
     asked = replace(held, meta=held.meta | {"unknown": "ask"})
     two = replace(held, findings=np.zeros((ROWS, 2), np.int8), meta={})
     for rows, words in (
-        (embeddings(0), "embeddings must hold several findings a picture as agreed, got one"),
+        (homes.embeddings(0), "embeddings must hold several findings a picture as agreed, got one"),
         (asked, "unknown must be negative or positive"),
         (replace(held, meta=mixed), "class_names must be ('a', 'b', 'c') as agreed"),
         (two, "num_classes must be 2, got 3"),
@@ -118,7 +112,7 @@ def test_what_a_user_holds_is_what_was_agreed(agreed) -> None:
 def test_a_head_of_one_class_learns_no_findings(agreed) -> None:
     with pytest.raises(ValueError, match="method must be one of findings, svm, logistic"):
         agreed("softmax", options={"findings": True})
-    transform = PublicTransform.fit(embeddings(99).embeddings)
+    transform = PublicTransform.fit(homes.embeddings(99).embeddings)
     for method in ("softmax", "discriminant", "findings"):  # of terms that no init wrote
         with pytest.raises(ValueError, match="method"):
             build_method(method, transform, 3, {"findings": True, "l2_reg": 0.1})
@@ -131,8 +125,8 @@ def test_the_commands_make_what_run_makes(initiated, opened, capsys, protocol, u
     users = [findings(user, unknown) for user in range(USERS)]
     for user, rows in enumerate(users):
         rows.save(home / f"user{user}" / "embeddings", overwrite=True)
-    limits, patience = Limits(most_epsilon=2e4), 60.0
-    given: dict[str, Any] = {"accept": digest_of(home), "limits": limits, "patience": patience}
+    given: dict[str, Any] = {"accept": homes.digest_of(home), "patience": 60.0}
+    given |= {"limits": Limits(most_epsilon=2e4)}
     if "servers" in protocol:
         window = opened(home)
         own = window.collect(wait=True, patience=60.0).run
@@ -153,8 +147,9 @@ def test_the_commands_make_what_run_makes(initiated, opened, capsys, protocol, u
         (record,) = Ledger.open((home / owner).with_suffix(".ledger")).state().records
         assert record.entry.cost.at(1e-5) == pytest.approx(1e4, rel=1e-5)
     together = pooled(users)
-    public, terms = PublicTransform.load(home / "public.safetensors"), federation_of(home).task
-    ran = release(together, "findings", Privacy(1e9, 1e-5), transform=public, **terms["options"])
+    given = {"transform": PublicTransform.load(home / "public.safetensors")}
+    given |= homes.federation_of(home).task["options"]
+    ran = release(together, "findings", Privacy(1e9, 1e-5), **given)
     x = together.embeddings
     torch.testing.assert_close(made.predict_proba(x), ran.predict_proba(x), atol=0.02, rtol=0)
 
@@ -165,11 +160,7 @@ INFINITE = Privacy(float("inf"), 1e-5)
 
 
 def of_user(user: int) -> EmbeddingSet:
-    draw = np.random.default_rng(user)
-    labels = draw.integers(0, 3, EACH)
-    x = (2 * np.eye(3, 6)[labels] + draw.standard_normal((EACH, 6))).astype(np.float32)
-    users, meta = np.zeros(EACH, np.int64), {"class_names": ["a", "b", "c"]}
-    rows = EmbeddingSet(embeddings=x, labels=labels, users=users, meta=meta)
+    rows = clusters(EACH, 3, 6, noise=1.0, seed=user, users=1)
     return with_held_out(rows, 0.25, keys=random_keys(EACH, seed=user))
 
 
@@ -189,8 +180,8 @@ def evaluated(tmp_path: Path) -> Callable[..., EvaluationTask]:
             Join(tmp_path / "server", "adder", server=True, hosts=("127.0.0.1",)).run()
             files.append(tmp_path / "server" / "adder.party.json")
         fixed = {"transform": None, "class_names": (), "model": tmp_path / "model"}
-        init_of(tmp_path, files, minimum=HOLDERS, **fixed, **settings).run()
-        task = task_of(federation_of(tmp_path), tmp_path / "fed" / "model.safetensors")
+        homes.init_of(tmp_path, files, minimum=HOLDERS, **fixed, **settings).run()
+        task = task_of(homes.federation_of(tmp_path), tmp_path / "fed" / "model.safetensors")
         assert isinstance(task, EvaluationTask)
         return task
 
@@ -313,5 +304,5 @@ def test_bad_terms_and_settings_are_refused(task, tmp_path) -> None:
         (evaluation | {"num_classes": 3}, "num_classes must be left out with model"),
     ):
         with pytest.raises(ValueError, match=words):
-            init_of(tmp_path, files, **fixed | change).run()
+            homes.init_of(tmp_path, files, **fixed | change).run()
         assert not (tmp_path / "new").exists()

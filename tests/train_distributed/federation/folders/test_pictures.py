@@ -52,13 +52,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def federation(home: Path, servers: int = 0, **settings: Any) -> Path:
     files = join(home, USERS, servers, rows=settings.pop("rows", ROWS))
-    fixed: dict[str, Any] = {
-        "class_names": CLASSES,
-        "protocol": ("secagg", "shares")[servers],
-        "epsilon": 8.0,
-        "honest_fraction": None if servers else 0.8,
-        "minimum": USERS,
-    }
+    fixed = {"protocol": ("secagg", "shares")[servers], "class_names": CLASSES, "epsilon": 8.0}
+    fixed |= {"honest_fraction": None if servers else 0.8, "minimum": USERS}
     init_of(home, files, **fixed | settings).run()
     return home
 

@@ -20,41 +20,18 @@ from tests.train_distributed.federation.folders import homes
 from train_distributed.commands.federation import Join, Start, Status
 from train_distributed.commands.federation.enrolling import COLUMNS, parties_of
 from train_distributed.commands.options import RunConfig
-from train_distributed.federation.documents import certificates
+from train_distributed.federation.documents import certificates, private_keys
 from train_distributed.federation.documents.certificates import serving, trust, write_certificate
 from train_distributed.federation.documents.federation import Deadlines
 from train_distributed.federation.documents.invitation import Invitation
 from train_distributed.federation.documents.party import Party
 from train_distributed.federation.documents.place import PLACES, place_path
-from train_distributed.federation.documents.private_keys import (
-    PRIVATE,
-    read_private,
-    read_public,
-    write_party,
-)
+from train_distributed.federation.documents.private_keys import PRIVATE, read_private
 from train_distributed.privacy.promise import Privacy
 from train_distributed.secure_sum.keys import FIRST_SERVER
 from train_distributed.secure_sum.roll import Roll
 
 FILLED_IN = {"sums", "rounds", "class_noise", "components"}  # by a public rule
-
-
-def test_join_makes_one_file_to_give_out(tmp_path) -> None:
-    Join(tmp_path / "me", "hospital-a", rows=50).run()
-    party = Party.load(tmp_path / "me" / "hospital-a.party.json")
-    keys = read_private(tmp_path / "me")
-    assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
-    assert party.verifying == keys.public.verifying.hex()
-    assert party.sealing == keys.public.sealing.hex()
-    assert stat.S_IMODE((tmp_path / "me" / "private.json").stat().st_mode) == 0o600
-    with pytest.raises(FileExistsError):
-        write_party(tmp_path / "me")
-    Join(tmp_path / "me", "hospital-a", rows=60).run()  # other rows, the same keys
-    again = Party.load(tmp_path / "me" / "hospital-a.party.json")
-    assert (again.rows, again.verifying) == (60, party.verifying)
-    homes.embeddings(0).save(tmp_path / "rows")
-    Join(tmp_path / "me", "hospital-a", embeddings=tmp_path / "rows").run()
-    assert Party.load(tmp_path / "me" / "hospital-a.party.json").rows == homes.ROWS
 
 
 def test_init_writes_what_everybody_needs(initiated, capsys) -> None:
@@ -280,10 +257,16 @@ def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "empty").touch()
     Join(me, "hospital-a", rows=50, passphrase_file=secret).run()
     keys, text = read_private(me, secret), (me / PRIVATE).read_text()
+    party, public = Party.load(me / "hospital-a.party.json"), keys.public
+    assert (party.name, party.role, party.rows) == ("hospital-a", "user", 50)
+    assert (party.verifying, party.sealing) == (public.verifying.hex(), public.sealing.hex())
     assert keys.signing.hex() not in text
     assert keys.opening.hex() not in text
-    assert keys.public == read_public(me)  # without a passphrase
-    Join(me, "hospital-a", rows=60, passphrase_file=secret).run()
+    assert keys.public == private_keys.read_public(me)  # without a passphrase
+    homes.embeddings(0).save(tmp_path / "rows")  # other rows, the same keys
+    Join(me, "hospital-a", embeddings=tmp_path / "rows", passphrase_file=secret).run()
+    again = Party.load(me / "hospital-a.party.json")
+    assert (again.rows, again.verifying) == (homes.ROWS, party.verifying)
     assert read_private(me, secret) == keys
     for file, words in {
         None: "passphrase_file must be given, as .*me/private.json is encrypted, got none",
@@ -311,7 +294,10 @@ def test_keys_are_encrypted_and_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_keys_are_their_owners_alone(mode: int, tmp_path: Path) -> None:
-    write_party(tmp_path)
+    private_keys.write_party(tmp_path)
+    assert stat.S_IMODE((tmp_path / PRIVATE).stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        private_keys.write_party(tmp_path)
     (tmp_path / "secret").write_text("a")
     with pytest.raises(ValueError, match=r"passphrase_file must be left out, as .* not encrypted"):
         read_private(tmp_path, tmp_path / "secret")

@@ -25,23 +25,11 @@ from pretrain.preprocess import Preprocess
 from pretrain.resnet import ResNetConfig, SmallResNet
 from tests.train_distributed.sized_pictures import tiny_encoder
 from train_distributed import Privacy, Release, release
-from train_distributed.released.export import (
-    _Brought,
-    _Pixels,
-    described,
-    largest_difference,
-    picture_size,
-    run_onnx,
-    run_torch,
-    save_onnx,
-    save_torch,
-    some_pictures,
-    trace,
-)
+from train_distributed.released import export
 
 NAMES = ("blue", "green", "red")
 PARITY, DARK = 1e-5, 0.3
-KINDS = {"onnx": (save_onnx, run_onnx), "pt2": (save_torch, run_torch)}
+KINDS = {"onnx": (export.save_onnx, export.run_onnx), "pt2": (export.save_torch, export.run_torch)}
 
 
 def pictures(rows: int, size: tuple[int, int], seed: int, light: float = 1.0) -> np.ndarray:
@@ -72,7 +60,7 @@ def learned(encoder, preprocess: Preprocess, size=(20, 17), light: float = 1.0) 
 
 def save(kind: str, released: Release, encoder, size: tuple[int, int], folder: Path) -> Path:
     path = folder / f"model.{kind}"
-    KINDS[kind][0](trace(released, encoder, size), described(released, size), path)
+    KINDS[kind][0](export.trace(released, encoder, size), export.described(released, size), path)
     return path
 
 
@@ -80,9 +68,9 @@ def check(path: Path, released: Release, encoder, size: tuple[int, int]) -> None
     """Asserts that a file agrees with `predict`, in batches of several sizes."""
     program = KINDS[path.suffix[1:]][1](path)
     shown = [pictures(30, size, 7, light) for light in (1.0, DARK)]
-    pixels = np.concatenate([*shown, some_pictures(size)])
+    pixels = np.concatenate([*shown, export.some_pictures(size)])
     for n in (1, 2, len(pixels)):
-        difference, classes = largest_difference(released, encoder, program, pixels[:n])
+        difference, classes = export.largest_difference(released, encoder, program, pixels[:n])
         assert difference <= PARITY
         assert classes == 0
 
@@ -100,12 +88,6 @@ SHRUNK, SIZE = Preprocess(image_size=12, crop=0.875), (20, 17)
 def files(small, tmp_path_factory) -> tuple[Release, dict[str, Path]]:
     folder, released = tmp_path_factory.mktemp("files"), learned(small, SHRUNK)
     return released, {kind: save(kind, released, small, SIZE, folder) for kind in KINDS}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_is_as_predict(files, small, kind: str) -> None:
-    released, paths = files
-    check(paths[kind], released, small, SIZE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,24 +149,26 @@ def test_a_file_with_a_known_encoder_is_as_predict(tmp_path, kind, name, preproc
 )
 @pytest.mark.parametrize("size", [(33, 33), (50, 41), (64, 20)])
 def test_pixels_are_prepared_alike(preprocess: Preprocess, size: tuple[int, int]) -> None:
-    images = torch.from_numpy(some_pictures(size))
-    found = _Pixels(preprocess, torch.zeros(1, 3, *size, dtype=torch.uint8))(images)
+    images = torch.from_numpy(export.some_pictures(size))
+    found = export._Pixels(preprocess, torch.zeros(1, 3, *size, dtype=torch.uint8))(images)
     assert torch.allclose(found, preprocess(images), atol=2e-6)
 
 
 def test_a_border_goes_around_any_number_of_pictures() -> None:
     preprocess = Preprocess(image_size=24, fit="longest", border=(0.1, 0.5, 0.9))
-    images = torch.from_numpy(some_pictures((40, 31)))
+    images = torch.from_numpy(export.some_pictures((40, 31)))
     shapes = ({0: torch.export.Dim("batch", min=1)},)
-    network = _Pixels(preprocess, images[:1])
+    network = export._Pixels(preprocess, images[:1])
     program = torch.export.export(network, (images[:3],), dynamic_shapes=shapes).module()
     for n in (1, len(images)):
         assert torch.allclose(program(images[:n]), preprocess(images[:n]), atol=2e-6)
 
 
-def test_files_say_what_they_are(files, small) -> None:
+def test_files_are_as_predict_and_say_what_they_are(files, small) -> None:
     released, paths = files
-    told = described(released, SIZE)
+    for path in paths.values():
+        check(path, released, small, SIZE)
+    told = export.described(released, SIZE)
     extra = {"release.json": ""}
     with warnings.catch_warnings(action="ignore"):  # torch, of itself
         torch.export.load(paths["pt2"], extra_files=extra)
@@ -201,13 +185,14 @@ def test_files_say_what_they_are(files, small) -> None:
 
 def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
     stored = learned(small, Preprocess(), (16, 16))
-    assert [picture_size(stored, asked) for asked in (None, (32, 16))] == [(16, 16), (32, 16)]
+    sizes = [export.picture_size(stored, asked) for asked in (None, (32, 16))]
+    assert sizes == [(16, 16), (32, 16)]
     with pytest.raises(ValueError, match=r"input_size must be in \[1, 8192\]"):
-        picture_size(stored, (3, 100_000))
+        export.picture_size(stored, (3, 100_000))
     assert stored.encoding is not None
     unknown = replace(stored, encoding=replace(stored.encoding, preprocess=Preprocess()))
     with pytest.raises(ValueError, match="input_size must be given for a model that knows none"):
-        picture_size(unknown, None)
+        export.picture_size(unknown, None)
 
 
 @pytest.mark.parametrize(
@@ -220,15 +205,15 @@ def test_the_size_is_that_of_the_training_pictures_or_as_asked(small) -> None:
 def test_pictures_of_any_size_are_brought_to_it_in_the_file(small, taken, size) -> None:
     """As Pillow does it when they are read."""
     released = learned(small, Preprocess(), taken)
-    pixels = some_pictures(size)
-    classes, shares = trace(released, small, size).module()(torch.from_numpy(pixels))
+    pixels = export.some_pictures(size)
+    classes, shares = export.trace(released, small, size).module()(torch.from_numpy(pixels))
     brought = np.stack([squared(each, taken) for each in pixels.transpose(0, 2, 3, 1).copy()])
     rows = small(torch.from_numpy(brought.transpose(0, 3, 1, 2).copy()) / 255)
     expected = released.predict_proba(rows.detach()).numpy()
     assert np.abs(shares.detach().numpy() - expected).max() < PARITY
     assert (classes.numpy() == expected.argmax(1)).all()
     if size != taken:
-        found = _Brought(size, taken)(torch.from_numpy(pixels))
+        found = export._Brought(size, taken)(torch.from_numpy(pixels))
         assert np.array_equal(found.numpy().transpose(0, 2, 3, 1), brought)
 
 

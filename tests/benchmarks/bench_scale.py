@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -142,8 +143,7 @@ COUNT, ROUNDS, BAR = 61_450, 3, 10.0
 
 def opendp_sampler(std: float) -> Callable[[], object]:
     """OpenDP's exact sampler (Canonne, Kamath, Steinke 2020), as a release would call it."""
-    import opendp.prelude as dp  # pyright: ignore[reportMissingImports]
-
+    dp: Any = import_module("opendp.prelude")
     dp.enable_features("contrib")
     space, zeros = (dp.vector_domain(dp.atom_domain(T="i64")), dp.l2_distance(T="f64")), [0] * COUNT
     return lambda: dp.m.make_gaussian(*space, scale=std)(zeros)

@@ -141,7 +141,7 @@ def drawn(kind: str) -> dict[str, Any]:
 
 CHANGES: dict[str, Callable[[Image.Image], np.ndarray]] = {  # of grey pictures
     "inverted": lambda picture: 255 - np.asarray(picture),
-    "thresholded": lambda picture: np.uint8(255) * (np.asarray(picture) > np.median(picture)),
+    "thresholded": lambda p: np.uint8(255) * (np.asarray(p) > np.median(np.asarray(p))),
     "outlined": lambda picture: np.asarray(picture.filter(ImageFilter.FIND_EDGES)),
 }
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_threads_soon_sleep_while_they_wait_unless_told(given, kept, monkeypatch
         del os.environ[name]
     os.environ.update(given)
     found = []
-    look = SimpleNamespace(run=lambda: found.append(os.environ.get("GOMP_SPINCOUNT")))
+    look: Any = SimpleNamespace(run=lambda: found.append(os.environ.get("GOMP_SPINCOUNT")))
     assert run_command(lambda: look) == 0
     assert found == [kept]
 

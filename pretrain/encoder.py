@@ -170,19 +170,15 @@ def without_directory(name: str) -> str:
     return name if name in (*SHIPPED, *BUILDERS) else Path(name).name
 
 
-def save_encoder(encoder: Encoder, path: Path, *, half: bool = False, note: str = "") -> None:
+def save_encoder(encoder: Encoder, path: Path, *, note: str = "") -> None:
     """Writes weights and architecture as safetensors, whole or not at all.
 
     Args:
         encoder: the network, of any kind.
         path: the file to write.
-        half: store floating tensors in float16.
         note: free text kept in the file's metadata.
     """
-    tensors = {
-        name: (t.half() if half and t.is_floating_point() else t).contiguous().clone()
-        for name, t in encoder.state_dict().items()
-    }
+    tensors = {name: t.contiguous().clone() for name, t in encoder.state_dict().items()}
     metadata = {"architecture": json.dumps(encoder.architecture()), "note": note}
     with new_file(path) as partial:
         write_tensors(partial, tensors, metadata)

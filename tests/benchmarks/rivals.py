@@ -21,7 +21,7 @@ from pretrain.cli.output import refuse_existing
 from pretrain.cli.provenance import provenance
 from tests.benchmarks.bench_releases import opened, places, transformed
 from tests.benchmarks.common import DELTA, Table, command_line, save_folder, show, spread
-from tests.train_distributed.research.learning import learn, plain_opacus
+from tests.train_distributed.research.learning import Distance, learn, plain_opacus
 from train_distributed import Privacy, accounting, partition
 from train_distributed.partition import split
 from train_distributed.privacy.float_noise import normal
@@ -29,7 +29,7 @@ from train_distributed.research.rivals.admm.algorithm import AdmmSettings, Netwo
 from train_distributed.research.rivals.admm.calibration import charged, compose
 from train_distributed.research.rivals.admm.graph import Nodes, gather, ring
 from train_distributed.research.rivals.admm.solver import loss
-from train_distributed.research.rivals.charter.algorithm import Distance, Objective, run
+from train_distributed.research.rivals.charter.algorithm import Objective, run
 from train_distributed.research.rivals.charter.plan import CharterTask, make_plan
 
 # Ranges are public knowledge, not taken from the rows; values outside them are clipped.

@@ -51,13 +51,11 @@ def test_encoders_of_others_are_saved_and_read(tmp_path: Path, name: str, size: 
     assert_saved_and_read(encoder, tmp_path / "e.safetensors", torch.rand(1, 3, 32, 32))
 
 
-def test_our_own_are_saved_and_read_and_nearly_so_in_half_precision(tmp_path, both) -> None:
+def test_our_own_are_saved_and_read(tmp_path, both) -> None:
     path = tmp_path / "encoder.safetensors"
     assert_saved_and_read(both, path)
     assert isinstance(assert_saved_and_read(Mirrored(small()).eval(), path), Mirrored)
     assert_saved_and_read(small(), path)
-    save_encoder(small(), path, half=True)
-    assert torch.allclose(load_encoder(path)(PIXELS), small()(PIXELS), rtol=2e-2, atol=1e-3)
     broken = small()
     with torch.no_grad():
         broken.stem.weight[0] = torch.nan

@@ -91,7 +91,8 @@ def test_transparency_is_laid_on_white() -> None:
     palette = Image.frombytes("P", (9, 6), index.tobytes())
     palette.putpalette(colours.tobytes())
     for clear, white in ((None, -1), (2, 2), (bytes([255, 0, 255, 255]), 1)):
-        data = encoded(palette, **({"transparency": clear} if clear else {}))
+        options: dict[str, Any] = {"transparency": clear} if clear else {}
+        data = encoded(palette, **options)
         assert (seen(data) == np.where(index[..., None] == white, 255, colours[index])).all()
     keyed = seen(encoded(COLOURS, transparency=tuple(map(int, COLOURS[0, 0]))))
     assert keyed[0, 0].tolist() == [255, 255, 255]

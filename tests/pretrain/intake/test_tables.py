@@ -198,12 +198,13 @@ def opened(folder: Path, header: str, *rows: str, **options: Any) -> ImageSet:
 def test_usual_headers_and_those_that_are_not_plain_are_said(tmp_path: Path, capsys) -> None:
     plain = ("PATH,Label,USER", " Path , label\u00a0,uSer", "image,label,user")
     others = ("File,class,patient", "file_name,DIAGNOSIS,writer_id", "img,labels,subject-id")
-    for header in (*plain, *others, "Image Index,Finding Labels,Patient ID"):
+    last, lines = "Image Index,Finding Labels,Patient ID", []
+    for header in (*plain, *others, last):
         images = opened(tmp_path, header, "0.png,a,u", "1.png,b,v")
         assert (images.class_names, users(images)) == (("a", "b"), ["u", "v"])
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == (0 if header in plain else 3)
-    for part, column, line in zip(("path", "label", "user"), header.split(","), lines, strict=True):
+    for part, column, line in zip(("path", "label", "user"), last.split(","), lines, strict=True):
         assert f": {part} is column {column!r} (--columns {part}=NAME" in line
 
 

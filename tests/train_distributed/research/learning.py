@@ -1,6 +1,6 @@
 """Calls of learners: any method by its name, and DP-SGD as the documentation of Opacus runs it."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,6 +13,26 @@ from train_distributed.one_shot.request import ReleaseRequest
 from train_distributed.research.rivals.learn import run_method
 
 SETTINGS = {field.name for field in fields(ReleaseRequest)}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """½ ‖w - x‖²: the population's minimiser is the mean of x, the excess risk ½ ‖w - mean‖²."""
+
+    dimension: int
+
+    @property
+    def problems(self) -> int:
+        """One problem."""
+        return 1
+
+    def losses(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """(n,); y is not used."""
+        return (points - x).square().sum(1) / 2
+
+    def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """(n, 1, d) gradients; y is not used."""
+        return (points - x)[:, None]
 
 
 def learn(rows: EmbeddingSet, method: str, privacy: Privacy, **given: Any) -> Release:

@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.train_distributed.research.learning import Distance
 from train_distributed.privacy.float_noise import exponential_norm
 from train_distributed.research.audit.attack import epsilon_of_test, power_and_size
 from train_distributed.research.rivals.admm import calibration, solver
 from train_distributed.research.rivals.admm.algorithm import AdmmSettings
 from train_distributed.research.rivals.admm.graph import Nodes
-from train_distributed.research.rivals.charter.algorithm import Client, Distance
+from train_distributed.research.rivals.charter.algorithm import Client
 from train_distributed.research.rivals.charter.plan import CharterPlan
 
 

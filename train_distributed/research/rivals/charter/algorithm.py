@@ -63,26 +63,6 @@ class OneVsRestLogistic:
         return slope[..., None] * x[:, None]
 
 
-@dataclass(frozen=True)
-class Distance:
-    """½ ‖w - x‖²: the population's minimiser is the mean of x, the excess risk ½ ‖w - mean‖²."""
-
-    dimension: int
-
-    @property
-    def problems(self) -> int:
-        """One problem."""
-        return 1
-
-    def losses(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n,); y is not used."""
-        return (points - x).square().sum(1) / 2
-
-    def gradients(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """(n, 1, d) gradients; y is not used."""
-        return (points - x)[:, None]
-
-
 _HEADER_BITS = 64  # round number and length, of every message
 
 

@@ -11,7 +11,7 @@ import scipy.optimize
 import torch
 
 from tests.embedding_sets import clusters
-from tests.train_distributed.research.learning import learn
+from tests.train_distributed.research.learning import Distance, learn
 from train_distributed import accounting
 from train_distributed.partition import split
 from train_distributed.privacy.mechanism import DiscreteGaussian
@@ -24,7 +24,7 @@ from train_distributed.research.rivals.charter import (
     vaidya,
 )
 from train_distributed.research.rivals.charter import plan as planning
-from train_distributed.research.rivals.charter.algorithm import Client, Distance, run
+from train_distributed.research.rivals.charter.algorithm import Client, run
 from train_distributed.research.rivals.charter.algorithm import OneVsRestLogistic as Logistic
 from train_distributed.research.rivals.charter.encoding import Quantised, Summed
 from train_distributed.research.rivals.charter.plan import CharterPlan, CharterTask, make_plan

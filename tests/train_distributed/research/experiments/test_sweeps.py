@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 import heads
 from embed import EmbeddingSet, PublicTransform
 from tests.embedding_sets import clusters
-from train_distributed import partition
+from train_distributed import Privacy, partition
 from train_distributed.commands.comparing import Sweep
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot import request
@@ -185,6 +185,22 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(tmp_path, name: Any) ->
     assert {cell["majority"] for cell in cells} == {0.9}
     assert all(abs(cell["balanced"] - 0.5) < 0.3 for cell in cells)
     assert "always the largest class: 90.0, balanced accuracy" in (out / "table.txt").read_text()
+
+
+def test_heads_as_published_send_nothing_but_themselves() -> None:
+    """Neither a sum of features, as other priors than the rows' own need, nor mapped rows."""
+    transform, size = PublicTransform.identity(4, 1.1, 0.1), request.FederationSize
+    for setting in published():
+        method = request.ReleaseRequest(
+            embeddings=size(sizes=torch.full((9,), 5), num_classes=3),
+            method=setting.method,
+            privacy=Privacy(1.0, 1e-5),
+            transform=transform,
+            options=setting.options,
+        ).built
+        assert method.statistic.dimension == 3 * transform.dim
+        assert method.transform is not None
+        assert method.transform.directions is None
 
 
 def test_what_is_not_known_of_every_row_is_not_averaged() -> None:

@@ -154,7 +154,7 @@ class Database:
                 number = _REASONS[code]
                 raise self._refused(number, os.strerror(number)) from error
             kind = NotADatabase if code == sqlite3.SQLITE_NOTADB else ValueError
-            raise kind(f"{self.path} must be as it was written, got: {error}") from error
+            raise kind(f"{self.path} must be as it was written, got: {str(error)!r}") from error
 
     def _refused(self, number: int, reason: str) -> OSError:
         words = f"{self._what} cannot be written: {reason}{self._hint}"

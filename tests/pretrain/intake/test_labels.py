@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from pretrain.intake import reading
-from pretrain.intake.reading import canonical_name, case_twins, left_by_systems
+from pretrain.intake.reading import (
+    canonical_name,
+    case_twins,
+    left_by_systems,
+    warn_of_case_twins,
+)
 from pretrain.sources import open_images
 from tests.pretrain.conftest import archive, csv, data_set, parquet, put, shard, table
 
@@ -329,8 +334,12 @@ def test_options_that_cannot_be(tmp_path, options: dict[str, Any], rule: str) ->
     assert reading.named_columns("label=,user=") == {"label": "", "user": ""}
 
 
-def test_names_that_differ_only_in_case_or_width() -> None:
+def test_names_that_differ_only_in_case_or_width(capsys) -> None:
     assert case_twins(["b", "a", "B", "c"]) == [("B", "b")]
     assert case_twins(["Straße", "STRASSE", "ﬁn", "fin"]) == [("STRASSE", "Straße"), ("fin", "ﬁn")]
     assert case_twins(["a b", "a\u00a0b", "ab"]) == [("a b", "a\u00a0b")]
     assert case_twins(["ab", "a\u200bb", "ba"]) == [("ab", "a\u200bb")]
+    warn_of_case_twins("it", ("u1", "u2"))
+    assert not capsys.readouterr().err
+    warn_of_case_twins("it", ("u1", "U1", "v", "V"))
+    assert "differ only in case: 'U1' and 'u1', and 1 groups more" in capsys.readouterr().err

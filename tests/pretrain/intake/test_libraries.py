@@ -105,7 +105,9 @@ def test_nothing_is_copied_and_nobody_is_asked(tmp_path: Path, pictures) -> None
 
 
 def test_what_is_wrong_is_named(tmp_path: Path, pictures) -> None:
+    (tmp_path / "empty").mkdir()
     for source, columns, rule in (
+        (f"hf:{tmp_path}/empty", None, "empty must be a data set on disk, got"),
         (f"hf:{tmp_path}/none", None, "hf must be a directory, got"),
         (saved(tmp_path, datasets.Dataset.from_dict({"a": [1]})), None, "give path= .* columns a"),
         (saved(tmp_path / "b", a_set(pictures)), "label=b", "one of image, label, user, got 'b'"),

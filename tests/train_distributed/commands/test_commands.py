@@ -47,6 +47,8 @@ def test_run_writes_model_report_and_figure(call):
     assert found["configuration"]["method"] == "discriminant"
     call.done(f"rival non-private-svm {SETS} --epsilon inf --out bare")
     assert report("bare")["suitable_for_release"] is False
+    call.done(f"rival admm-dual {SETS} --epsilon 3 --seed 0 --out many")
+    assert {path.name for path in Path("many").iterdir()} == names
 
 
 @pytest.mark.parametrize("method", ["discriminant", "softmax"])

@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import struct
+import threading
 from pathlib import Path
 from typing import Self
 
@@ -24,6 +25,7 @@ SILENT_SECONDS = 600.0  # after which a Flower node that asks nothing counts as 
 BROKEN_SECONDS = 10.0  # that a ClientApp may pause between two bytes
 MOST_BYTES = 107  # of a socket's path
 _STATUS = struct.Struct(">H")
+_UMASK = threading.Lock()  # a process has one
 
 
 class NodeLine:
@@ -112,11 +114,12 @@ def listening(path: Path) -> socket.socket:
             if path.is_socket() and other.connect_ex(str(path)) == errno.ECONNREFUSED:
                 path.unlink()
         shared = path.parent.stat().st_mode & stat.S_ISGID
-        before = os.umask(0o117 if shared else 0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
+        with _UMASK:
+            before = os.umask(0o117 if shared else 0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
         listener.listen()
     except OSError:
         listener.close()

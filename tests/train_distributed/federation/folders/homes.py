@@ -229,7 +229,7 @@ class Home:
         self.stack = ExitStack()
 
     def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for folder in self.aggregators:
+        for folder in reversed(self.aggregators):  # the leader ends first, as it asks the other
             self.stack.enter_context(running(Aggregate(folder, self.window), monkeypatch))
 
     def report(self, user: int, **changes: Any) -> Report:

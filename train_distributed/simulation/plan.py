@@ -116,6 +116,7 @@ class MethodConfig:
     method: str
     transform: str = "default"  # which of the transforms that are at hand
     options: Mapping[str, Any] = field(default_factory=dict)
+    complete: bool = False  # nothing is filled in: rows are the transform's, in one sum
 
     @property
     def training(self) -> str:

@@ -13,7 +13,7 @@ from embed import EmbeddingSet, PublicTransform
 from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.class_prior import Word, prior_shift, with_shift
 from train_distributed.one_shot.method import Fitted, Method
-from train_distributed.one_shot.registry import METHODS
+from train_distributed.one_shot.registry import METHODS, build_method
 from train_distributed.one_shot.request import FederationSize, ReleaseRequest
 from train_distributed.one_shot.statistic import Statistic
 from train_distributed.privacy.promise import Privacy
@@ -109,7 +109,9 @@ class _Stage:
     def _method(
         self, setting: MethodConfig, transform: PublicTransform, sizes: Tensor, promise: Privacy
     ) -> Method:
-        """The method with what `run` fills in."""
+        """The method with what `run` fills in, unless its options are complete."""
+        if setting.complete:
+            return build_method(setting.method, transform, self.plan.num_classes, setting.options)
         return ReleaseRequest(
             embeddings=FederationSize(sizes=sizes, num_classes=self.plan.num_classes),
             method=setting.method,

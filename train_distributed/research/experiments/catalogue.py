@@ -66,7 +66,8 @@ def published() -> list[MethodConfig]:
             f"{name} as published",
             method,
             PUBLISHED,
-            {"l2_reg": l2_reg, "radius": radius, "bound": "paper", "prior": "private"},
+            {"l2_reg": l2_reg, "radius": radius, "bound": "paper"},
+            complete=True,
         )
         for method, name in (("softmax", "softmax"), ("svm", "SVM"))
         for l2_reg, radius in product(PAPER_L2_REGS[method], PAPER_RADII)

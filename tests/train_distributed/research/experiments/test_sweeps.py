@@ -16,10 +16,11 @@ from scipy.optimize import minimize
 import heads
 from embed import EmbeddingSet, PublicTransform
 from tests.embedding_sets import clusters
-from train_distributed import Privacy, partition
+from train_distributed import partition
 from train_distributed.commands.comparing import Sweep
 from train_distributed.commands.releasing import Simulate
 from train_distributed.one_shot import request
+from train_distributed.one_shot.blind_averaging import TrainedHeads
 from train_distributed.one_shot.method import Method
 from train_distributed.one_shot.registry import build_method
 from train_distributed.research.experiments import checkpoint, convergence, figures, rivals
@@ -30,6 +31,7 @@ from train_distributed.research.experiments.convergence import Hinge
 from train_distributed.research.experiments.figures import Summary
 from train_distributed.research.rivals.common import UserRows
 from train_distributed.research.rivals.options import AdmmOptions, CharterOptions
+from train_distributed.simulation import runner
 from train_distributed.simulation.plan import Result, Scenario
 
 USERS = 10
@@ -187,20 +189,21 @@ def test_an_accuracy_is_beside_that_of_the_largest_class(tmp_path, name: Any) ->
     assert "always the largest class: 90.0, balanced accuracy" in (out / "table.txt").read_text()
 
 
-def test_heads_as_published_send_nothing_but_themselves() -> None:
-    """Neither a sum of features, as other priors than the rows' own need, nor mapped rows."""
-    transform, size = PublicTransform.identity(4, 1.1, 0.1), request.FederationSize
+def test_heads_as_published_are_averaged_as_they_are(monkeypatch) -> None:
+    """In one sum, without a map of the rows, a sum of features or a rule's setting."""
+    built: list[Method] = []
+    monkeypatch.setattr(runner, "released", lambda method, *_: built.append(method) or 1 / 0)
+    sets = clusters(200, 2, 6, test=50), clusters(60, 2, 6)
     for setting in published():
-        method = request.ReleaseRequest(
-            embeddings=size(sizes=torch.full((9,), 5), num_classes=3),
-            method=setting.method,
-            privacy=Privacy(1.0, 1e-5),
-            transform=transform,
-            options=setting.options,
-        ).built
-        assert method.statistic.dimension == 3 * transform.dim
+        with pytest.raises(ZeroDivisionError):
+            next(trials([setting], [Scenario(users=4)], Conditions(seeds=1), *sets).jobs({}))
+    assert len(built) == len(published())
+    for setting, method in zip(published(), built, strict=True):
+        assert (method.first, method.statistic.dimension) == (None, 7 * 2)
         assert method.transform is not None
         assert method.transform.directions is None
+        assert isinstance(method.statistic, TrainedHeads)
+        assert method.statistic.head.l2_reg == setting.options["l2_reg"]
 
 
 def test_what_is_not_known_of_every_row_is_not_averaged() -> None:

@@ -200,6 +200,7 @@ def read(world: Path, name: str) -> None:
         ("task", {"class_names": ["a", "b", "\u202e"]}, "task.class_names must be 3 distinct na"),
         ("task", {"num_classes": 10**9}, "task.num_classes must be a whole number"),
         (PRIVATE, {"signing": "secret"}, "signing must be 32 bytes in hexadecimal, is not"),
+        (PRIVATE, {"signing": 1234}, "signing must be text, got something"),
         (PARTY, {"rows": 0}, "rows of a user must be >= 1, got 0"),
         (PARTY, {"role": "server"}, "rows of a server must be 0, got"),
         (PARTY, {"sealing": "00" * 32}, "sealing must be a key of full order"),

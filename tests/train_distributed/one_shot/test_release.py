@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from embed import EmbeddingSet, PublicTransform
@@ -237,6 +237,7 @@ def rows_of(users: int, rows: int, scale: float = 1.0) -> EmbeddingSet:
 
 @ALWAYS
 @given(PRIVACY, ASKED, st.sampled_from([1, 2, 5, 300, 3000]), st.sampled_from([1, 50, 900, 20_000]))
+@example(Privacy(1e-3, 1e-9, unit="user"), ("discriminant", {}), 5, 20_000)  # 2^55 fine steps
 def test_every_grid_is_one_that_the_sampler_takes(privacy, asked, users, rows):
     """Of every sum, and of an evaluation, before any is made; none of these is refused."""
     sizes = torch.full((users,), rows)

@@ -132,7 +132,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
-        """What it can do, for scikit-learn."""
+        """Tags that tell scikit-learn what this estimator accepts: several labels a row, too."""
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags

@@ -195,7 +195,7 @@ def largest_share(y: Tensor) -> float:
 
 
 def under_priors(x: Tensor, y: Tensor, fits: Iterable[Fitted], constant: float) -> list[Found]:
-    """What classifiers reach on rows (n, d), whose first number is `constant`, with labels (n,)."""
+    """Accuracies, as fitted and under other priors, on rows (n, d) that begin with `constant`."""
     names: list[list[str]] = []
 
     def weights() -> Iterator[Tensor]:

@@ -83,7 +83,7 @@ def as_asked(conditions: Conditions, private: EmbeddingSet) -> list[Scenario]:
 
 
 def equal_sizes(conditions: Conditions, private: EmbeddingSet) -> list[Scenario]:
-    """The same with equal local sizes, whatever the number of users (Fig. 5)."""
+    """A partition for each number of users and scheme, all users with as many rows (Fig. 5)."""
     return _placed(conditions, conditions.rows_per_user or _each(conditions, private))
 
 

@@ -176,7 +176,7 @@ class Rate:
 
     @property
     def slope(self) -> float:
-        """Of the log of the mean excess against log M, over the last five M, by least squares."""
+        """Least-squares slope of log mean excess against log M, over the last five M."""
         mean = self.excess[-5:].mean(1)
         return float(np.polyfit(np.log(self.steps[-5:]), np.log(mean), 1)[0])
 

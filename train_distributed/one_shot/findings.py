@@ -224,7 +224,7 @@ class FindingMoments(ClassMoments):
         return self.sums(noised)[0, 1 : 1 + self.num_classes]
 
     def known_counts(self, noised: NoisedSum) -> Tensor:
-        """(K,) noised numbers of rows in which each finding is known; N where all count as known."""
+        """(K,) noised number of rows in which each finding is known; N where all are taken so."""
         constant, rows = self.transform.constant, noised.rows
         if not self.unknown:
             return torch.full((self.num_classes,), float(rows), dtype=torch.float64)

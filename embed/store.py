@@ -160,7 +160,7 @@ class EmbeddingSet:
     def check_classes(self, names: tuple[str, ...], why: str) -> None:
         """Raises ValueError unless its labels stand for these names; the error says `why`.
 
-        Names that were only counted mean the same; where either are numbers from 0, labels do.
+        Counted names bind like declared ones, unless either list is 0, 1, …, as labels are anyway.
         """
         own = tuple(map(str, self.meta.get("class_names", ())))
         if own != names and (self.declared_classes or not numbered(own, names)):

@@ -138,7 +138,6 @@ class ReleaseRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check.number(epsilon=self.privacy.epsilon, delta=self.privacy.delta)
         asked = {"num_classes": self.num_classes, "min_survivors": self.min_survivors}
         scalars = {k: v for k, v in self.options.items() if isinstance(v, np.number)}
         check.number(**check.drop_none(**asked), **scalars)
